@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from fedblend.experiment.config import Experiment
     from fedblend.runs.api import Result, load, run, run_study
 
-__all__ = ["Callback", "Experiment", "FedblendError", "Result", "from_torch", "load", "part", "run", "run_study"]
+__all__ = [
+    "Callback",
+    "Experiment",
+    "FedblendError",
+    "Result",
+    "from_torch",
+    "load",
+    "part",
+    "read_run",
+    "read_study",
+    "run",
+    "run_study",
+]
 __version__ = "0.2.0"
 
 _HOMES = {
@@ -32,6 +44,8 @@ _HOMES = {
     "from_torch": "fedblend.data.loaders.torch_data",
     "load": "fedblend.runs.api",
     "part": "fedblend.core.registry",
+    "read_run": "fedblend.runs.api",
+    "read_study": "fedblend.runs.api",
     "run": "fedblend.runs.api",
     "run_study": "fedblend.runs.api",
 }

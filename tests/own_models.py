@@ -143,6 +143,14 @@ class Frozen(Dense):
         self.first.requires_grad_(False)
 
 
+class AllFrozen(Dense):
+    """No layer of it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
 class Buffered(Dense):
     """It scales by a buffer."""
 
@@ -183,6 +191,23 @@ class Counting(Buffered):
         if self.training:
             self.scale += 0.1
         return super().between(x)
+
+
+class Remembering(Dense):
+    """It keeps a running mean in a buffer, part of its weights or not; ``anew`` by another tensor each time."""
+
+    seen: torch.Tensor
+
+    def __init__(self, anew: bool = False, persistent: bool = False) -> None:
+        super().__init__()
+        self.anew = anew
+        self.register_buffer("seen", torch.zeros(6), persistent)
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            mean = 0.5 * self.seen + 0.5 * x.detach().mean(0)
+            self.seen = mean if self.anew else self.seen.copy_(mean)
+        return (x - self.seen).tanh()
 
 
 class Clamping(Dense):

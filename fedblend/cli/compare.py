@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError, listed
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.tables import set_field, write_toml
 from fedblend.report.privacy import guarantees
 from fedblend.report.terminal import sites_table
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, code_of, find_runs, reading, unstarted_runs
-from fedblend.runs.groups import Group, Outcome, read
+from fedblend.runs.groups import Group, Outcome, flatten, read
 
 
 def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
@@ -56,17 +56,30 @@ def write_report(
 
 
 def inspect(paths: list[Path]) -> None:
-    """Print each run's status, costs and configuration."""
+    """Print each run's status, costs and configuration; of several runs what differs, and once what they share."""
     console = Console()
-    for run in find_runs(paths):
-        outcome = read(run)
+    runs = find_runs(paths)
+    configs = [flatten(read(run).config) for run in runs]
+    fields = dict.fromkeys(field for config in configs for field in config)
+    differ = [field for field in fields if any(one.get(field) != configs[0].get(field) for one in configs)]
+    for run, config in zip(runs, configs, strict=True):
         with reading([run]):
-            summary = _summary(outcome)
+            summary = _summary(read(run))
         console.rule(Text(str(run.path)), align="left")
-        for name, value in summary.items():
-            console.print(f"{name:<14}{value}", highlight=False, soft_wrap=True)
+        for name, value in (summary | {field: config[field] for field in differ if field in config}).items():
+            console.print(f"{name:<14}{' ' * (len(name) > 13)}{value}", highlight=False, soft_wrap=True)
         console.print()
-        console.print(write_toml(outcome.config), highlight=False, soft_wrap=True)
+    if len(runs) > 1:
+        console.rule("what all runs share", align="left")
+    shared: dict[str, Any] = {}
+    for field, value in configs[0].items():
+        if field not in differ:
+            set_field(shared, field, value)
+    console.print(write_toml(shared), highlight=False, soft_wrap=True)
+
+
+def _pairs(table: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in table.items()) or "unknown"
 
 
 def _summary(outcome: Outcome) -> dict[str, str]:
@@ -95,7 +108,7 @@ def _summary(outcome: Outcome) -> dict[str, str]:
     memory = [r.machine["peak_memory"] for r in records if "peak_memory" in r.machine]
 
     def megabytes(kinds: dict[str, int]) -> str:
-        return ", ".join(f"{kind} {number / 1e6:.2f} MB" for kind, number in kinds.items()) or "none"
+        return ", ".join(f"{kind} {number / 1e6:.3g} MB" for kind, number in kinds.items()) or "none"
 
     return {
         "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.status_text,
@@ -107,6 +120,6 @@ def _summary(outcome: Outcome) -> dict[str, str]:
         "seconds": ", ".join(f"{phase} {time:.1f}" for phase, time in seconds.items()) or "none",
         "peak memory": f"{max(memory) / 1e6:.0f} MB" if memory else "unknown",
         **({"kernels": facts["kernels"]} if "kernels" in facts else {}),
-        "clients": json.dumps(facts.get("clients", {})),
-        "versions": json.dumps(facts.get("versions", {})),
+        "clients": _pairs(facts.get("clients", {})),
+        "versions": _pairs(facts.get("versions", {})),
     }

@@ -28,6 +28,7 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = split(experiment, data)
+    names = population.names(data)
     title = f"{data.name}: {experiment.partition.name}, {len(population)} clients"
     counts = class_counts(population, data.train.y.numpy(), len(data.classes)) if data.classes else None
     try:
@@ -36,9 +37,9 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
             raise ValueError("it has no file extension")
         out.parent.mkdir(parents=True, exist_ok=True)
         if counts is None:
-            draw_sizes(population.sizes, out, title)
+            draw_sizes(population.sizes, out, title, names)
         else:
-            draw_split(counts, data.classes, out, title)
+            draw_split(counts, data.classes, out, title, names)
     except (OSError, ValueError) as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a file such as split.png") from None
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -54,9 +55,8 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
         table.add_row(name + MEANINGS.get(name, ""), f"{value:.4f}")
     console = Console()
     console.print(table)
-    if population.natural is not None and data.client_names:
-        named = zip(population.natural, sizes, strict=True)
-        told = [f"{legible(data.client_names[number])} ({size} samples)" for number, size in named]
+    if names:
+        told = [f"{legible(name)} ({size} samples)" for name, size in zip(names, sizes, strict=True)]
         console.print(f"Clients, from 0: {listed(told)}", highlight=False, soft_wrap=True)
     for line in feature_lines(data.facts.get("table", {})):
         console.print(line, highlight=False, soft_wrap=True)

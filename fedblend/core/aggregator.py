@@ -30,6 +30,10 @@ class LocalWork:
     """Names of the tensors that clients train and send."""
     samples: Sequence[int] = ()
     """Samples of each client with a good upload; empty before these are known."""
+    clients: int = 0
+    """Clients that were to send an upload; 0 before the good ones are known."""
+    invalid: int = 0
+    """Uploads that arrived and were refused for what they hold; 0 before the good ones are known."""
 
 
 class Aggregator(Part):

@@ -7,9 +7,13 @@ experiment file by their dotted path: ``callbacks = ["my_module:MyCallback"]``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from fedblend.core.engine import CohortResult, TrainTask
+from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import Part
 from fedblend.core.setup import Setup
@@ -21,6 +25,8 @@ class Callback(Part):
 
     counts_anew: bool = False
     """Whether it counts from each start anew, so that a run which it ended goes on in a resume."""
+    replaces: str = ""
+    """A file in the run's folder that it replaces, and that no other callback may replace."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
         """A run begins, or goes on from a checkpoint: ``state.round`` rounds are made."""
@@ -37,3 +43,15 @@ class Callback(Part):
 
     def on_run_end(self, state: RunState) -> None:
         """The run has ended: all rounds are made, it converged, or a callback ended it."""
+
+
+def require_own_files(callbacks: Sequence[Any]) -> None:
+    """Raise :class:`FedblendError` if two callbacks of a run would replace the same file."""
+    files: dict[str, str] = {}
+    for callback in callbacks:
+        name, file = getattr(callback, "name", type(callback).__name__), getattr(callback, "replaces", "")
+        if file in files:
+            both = f"both {files[file]} and {name}" if name != files[file] else f"each of two {name}"
+            raise FedblendError(f"callbacks: {both} would replace the run's {file}; valid: one of them")
+        if file:
+            files[file] = name

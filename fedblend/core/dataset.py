@@ -113,6 +113,12 @@ class Population:
         """Whether the samples lie at the clients' own sites, so that only their numbers are known here."""
         return len(self.order) != self.offsets[-1]
 
+    def names(self, data: Dataset) -> tuple[str, ...]:
+        """The name of each client, where the clients are the data set's own and it names them; empty elsewhere."""
+        if self.natural is None or not data.client_names:
+            return ()
+        return tuple(data.client_names[number] for number in self.natural.tolist())
+
     def indices(self, client: int) -> np.ndarray:
         """The training samples of a client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]

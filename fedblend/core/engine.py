@@ -183,6 +183,8 @@ class CohortResult:
     """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
     """``client`` and ``reason`` of each refused upload."""
+    invalid: int = 0
+    """Refused uploads that had arrived, and were refused for what they hold."""
     sent: int = 0
     """Bytes of all uploads."""
     seconds: float = 0.0
@@ -285,6 +287,7 @@ def collect(
             fault = kind.fault(upload, begun, setup.task) or fault_of(update.extras, extras_like(method, task))
             if fault := fault or aggregator.fault(upload, begun):
                 result.refused.append({"client": update.client, "reason": fault})
+                result.invalid += 1
                 continue
             result.good.append((update.client, update.samples, update.loss))
             result.add_extras(update.extras)
@@ -309,17 +312,20 @@ def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:
     return dict(state if all_finite([t for t in state.values() if t.is_floating_point()]) else old)
 
 
-def aggregator_of(setup: Setup, round: int, samples: Sequence[int] = ()) -> Aggregator:
-    """The aggregator of a round's uploads; ``samples`` are those of the clients with a good one, once known."""
+def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) -> Aggregator:
+    """The aggregator of a round's uploads; ``result`` says which uploads are good, once known."""
     experiment = setup.experiment
     method, train = experiment.method, experiment.train
     mu = sum(term.proximal_mu for term in method.terms)
     trained = trained_names(setup)
 
     def steps_of(samples: int) -> int:
-        return int(method.personal.shared_steps(train.batches_of(samples)))
+        return int(method.personal.shared_steps(train.batches_of(samples))) * len(method.objective.phases())
 
-    work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained, samples)
+    work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained)
+    if result is not None:
+        samples = [samples for _, samples, _ in result.good]
+        work = replace(work, samples=samples, clients=len(result.cohort), invalid=result.invalid)
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)
     return aggregator.for_round(work)
 

@@ -231,7 +231,7 @@ def own_tests(setup: Setup) -> np.ndarray:
     """
     if len(setup.population.held_order):
         return setup.population.owners("holdout")
-    natural, of = setup.natural_clients(), setup.data.test.client
+    natural, of = setup.population.natural, setup.data.test.client
     if natural is None or of is None or not np.isin(of, natural).all():
         raise FedblendError(
             "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
@@ -275,7 +275,7 @@ def _client_tests(
         owner = population.owners("holdout") if held.owner is None else held.owner
         targets = setup.data.train.y
         return owner, held, targets if held.outputs is None else targets[population.held_order]
-    natural = setup.natural_clients()
+    natural = setup.population.natural
     if natural is None or setup.data.test.client is None:
         return None
     # The client of each test sample, -1 where its writer (or role) takes no part in this run.

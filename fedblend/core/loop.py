@@ -256,25 +256,14 @@ class RoundLoop:
         """What the server makes of the entries; made again only when entries change."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
-            sharing, base = self.method.sharing, self.setup.base(state.shared_sizes)
-            if sharing.made_by_server:
-                pool = sharing.make(self.spec, rng)
-            elif sharing.secure_aggregated:
-                pool = sharing.pool_of_sums(state.entries, np.flatnonzero(state.shared_sizes), rng)
-            elif base is None:
-                pool = sharing.pool(state.entries, rng)
-            else:
-                pool = sharing.pool_beside(state.entries, base, rng)
+            pool = self.setup.pool(self.spec, state.entries, state.shared_sizes, rng)
             self._pool = (state.entries, pool)
         return self._pool[1]
 
     def _pool_for_clients(self, pool: Pool) -> Pool:
-        """What clients may receive of a pool: all but the samples of a server with data of its own."""
-        server = self.method.sharing.server
-        if server is None or not self.method.objective.needs:
-            return pool
+        """What clients may receive of a pool; made again only when the pool changes."""
         if self._sent is None or self._sent[0] is not pool:
-            self._sent = (pool, rows_of(pool, pool.owner != server))
+            self._sent = (pool, self.setup.pool_for_clients(pool))
         return self._sent[1]
 
     def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
@@ -400,7 +389,7 @@ class RoundLoop:
         begun = self.setup.shared(weights)
         if not result.good:
             return weights, outputs
-        aggregator = aggregator_of(self.setup, task.round, [samples for _, samples, _ in result.good])
+        aggregator = aggregator_of(self.setup, task.round, result)
         if not kind.is_model:
             return weights, aggregator.finish(result.partial, begun)
         # Rounded after the server's noise, which is sized for the exact sum.

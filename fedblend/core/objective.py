@@ -134,6 +134,10 @@ class Scale(Protocol):
         """Inputs of pictures."""
         ...
 
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of pictures of 0 and of 1."""
+        ...
+
     def diameter(self, shape: Sequence[int], /) -> float:
         """The largest L2 distance of two inputs of ``shape``."""
         ...
@@ -204,6 +208,8 @@ class ModelSpec:
     """What turns stored samples into inputs."""
     task: Task
     """The task, with its loss."""
+    bounded: bool = False
+    """Whether the scale's ends bound all inputs, those of a site's own samples too: pixels of 256 levels, and text."""
 
     def zeros(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """Zeros in the shape of each trained tensor of ``weights``, by name."""
@@ -323,13 +329,6 @@ class Objective(ClientPart):
         """Nothing, unless an objective says so."""
         return ()
 
-    def largest_pass(self, batch: int) -> int:
-        """Samples that go through the model in the largest forward pass of a step on ``batch`` samples.
-
-        Dropout draws a mask for each of them.
-        """
-        return batch
-
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
         return {}
@@ -385,10 +384,6 @@ class WithBase(Objective):
     def reads_start(self) -> bool:  # type: ignore[override]
         """Whether the base reads the round's global weights."""
         return bool(self.base.reads_start)
-
-    def largest_pass(self, batch: int) -> int:
-        """The largest pass of the base."""
-        return int(self.base.largest_pass(batch))
 
     @property
     def layer(self) -> int | None:

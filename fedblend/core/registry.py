@@ -227,9 +227,10 @@ def import_path(path: str, where: str) -> Any:
         found = getattr(imported, attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
-    if imported.__file__:
+    # A notebook's own module and built-in ones have no file.
+    if file := getattr(imported, "__file__", None):
         inside = len(module.split(".")) - (0 if hasattr(imported, "__path__") else 1)
-        imported_from.add(str(Path(imported.__file__).resolve().parents[inside]))
+        imported_from.add(str(Path(file).resolve().parents[inside]))
     return found
 
 

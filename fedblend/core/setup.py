@@ -16,7 +16,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Scale, Task
 from fedblend.core.random import stream
 from fedblend.core.server_step import ModelSpec
-from fedblend.core.sharing import Request
+from fedblend.core.sharing import Pool, Request, rows_of
 from fedblend.core.trees import Tensors, same_tensors
 
 
@@ -76,10 +76,6 @@ class Setup:
         rows = torch.from_numpy(held[order[place < per_class]])
         return self.data.train.x[rows], self.data.train.y[rows]
 
-    def natural_clients(self) -> np.ndarray | None:
-        """The data set's own number of each client (writer, role), int64 [clients], if the split keeps them."""
-        return self.population.natural
-
     def base(self, sizes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The samples (x, y) of the client that is the server, as stored; ``None`` where the server has no data.
 
@@ -107,6 +103,26 @@ class Setup:
         others = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
         return sharing.requests(base[1].numpy(), self.task.outputs, others)
 
+    def pool(self, spec: ModelSpec, entries: Pool, sizes: np.ndarray, rng: np.random.Generator) -> Pool:
+        """What the server makes of ``entries``; ``sizes`` int64 [clients] are the samples of clients as they shared."""
+        sharing, base = self.experiment.method.sharing, self.base(sizes)
+        if sharing.made_by_server:
+            pool = sharing.make(spec, rng)
+        elif sharing.secure_aggregated:
+            pool = sharing.pool_of_sums(entries, np.flatnonzero(sizes), rng)
+        elif base is None:
+            pool = sharing.pool(entries, rng)
+        else:
+            pool = sharing.pool_beside(entries, base, rng)
+        return pool
+
+    def pool_for_clients(self, pool: Pool) -> Pool:
+        """What clients may receive of a pool: all but the samples of a server with data of its own."""
+        method = self.experiment.method
+        if method.sharing.server is None or not method.objective.needs:
+            return pool
+        return rows_of(pool, pool.owner != method.sharing.server)
+
     def labels_held(self, sizes: np.ndarray) -> np.ndarray:
         """Which labels each client has among its first ``sizes`` samples, bool [clients, C].
 
@@ -131,14 +147,15 @@ class Setup:
     def own_layers(self) -> frozenset[str]:
         """Names of the tensors of the model that stay at clients (:attr:`Personal.keeps_layers`).
 
-        Raises :class:`FedblendError` where that is the whole model.
+        Raises :class:`FedblendError` where all that is trained would stay there.
         """
         personal = self.experiment.method.personal
         own = frozenset(personal.own_layers(self.model)) if personal.keeps_layers else frozenset()
-        if own >= {name for name, _ in self.model.named_parameters()}:
+        if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
-                f"method.personal: '{personal.name}' keeps all layers of the model '{self.experiment.model.name}' at "
-                "clients, so that nothing would be learned together; valid: fewer layers, or a larger model"
+                f"method.personal: '{personal.name}' keeps all trained layers of the model "
+                f"'{self.experiment.model.name}' at clients, so that nothing would be learned together; valid: fewer "
+                "layers, or a model with more layers that are trained"
             )
         for name, first in self.twins.items():
             if (name in own) != (first in own):
@@ -193,6 +210,7 @@ def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
         task=setup.task,
+        bounded=setup.data.kind == "text" or setup.data.train.x.dtype == torch.uint8,
     )
 
 

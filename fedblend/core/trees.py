@@ -47,6 +47,16 @@ def differing(one: Tensors, other: Tensors) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if _form(one.get(name)) != _form(other.get(name)))
 
 
+def for_file(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors for a safetensors file, whose format allows no tensor under two names: a copy for each."""
+    written, addresses = {}, set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().contiguous().cpu()
+        written[name] = flat.clone() if flat.data_ptr() in addresses else flat
+        addresses.add(flat.data_ptr())
+    return written
+
+
 def digest_of(tensors: Tensors) -> str:
     """Return the SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
     digest = hashlib.sha256()

@@ -131,6 +131,10 @@ class OneHot:
         """Return ``unit``: both scales are the same."""
         return unit
 
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest number of a one-hot vector."""
+        return torch.zeros(1), torch.ones(1)
+
     def diameter(self, shape: Sequence[int]) -> float:
         """The largest L2 distance of two texts [T]: sqrt(2 T)."""
         return math.sqrt(2 * math.prod(shape))

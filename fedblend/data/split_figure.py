@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedblend.core.errors import legible
 from fedblend.data.measures import noniid_measures
 
 if TYPE_CHECKING:
@@ -19,11 +20,18 @@ COLUMNS = 200
 MOST_LABELS = 32
 """Most classes on the axis; of more classes, every n-th has a label."""
 
+MOST_NAMES, LETTERS = 40, 24
+"""Most names of clients below the figure, and most letters of each."""
+
 INK, PALE, BAR = "#22303c", "#8a97a3", "#4c78a8"
 
 
-def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | Path, title: str) -> None:
+def draw_split(
+    counts: np.ndarray, class_names: Sequence[str], path_png: str | Path, title: str, clients: Sequence[str] = ()
+) -> None:
     """Draw a partition from its counts [clients, classes] (see :func:`class_counts`) into a PNG file.
+
+    ``clients`` are the clients' names, if they have any; few are written below their columns.
 
     Top: samples of each client. Bottom: shares of the classes at each client. Right: the measures of
     :func:`noniid_measures`. More than 200 clients are sorted by their largest class and drawn in 200 groups, with the
@@ -43,6 +51,7 @@ def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | P
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     _draw_sizes(top, sizes, grouped)
     image = _draw_shares(below, shares, class_names, grouped, len(counts))
+    _name_clients(below, clients)
     bar = figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]))
     bar.set_label("share of the client's samples", fontsize=8.5, color=INK)
     bar.ax.tick_params(labelsize=8, colors=INK)
@@ -51,7 +60,7 @@ def draw_split(counts: np.ndarray, class_names: Sequence[str], path_png: str | P
     figure.savefig(path_png)
 
 
-def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str) -> None:
+def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str, clients: Sequence[str] = ()) -> None:
     """Draw the samples of each client, ``sizes`` int [clients], into a PNG file, for data without classes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,6 +72,7 @@ def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     _draw_sizes(axes, bars, grouped)
     axes.set_xlabel(f"{len(sizes):,} clients in {COLUMNS} groups" if grouped else "client", fontsize=9, color=INK)
+    _name_clients(axes, clients)
     figure.savefig(path_png)
 
 
@@ -120,6 +130,15 @@ def _draw_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], grouped: 
     for spine in axes.spines.values():
         spine.set_visible(False)
     return image
+
+
+def _name_clients(axes: Axes, names: Sequence[str]) -> None:
+    """Write clients' names below their columns, where there are few."""
+    if 0 < len(names) <= MOST_NAMES:
+        shown = [legible(name, LETTERS) for name in names]
+        turned = 90 if max(map(len, shown)) * len(shown) > 110 else 0
+        axes.set_xticks(range(len(shown)), shown, parse_math=False, rotation=turned)
+        axes.tick_params(axis="x", labelsize=8, colors=INK, labelbottom=True)
 
 
 def _write_measures(axes: Axes, counts: np.ndarray) -> None:

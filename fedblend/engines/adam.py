@@ -38,6 +38,8 @@ class Adam:
         """Update the parameters in place."""
         train, rule = self.train, self.train.optimizer
         used = [i for i, g in enumerate(gradients) if g is not None]
+        if not used:
+            return
         params, means, squares = ([ts[i] for i in used] for ts in (self.params, self.means, self.squares))
         grads = [g for g in gradients if g is not None]
         if train.clip_norm is not None:
@@ -100,6 +102,8 @@ class StackedAdam:
         """
         train, rule, n = self.train, self.train.optimizer, len(params)
         used = [i for i, g in enumerate(gradients) if g is not None]
+        if not used:
+            return
         grads = [sum_of_products(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         tensors = [p for i in used if isinstance(p := params[i], torch.Tensor)]  # low-rank ones are plain SGD's
         means, squares, steps = ([state[k * n + i] for i in used] for k in range(3))
@@ -128,5 +132,4 @@ class StackedAdam:
             divisor = square.sqrt() / broadcast(root, param) + rule.eps
             moved.append(start - broadcast(length, param) * (mean / divisor))
         for old, new in ((tensors, moved), (means, new_means), (squares, new_squares), (steps, counts)):
-            if old:
-                torch._foreach_copy_(old, keep_inactive(active, new, old))
+            torch._foreach_copy_(old, keep_inactive(active, new, old))

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedblend.core.engine import ClientUpdate, TrainTask, first_client_state, fi
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec
-from fedblend.core.sharing import gather
+from fedblend.core.sharing import Pool, gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
@@ -125,8 +126,8 @@ def unstackable(setup: Setup) -> str:
         # An error of the objective or the model occurs in the loop too, and is raised there with client and batch.
         _train(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-    if any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
-        # Compared without dropout: on GPUs a stack draws other masks than the loop.
+    if loop.device.type != "cpu" and any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
+        # Compared without dropout: on other devices than CPUs a stack draws other masks than the loop.
         setup = replace(setup, model=_without_dropout(setup.model))
         loop = LoopEngine(setup, setup.experiment.device)
         updates = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
@@ -357,23 +358,35 @@ Trial = tuple[TrainTask, list[int]]
 
 
 def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
-    """Return a small task on the largest clients, with a pool that the first two of them share."""
+    """Return a small task on the largest clients, with a pool of what some of the largest clients share."""
     setup, method = engine.setup, engine.setup.experiment.method
     most = batches * setup.experiment.train.batch_size
     full = setup.sizes(0)
     largest = np.argsort(-full, kind="stable")[:clients]
     repeated = [int(largest[i % len(largest)]) for i in range(clients)]
     sizes = np.minimum(full, most)
-    pool = None
-    if method.objective.needs:
-        entries = gather(dict(engine.share(0, setup.weights(), repeated[:2], full)))
-        pool = method.sharing.pool(entries, stream(setup.experiment.seed, "trial"))
+    pool = _trial_pool(engine) if method.objective.needs else None
     weights, spec = setup.weights(), model_spec(setup, setup.model)
     train = setup.experiment.train
     states = {client: first_client_state(method, train, spec, weights) for client in repeated}
     server_state = first_server_state(method, spec, weights, broadcast=True)
     task = TrainTask(0, weights, pool, sizes, client_states=states, server_state=server_state)
     return task, repeated
+
+
+def _trial_pool(engine: LoopEngine) -> Pool:
+    """Return the pool of the largest two clients that share something, or of as many as the server averages."""
+    setup, sharing = engine.setup, engine.setup.experiment.method.sharing
+    sizes = setup.sizes(0)
+    others = np.argsort(-sizes, kind="stable")
+    others = others[others != sharing.server]
+    asked = [] if sharing.made_by_server else others.tolist()
+    shared = engine.share(0, setup.weights(), asked, sizes)
+    payloads = dict(islice(shared, max(2, getattr(sharing, "server_average", 1))))
+    told = sizes.copy()
+    told[np.setdiff1d(others, [*payloads])] = 0
+    spec, rng = model_spec(setup, setup.model), stream(setup.experiment.seed, "trial")
+    return setup.pool_for_clients(setup.pool(spec, gather(payloads), told, rng))
 
 
 def _train(engine: LoopEngine, trial: Trial) -> int:

@@ -76,17 +76,35 @@ class LoopEngine:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net = EagerNet(self.model)
         self.scale = setup.scale.to(self.device)
-        self.state = self.model.state_dict(keep_vars=True)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names, self.params = list(trained), list(trained.values())
+        self._unsaved = [
+            (module, name, module.get_buffer(name).clone())
+            for module in self.model.modules()
+            for name in module._non_persistent_buffers_set
+            if module._buffers[name] is not None
+        ]
+        """Buffers that are no part of the weights, by module and name, with their first values."""
         self._uploads: dict[int, Tensors] = {}
         self.notes = False
         """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
 
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers; read anew, because a model may replace a buffer by another tensor."""
+        return self.model.state_dict(keep_vars=True)
+
     def _load(self, weights: Tensors) -> None:
+        self._restore_unsaved()
+        state = self.state
         with torch.no_grad():
             for name, tensor in weights.items():
-                self.state[name].copy_(tensor)
+                state[name].copy_(tensor)
+
+    def _restore_unsaved(self) -> None:
+        """Reset what a model remembers beside its weights: it would pass from client to client, and not be resumed."""
+        for module, name, first in self._unsaved:
+            setattr(module, name, first.clone())
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -392,6 +410,7 @@ class LoopEngine:
 
     def server_model(self) -> nn.Module:
         """Return a module in evaluation mode, for functional calls with any weights by the server step."""
+        self._restore_unsaved()
         return self.model.eval()
 
     def secret_rng(self) -> None:
@@ -426,7 +445,8 @@ class LoopEngine:
         selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
         keeps_outputs = bool(self.setup.experiment.metrics)
         losses, rights, kept = [], [], []
-        for rows in torch.from_numpy(selected).split(SCORE_BATCH):
+        # Many networks fail on a batch without samples.
+        for rows in torch.from_numpy(selected).split(SCORE_BATCH) if len(selected) else ():
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if keeps_outputs:
@@ -435,7 +455,9 @@ class LoopEngine:
             if task.kind == "classification":
                 rights.append(outputs.argmax(1) == y)
         loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
-        right = torch.cat(rights).cpu().numpy() if rights else None
+        right = None
+        if task.kind == "classification":
+            right = torch.cat(rights).cpu().numpy() if rights else np.empty(0, bool)
         if keeps_outputs and not kept:
             kept = [torch.empty(0, task.outputs)]
         return Scores(loss, right, selected, outputs=torch.cat(kept).float().cpu() if kept else None)

@@ -83,6 +83,8 @@ class SGD:
             torch._foreach_lerp_(self.params, list(proximal.toward), self.lr * proximal.mu)
         params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
         grads = [g for g in gradients if g is not None]
+        if not grads:
+            return  # the layers whose turn it is may all be frozen
         if train.clip_norm is not None:
             grads = clipped(grads, train.clip_norm)
         if train.weight_decay:
@@ -119,6 +121,8 @@ class TorchOptimizer:
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
         """Update the parameters in place."""
+        if all(gradient is None for gradient in gradients):
+            return
         for group in self.inner.param_groups:
             group["lr"] = self.lr
         if self.train.clip_norm is not None:
@@ -195,6 +199,8 @@ class StackedSGD:
             return
         tensors, gradients = self._step_low_rank(params, gradients, active)
         used = [i for i, g in enumerate(gradients) if g is not None]
+        if not used:
+            return
         tensors = [tensors[i] for i in used]
         grads = [sum_of_products(g) if isinstance(g, tuple) else g for g in gradients if g is not None]
         if train.clip_norm is not None:

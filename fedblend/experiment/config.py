@@ -11,6 +11,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from fedblend.core import registry
+from fedblend.core.callbacks import require_own_files
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
@@ -170,6 +171,7 @@ class Experiment(FrozenTable):
         checks.check_training(method, self.train, self.protection)
         checks.check_client_parts(method, self.train, self.channel, self.protection, self.adversary)
         checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
+        require_own_files(self.callbacks)
         if self.evaluate_model == "each" and self.validation.server:
             raise ValueError(
                 "validation.server: evaluate_model 'each' tests each client's own model on samples of its own; valid: "
@@ -279,6 +281,8 @@ def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -
             field = OTHER_WORDS.get(key, key)
             in_tables = [] if where else [f"{name}.{field}" for name, t in TABLES.items() if field in t.model_fields]
             meant = f" (did you mean '{in_tables[0]}'?)" if in_tables else did_you_mean(key, known, others=OTHER_WORDS)
+            if where and field in Experiment.model_fields:
+                meant = f" ('{field}' is a top-level field: write it above the first [table])"
             raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
 
 

@@ -84,7 +84,7 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
-    """Raise :class:`FedblendError` for a model that does not accept the data, or has outputs of another shape."""
+    """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
     was_training = model.training
     try:
         with torch.no_grad():
@@ -100,6 +100,11 @@ def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment:
         given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"
         raise FedblendError(
             f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise FedblendError(
+            f"model: {experiment.model.name} has no weights that are trained; valid: a model of which at least one "
+            "weight has requires_grad = True"
         )
     layer = getattr(experiment.method.objective, "layer", None)
     stages: Any = getattr(model, "stages", None)

@@ -52,6 +52,7 @@ class _Sent(_Line):
     trained: bool = False
     part: str = ""
     samples: str = ""
+    begun: bool = False
 
 
 _LINES = TypeAdapter(
@@ -80,17 +81,18 @@ class AuditLog:
         trained: bool,
         part: str = "",
         samples: str = "",
+        begun: bool = False,
     ) -> None:
         """Record a payload that is about to leave; ``trained`` states whether training made it.
 
         ``part`` states which one it is where several payloads of a kind leave in a round, ``samples`` is a keyed digest
-        of the samples that it covers. Raises :class:`FedblendError` if the line cannot be written; the payload must not
-        leave then.
+        of the samples that it covers. ``begun`` is for one that is yet to be computed, and counts whether it leaves or
+        not. Raises :class:`FedblendError` if the line cannot be written; the payload must not leave then.
         """
         payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
         facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
         facts |= ({"trained": True} if trained else {}) | ({"part": part} if part else {})
-        facts |= {"samples": samples} if samples else {}
+        facts |= ({"samples": samples} if samples else {}) | ({"begun": True} if begun else {})
         self._write(run, round, client, kind, facts)
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
@@ -138,18 +140,18 @@ class AuditLog:
             if line.get("samples") and (line["kind"] == "scores" if scores else line.get("trained"))
         }
 
-    def check_sharings(self, payload: Tensors, most: int) -> None:
+    def check_sharings(self, payload: Tensors | None, most: int) -> None:
         """Raise :class:`RefusedByPolicy` if a shared payload is a new one, and ``most`` others have left, in all runs.
 
-        A payload that left before may leave again: it reveals nothing new. A masked payload is always a new one,
-        because two sums over different sites reveal more than one.
+        A payload that left before may leave again: it reveals nothing new. A masked payload (``None``) is always a new
+        one, because two sums over different sites reveal more than one. It counts from its beginning.
         """
         left = {
-            line["sha256"]
+            f"{line['run']} {line['round']} {line['client']}" if line["kind"] == "masked" else line["sha256"]
             for line in self._sent()
-            if not line.get("trained") and line["kind"] in SHARED_KINDS and line.get("bytes")
+            if not line.get("trained") and line["kind"] in SHARED_KINDS and (line.get("bytes") or line.get("begun"))
         }
-        if self.path and digest_of(payload) not in left and len(left) >= most:
+        if self.path and (payload is None or digest_of(payload) not in left) and len(left) >= most:
             raise RefusedByPolicy(
                 f"this site has shared {len(left)} payload{'s' if len(left) > 1 else ''} of its samples in all runs, "
                 f"and shares no other (sharings in its site file: {most}); only an unmasked one is sent again, for the "
@@ -202,6 +204,8 @@ def audit_rows(lines: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     for line in lines:
         if "refused" in line:
             payload, size, digest = f"refused: {line['refused']}", "", ""
+        elif line.get("begun"):
+            payload, size, digest = "begun, and counted", "", ""
         else:
             shapes = [f"{name} {'x'.join(map(str, form[1:])) or '1'}" for name, form in line["tensors"].items()]
             more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from fedblend.flower.limits import check_experiment, check_held, check_kind, che
 from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
 from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
-from fedblend.flower.site import RefusedByPolicy, Site, reply_text, setup_at_site, site_of_node, trust_of
+from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
 
 app = ClientApp()
@@ -78,16 +79,19 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 check_training(engine.setup.experiment, task.round)
             covered = covered_by(task, what, fields)
             _check(task, once, what, covered)
+            begin = _Begin(task, once, what, covered)
             with one_thread():
-                reply_fields, leaving = do(task, fields, tensors)
+                reply_fields, leaving = do(replace(task, begin=begin), fields, tensors)
             with record.lock():
-                # Again, since other messages may have been answered meanwhile.
-                _check(task, once, what, covered)
+                if not begin.done:
+                    # Again, since other messages may have been answered meanwhile.
+                    _check(task, once, what, covered)
                 _record(task, once, what, reply_fields, leaving, covered)
                 if leaving and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
-            record.record_refused(run, task.round, client, kind, str(refusal))
+            why = refusal.why if isinstance(refusal, Withheld) else str(refusal)
+            record.record_refused(run, task.round, client, kind, why)
             raise
         reply = pack(plain(reply_fields), to_record(leaving))
     except Exception as error:
@@ -108,6 +112,31 @@ def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | 
         once.check(what, what == UPLOAD)
 
 
+@dataclass
+class _Begin:
+    """Counts a masked payload before it is computed, so that a site that then sends nothing is not asked again.
+
+    Raises :class:`RefusedByPolicy` if the payload may not leave.
+    """
+
+    task: ClientTask
+    once: ReplayGuard
+    what: str
+    covered: SampleSet | None
+    done: bool = False
+
+    def __call__(self) -> None:
+        task, once = self.task, self.once
+        with once.audit.lock():
+            _check(task, once, self.what, self.covered)
+            if self.what == SHARING:
+                once.audit.check_sharings(None, task.site.sharings)
+            trained = self.what == UPLOAD
+            once.audit.record_sent(once.run, task.round, task.client, once.kind, {}, trained, once.part, begun=True)
+            once.mark_sent(self.what)
+        self.done = True
+
+
 def _record(
     task: ClientTask,
     once: ReplayGuard,
@@ -122,7 +151,7 @@ def _record(
     if extras:
         check_kind(task.site, EXTRAS, record)
         check_noise(task.site, EXTRAS, task.setup.experiment)
-    if leaving and what == SHARING:
+    if leaving and what == SHARING and not task.setup.experiment.method.sharing.secure_aggregated:
         record.check_sharings(payload, task.site.sharings)
 
     def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "", samples: str = "") -> None:
@@ -235,6 +264,7 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = 
     (app.evaluate(), SCORES, work.score),
     (app.query("keys"), KEYS, masked_site.make_keys),
     (app.query("shares"), KEYS, masked_site.make_shares),
+    (app.query("sign"), KEYS, masked_site.sign_sites),
     (app.query("unmask"), KEYS, masked_site.reveal_shares),
 )
 """Handlers of all messages except the first query: Flower's decorator, kind of payload, and function."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class ClientTask:
     client: int
     round: int
     memory: Memory
+    begin: Callable[[], None] = field(default=lambda: None)
+    """Counts a masked payload, before it is computed."""
 
     @property
     def setup(self) -> Setup:

@@ -159,6 +159,7 @@ class FlowerEngine:
                 fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
                 if fault:
                     result.refused.append({"client": client, "reason": fault})
+                    result.invalid += reply.fault is None
                     continue
                 upload = {name: sent[name] for name in like}
                 result.add_extras({name: extras[name] for name in expected})

@@ -76,7 +76,9 @@ class SharingLedger:
         payload = payload or fresh
         if not payload:
             return None
-        self.audit.check_sharings(payload, self.sharings)
+        # Masked ones are counted before they are computed.
+        if not sharing.secure_aggregated:
+            self.audit.check_sharings(payload, self.sharings)
         if fresh:
             self._write(name, [*(tag for tag in known if tag in old), *(tags[row] for row in used)], payload)
         return payload

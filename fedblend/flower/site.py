@@ -63,6 +63,20 @@ class RefusedByPolicy(FedblendError):
     """A request that a site's policy forbids; the audit log records it."""
 
 
+class Withheld(RefusedByPolicy):
+    """A vector that a site does not send to a masked sum.
+
+    The server is told one text, whatever the reason is: it would tell of the site's samples. The audit log has it.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "it sends nothing to this masked sum: a number is beyond its range, or its app failed; the site's logs "
+            "state which; valid: a larger range (coarser steps)"
+        )
+        self.why = why
+
+
 class Site(BaseModel):
     """The fields of a site file.
 

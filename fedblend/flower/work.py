@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -22,8 +23,14 @@ from fedblend.flower.client_task import ClientTask
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secrets import secret_generator
-from fedblend.flower.secure_aggregation.masks import sent_beside
-from fedblend.flower.secure_aggregation.site import masked_mean, masked_update, secure_aggregator
+from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
+from fedblend.flower.secure_aggregation.site import (
+    SumState,
+    masked_mean,
+    masked_update,
+    masking,
+    secure_aggregator,
+)
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
 SINGLE = ("seeds", "raw", "features")
@@ -42,12 +49,15 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if sharing.reads_model:
         task.memory.keep("model", str(task.round), tensors)
     weights = _in_order(task, tensors) if sharing.reads_model else task.setup.weights()
-    payload = shared(task, weights, task.client, task.round, request_of(task, fields))
+    request = request_of(task, fields)
+    if sharing.secure_aggregated and task.size >= _least(task):
+        with masking(task, MEANS, fields, tensors) as taken:
+            mean = shared(task, weights, task.client, task.round, request)
+            return {}, masked_mean(task, mean or {}, fields, taken)
+    payload = shared(task, weights, task.client, task.round, request)
     if payload is None:
         return {"nothing": True}, {}
     _require_few(task, payload)
-    if sharing.secure_aggregated:
-        return {}, masked_mean(task, payload, fields, tensors)
     if sharing.leaves_client:
         return {}, payload
     task.memory.keep("shared", "", payload)
@@ -63,6 +73,12 @@ def _require_few(task: ClientTask, payload: Payload) -> None:
         raise RefusedByPolicy(
             f"it is asked for {number} single samples ({kind}), and its policy gives {most} (max_seeds in its file)"
         )
+
+
+def _least(task: ClientTask) -> int:
+    """Return the fewest samples of a mean, by the experiment and the site file."""
+    experiment = task.setup.experiment
+    return max(1 if experiment.unsafe else experiment.policy.min_mean, task.site.min_mean)
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:
@@ -103,7 +119,7 @@ def shared(
     """
     experiment, engine = task.setup.experiment, task.engine
     sharing = experiment.method.sharing
-    minimum = max(1 if experiment.unsafe else experiment.policy.min_mean, task.site.min_mean)
+    minimum = _least(task)
     rng = secret_generator() if hides(sharing) else stream(experiment.seed, "share", round, owner)
     engine.prepare(weights)
     local = engine.local(task.client, task.size, rng, minimum, request)
@@ -138,6 +154,27 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
         )
     train_task = _train_task(task, fields, tensors, start, pool, state)
+    with _masking(task, fields, tensors) as taken:
+        return _trained(task, fields, train_task, start, state, taken)
+
+
+def _masking(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> AbstractContextManager[SumState | None]:
+    """Return the context in which a model for a masked sum is made; it yields ``None`` for other models."""
+    if secure_aggregator(task) is None or fields["begins"] == "own":
+        return nullcontext()
+    return masking(task, MODELS, fields, tensors)
+
+
+def _trained(
+    task: ClientTask,
+    fields: dict[str, Any],
+    train_task: TrainTask,
+    start: dict[str, torch.Tensor],
+    state: dict[str, torch.Tensor],
+    taken: SumState | None,
+) -> MessageContent:
+    """Return the client's upload after training; ``taken`` are the secrets of its masks in a masked sum."""
+    experiment, pool = task.setup.experiment, train_task.pool
     (trained,) = task.engine.train(train_task, [task.client])
     kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
     kept = finite_or(kept, state)
@@ -164,12 +201,12 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
-        if fields["begins"] == "own":
+        if taken is None:
             raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
         sent = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
         beside = sent_beside(sent, owner, train_task.server_state)
-        upload = masked_update(task, aggregator, upload, begun, fields, tensors, beside)
+        upload = masked_update(task, aggregator, upload, begun, fields, taken, beside)
     if trained.extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})

@@ -116,7 +116,8 @@ class AUC(Metric):
 
     It is the probability that a sample of the class has a higher softmax output for the class than another sample; a
     tie counts half (Mann and Whitney 1947). A class that all samples have, or none, is left out of the mean. With two
-    classes both have the same AUC. In multi-label data the outputs of each label are compared as they are.
+    classes both have the same AUC. In multi-label data the outputs of each label are compared as they are. Outputs
+    that are not finite have none.
     """
 
     tasks = ("classification", "multi-label")
@@ -127,10 +128,15 @@ class AUC(Metric):
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
         """The AUC of each class or label."""
+        classes = range(outputs.shape[1])
+        if not outputs.isfinite().all():
+            return [math.nan for _ in classes]
         if targets.dim() == 2:
-            return [_area(outputs[:, i].numpy(), targets[:, i].numpy() > 0.5) for i in range(outputs.shape[1])]
-        scores, labels = outputs.double().softmax(1).numpy(), targets.numpy()
-        return [_area(scores[:, c], labels == c) for c in range(outputs.shape[1])]
+            return [_area(outputs[:, i].numpy(), targets[:, i].numpy() > 0.5) for i in classes]
+        # Log-odds have the order of softmax outputs, and do not round to 0 or 1.
+        scores, labels = outputs.double(), targets.numpy()
+        others = [scores[:, [i for i in classes if i != c]].logsumexp(1) for c in classes]
+        return [_area((scores[:, c] - others[c]).numpy(), labels == c) for c in classes]
 
 
 def _area(scores: np.ndarray, positive: np.ndarray) -> float:

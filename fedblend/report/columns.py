@@ -83,6 +83,11 @@ def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: 
     return best if all(clear(i) for i in compared if i != best) else None
 
 
+def rounds_of_all_seeds(row: MethodRow) -> float:
+    """Rounds to the target, or NaN unless every seed reached it: a mean over the best seeds alone is no comparison."""
+    return row["target_round"] if row["target_reached"] == row["seeds"] else math.nan
+
+
 def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
     """The difference of each method to the baseline over the same seeds; empty where no two seeds are common."""
     base = next((row for row in rows if row["method"] == baseline), None)
@@ -116,7 +121,8 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
         f"{unit} {score}: mean over the seeds that both methods finished of the difference with the same seed, and its "
         f"{100 * LEVEL:g} % interval (Student's t)"
     )
-    return [Column(f"difference to {baseline}", text, value, 0, why)]
+    of = {"final": "", "chosen": " (best on validation)"}[which]
+    return [Column(f"difference to {baseline}{of}", text, value, 0, why)]
 
 
 def rounds_note(groups: Sequence[Group]) -> str:

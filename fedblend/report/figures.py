@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import COLOURS, INK, LineStyle, blank_figure, evenly_spaced, phase_colours, style_axes
+from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
 from fedblend.runs.summary import NOTHING
 
@@ -27,6 +28,12 @@ NAME_WIDTH = 18
 
 MAX_WRITTEN_CLASSES = 16
 """Largest number of classes with which the cells of the class chart show numbers; with more, colours only."""
+
+MAX_NAME = 24
+"""Letters of a client's name that a figure shows."""
+
+LETTERS_BELOW = 34
+"""Letters that have room side by side below the columns of a chart."""
 
 MAX_TICKS = 16
 """Largest number of labels on an axis of names; of more, evenly spaced ones are shown."""
@@ -180,25 +187,27 @@ def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | Non
     counts, sizes = record.get("counts") or [], record.get("sizes") or []
     if not counts and not sizes:
         return None
+    names = [legible(one, MAX_NAME) for one in record.get("names") or []]
+    below = _room_below(names) if len(names) <= MAX_TICKS else 0.0
     if not counts:
-        figure = column_figure(1.9)
+        figure = column_figure(1.9 + below)
         axes = figure.add_subplot()
         axes.bar(range(len(sizes)), sizes, color=COLOURS[0], width=0.7, clip_on=False)
         style_axes(axes, "client", "samples", LETTERS)
         axes.grid(visible=False, axis="x")
-        _whole_ticks(axes)
-        data = Numbers(["client", "samples"], [[str(i), str(size)] for i, size in enumerate(sizes)])
+        _client_ticks(axes, names)
+        data = Numbers(["client", "samples"], [[names[i] if names else str(i), str(n)] for i, n in enumerate(sizes)])
     else:
         classes = [class_label(one) for one in record["classes"]]
-        figure = column_figure(min(0.9 + 0.14 * len(classes), 4.2))
+        figure = column_figure(min(0.9 + 0.14 * len(classes), 4.2) + below)
         axes = figure.add_subplot()
         by_class = [list(column) for column in zip(*counts, strict=True)]
         _draw_cells(axes, by_class, max(1, max(map(max, counts))), "samples", FULL)
         style_axes(axes, "client", "class", LETTERS)
-        _whole_ticks(axes)
+        _client_ticks(axes, names)
         _name_ticks(axes, None, classes)
         rows = [[one, *map(str, values)] for one, values in zip(classes, by_class, strict=True)]
-        data = Numbers(["class", *(f"client {i}" for i in range(len(counts)))], rows)
+        data = Numbers(["class", *(names or [f"client {i}" for i in range(len(counts))])], rows)
     few = len(data.rows) * len(data.head) <= MAX_SHOWN_CELLS
     return Chart(name, title, figure, data, data if few else None)
 
@@ -226,17 +235,43 @@ def _name_ticks(axes: Axes, columns: Sequence[str] | None, rows: Sequence[str]) 
     shown = evenly_spaced(range(len(rows)), MAX_TICKS) if len(rows) > 2 * MAX_TICKS else range(len(rows))
     axes.set_yticks(list(shown), [rows[i] for i in shown], parse_math=False, fontsize=LETTERS - 1)
     if columns is not None:
-        shown = evenly_spaced(range(len(columns)), MAX_TICKS)
-        turned = 90 if max((len(columns[i]) for i in shown), default=0) * len(shown) > 34 else 0
-        axes.set_xticks(list(shown), [columns[i] for i in shown], parse_math=False, rotation=turned)
+        _name_columns(axes, columns)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
 
 
-def _whole_ticks(axes: Axes) -> None:
-    """Put ticks of the axis of clients at whole numbers only."""
+def _name_columns(axes: Axes, names: Sequence[str]) -> None:
+    """Label the horizontal axis by names, upright where they are long."""
+    shown = evenly_spaced(range(len(names)), MAX_TICKS)
+    texts, turned = _side_by_side([names[i] for i in shown])
+    axes.set_xticks(list(shown), texts, parse_math=False, rotation=90 if turned else 0)
+
+
+def _side_by_side(names: Sequence[str]) -> tuple[list[str], bool]:
+    """Names as they stand below the columns of a chart, in several lines, and whether they must stand upright.
+
+    >>> _side_by_side(["Ulm", "North Sea"]), _side_by_side(["Bartholomew"] * 5)[1]
+    ((['Ulm', 'North Sea'], False), True)
+    """
+    width = LETTERS_BELOW // max(1, len(names))
+    lines = [textwrap.fill(name, max(1, width), break_long_words=False) for name in names]
+    fits = all(len(line) <= width for text in lines for line in text.split("\n"))
+    return (lines, False) if fits else (list(names), True)
+
+
+def _room_below(names: Sequence[str]) -> float:
+    """The inches that names below the columns of a chart need beyond those of one line."""
+    texts, turned = _side_by_side(names)
+    return 0.08 * max(map(len, texts), default=0) if turned else 0.13 * max((t.count("\n") for t in texts), default=0)
+
+
+def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
+    """Label the axis of clients by their names, where there are few, or put its ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
+    if 0 < len(names) <= MAX_TICKS:
+        _name_columns(axes, names)
+        return
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 

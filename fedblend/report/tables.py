@@ -17,6 +17,7 @@ from fedblend.report.columns import (
     last_evaluations,
     measure_of,
     metric_columns,
+    rounds_of_all_seeds,
     times,
 )
 from fedblend.report.figures import phases_of
@@ -96,7 +97,7 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
         to = f"rounds to {targets.pop()}" if len(targets) == 1 else "rounds to target"
         where = " on the validation samples" if any(row["target_on_validation"] for row in rows) else ""
         why = f"the first evaluated round that reached it{where}, over the seeds that did"
-        columns.append(Column(to, rounds_to_target, lambda row: row["target_round"], 0, why))
+        columns.append(Column(to, rounds_to_target, rounds_of_all_seeds, -1, why))
     columns += [
         _bytes_column("bytes_up", "up (MB)", "sent by all clients together, in the whole run", -1),
         _bytes_column("bytes_down", "down (MB)", "sent to all clients together, in the whole run", -1),

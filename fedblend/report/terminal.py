@@ -31,6 +31,7 @@ from fedblend.report.columns import (
     method_rows,
     metric_columns,
     rounds_note,
+    rounds_of_all_seeds,
     times,
 )
 from fedblend.report.privacy import (
@@ -166,7 +167,7 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
     if targets:
         to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
         to = to.replace(" on ", "\non ")
-        columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), _rounds_of_all_seeds, -1))
+        columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -1))
     if any(row["guarantee"] for row in rows):
         columns.append(
             Column(
@@ -193,11 +194,6 @@ def _epsilon_note(guarantee: Guarantee) -> str:
         f"epsilon: of the {guarantee.what} sent in one whole run, for {guarantee.unit}, "
         f"at delta = {guarantee.delta:g}; runs on the same data (seeds, grids, repetitions) add up"
     )
-
-
-def _rounds_of_all_seeds(row: MethodRow) -> float:
-    """Rounds to the target, or NaN unless every seed reached it: a mean over the best seeds alone is no comparison."""
-    return row["target_round"] if row["target_reached"] == row["seeds"] else math.nan
 
 
 # Accuracy by site ------------------------------------------------------------------------------------------------

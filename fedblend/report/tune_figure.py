@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import INK, blank_figure, line_styles, png_bytes, style_axes
+from fedblend.analysis.plotting import INK, LineStyle, blank_figure, line_styles, log_axis, png_bytes, style_axes
 from fedblend.experiment.search import Interval
 
 if TYPE_CHECKING:
     from fedblend.runs.tuning import MethodSearch
 
-WIDTH, HEIGHT = 3.4, 3.2
+WIDTH, HEIGHT = 3.4, 3.4
 """Width and height of a panel in inches."""
 
 
 def draw_search(searches: Sequence[MethodSearch]) -> bytes:
-    """A PNG with a panel for each field: a dot for each trial, in its method's colour; rings are the best trials.
+    """A PNG with a panel for each field: a mark for each trial, in its method's style; large ones are the best trials.
 
-    Hollow dots are trials that were ended early, at the score that they had then.
+    Hollow marks are trials that were ended early, at the score that they had then.
     """
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import NullFormatter
 
     fields = list(dict.fromkeys(path for search in searches for path in search.fields))
     figure = blank_figure(max(2, len(fields)) * WIDTH, HEIGHT)
@@ -30,6 +29,8 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
     percent = metric == "accuracy"
     styles = line_styles([search.label for search in searches])
     for axes, field in zip(panels, fields, strict=True):
+        style_axes(axes, field, f"validation {metric}{' (%)' if percent else ''}" if axes is panels[0] else "")
+        axes.margins(0.08)
         interval = next(search.fields[field] for search in searches if field in search.fields)
         ordered = interval if isinstance(interval, list) else []
         numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in ordered)
@@ -40,27 +41,37 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
                 value = trial.values[field]
                 x = value if numeric else ordered.index(value)
                 y = 100 * trial.score if percent else trial.score
-                colour = styles[search.label].colour
-                axes.plot([x], [y], "o", color=colour, fillstyle="none" if trial.pruned else "full", alpha=0.75)
+                colour, marker = styles[search.label].colour, styles[search.label].marker
+                fill = "none" if trial.pruned else "full"
+                axes.plot([x], [y], marker, color=colour, fillstyle=fill, alpha=0.75, clip_on=False)
                 if trial is search.best:
-                    axes.plot([x], [y], "o", color=colour, markersize=13, fillstyle="none", markeredgewidth=1.5)
+                    axes.plot([x], [y], marker, color=colour, markersize=14, fillstyle="none", clip_on=False)
         if ordered and not numeric:
             names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
             axes.set_xticks(range(len(ordered)), names)
         elif _spans(ordered) or (isinstance(interval, Interval) and interval.log):
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.margins(0.08)
-        style_axes(axes, field, f"validation {metric}{' (%)' if percent else ''}" if axes is panels[0] else "")
-    title = f"Validation {metric} of each trial by its values; a ring is the best of a method"
-    figure.suptitle(title, fontsize=10, color=INK)
-    if len(searches) > 1:
-        marks = [Line2D([], [], color=style.colour, marker="o", linestyle="") for style in styles.values()]
-        legend = figure.legend(
-            marks, list(styles), loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK
-        )
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+            log_axis(axes, [t.values[field] for search in searches for t in search.trials if field in t.values])
+    figure.suptitle(f"Validation {metric} of each trial, by its values", fontsize=10, color=INK)
+
+    def mark(style: LineStyle, **options: Any) -> Line2D:
+        return Line2D([], [], color=style.colour, marker=style.marker, linestyle="", **options)
+
+    grey = LineStyle(INK, "", "o")
+    marks = {name: mark(style) for name, style in styles.items()} if len(searches) > 1 else {}
+    marks["best trial of a method"] = mark(grey, markersize=10, fillstyle="none")
+    if any(trial.pruned for search in searches for trial in search.trials):
+        marks["ended early"] = mark(grey, fillstyle="none")
+    legend = figure.legend(
+        [*marks.values()],
+        [*marks],
+        loc="outside lower center",
+        ncols=len(marks) if len(marks) <= 6 else 4,
+        fontsize=8,
+        frameon=False,
+        labelcolor=INK,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     return png_bytes(figure)
 
 

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,13 @@ from torch import nn
 
 from fedblend.core import registry
 from fedblend.core.callbacks import Callback
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.paths import from_file, import_from
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, folders_of_parts
+from fedblend.runs.directory import RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.predictor import Predictor
 from fedblend.runs.runner import execute
@@ -67,13 +67,13 @@ class Result:
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Mapping[str, Any] | str | Path,
     out: Path | str | None = None,
     resume: bool = False,
     on_round: Callable[[dict[str, Any]], Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run one experiment in this process.
+    """Run one experiment (or the one of a file, or of its table) in this process.
 
     ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run is refused. With
     ``resume``, a run in this folder continues; it keeps its rounds, also those beyond ``experiment.rounds``, and where
@@ -85,6 +85,7 @@ def run(
     for callback in callbacks:
         if isinstance(callback, type):
             raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+    experiment = experiment if isinstance(experiment, Experiment) else _one_experiment(experiment)
     path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
     if resume and not RunDirectory.is_run(path):
@@ -96,6 +97,16 @@ def run(
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)
     return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
+
+
+def _one_experiment(given: object) -> Experiment:
+    """The experiment of a file or of its table. Raises :class:`FedblendError` for several, and for anything else."""
+    if not isinstance(given, Mapping | str | Path):
+        raise FedblendError(f"experiment: {brief(given)} is none; valid: an Experiment, a file, or a file's table")
+    made = expand(given if isinstance(given, Mapping) else load(given)).experiments
+    if len(made) > 1:
+        raise FedblendError(f"experiment: it describes {len(made)} runs; fedblend.run_study makes them all")
+    return next(iter(made.values()))
 
 
 def run_study(
@@ -113,10 +124,31 @@ def run_study(
     failed = run_all(study, folder, False, jobs, lambda slug, record: None)
     if failed:
         raise FedblendError(join_failures(failed, len(study.experiments)))
+    return _rounds_of(RunDirectory(folder / slug) for slug in study.experiments)
+
+
+def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Result:
+    """Read a run that was made before: its record, and the model of its last checkpoint; its data are not read.
+
+    ``best`` reads the model that the callback ``keep-best`` kept. A run that names code of its own is read only with
+    ``trust``. Raises :class:`FedblendError`.
+    """
+    directory = only_run(Path(path))
+    predictor = Predictor.of_run(directory, trust, best)
+    with reading([directory], trust):
+        experiment, metrics = directory.experiment(), metrics_table(directory)
+    return Result(directory.path, experiment, metrics, predictor.module.net, predictor)
+
+
+def read_study(path: Path | str) -> pd.DataFrame:
+    """Read all runs in a folder: one row for each run and round, as :func:`run_study` returns them."""
+    return _rounds_of(find_runs([Path(path)]))
+
+
+def _rounds_of(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     import pandas as pd
 
-    frames = [metrics_table(RunDirectory(folder / slug)).assign(run=slug) for slug in study.experiments]
-    return pd.concat(frames, ignore_index=True)
+    return pd.concat([metrics_table(run).assign(run=run.path.name) for run in runs], ignore_index=True)
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -175,12 +207,14 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
 
 
 def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
-    """Remove an optional field from a file's table; set any other field to the text "none"."""
+    """Remove an optional field from a file's table, or one that a part has not; set any other to the text "none"."""
     bare = copy.deepcopy(table)
     _change_field(bare, field, unset_field)
     for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
-            if all(_is_optional(experiment, field) for experiment in expand(candidate, seeds).experiments.values()):
+            made = expand(candidate, seeds).experiments.values()
+            is_left_over = candidate is bare != table and not any(registry.has_option(one, field) for one in made)
+            if is_left_over or all(_is_optional(one, field) for one in made):
                 return bare
             break
     _change_field(table, field, partial(set_field, value="none"))

@@ -18,6 +18,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import flatten
 from fedblend.runs.trackers import CSVTable, MLflow, TensorBoard, WandB, numbers_of
 
 __all__ = ["CSVTable", "Checkpoints", "Listener", "MLflow", "MetricsLog", "RecordListener", "TensorBoard", "WandB"]
@@ -106,9 +107,15 @@ Mode = Literal["max", "min"]
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""
 
+OF_TRAINING = ("uploads", "train_loss")
+"""Numbers that only rounds in which clients train have."""
+
 
 class Monitor(Callback):
-    """Base of callbacks that follow one number of the record; a resumed run counts on from its earlier records."""
+    """Base of callbacks that follow one number of the record; a round that lacks it does not count.
+
+    A resumed run counts on from its earlier records.
+    """
 
     monitor: str | None
     mode: Mode
@@ -119,7 +126,12 @@ class Monitor(Callback):
         return []
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Read the earlier rounds."""
+        """Read the earlier rounds. Raises :class:`FedblendError` for a number of training where no client trains."""
+        if self.monitor in OF_TRAINING and not setup.experiment.method.upload.trains:
+            raise FedblendError(
+                f"callbacks: monitor: '{self.monitor}' is not measured in this run, in which no client trains; valid: "
+                "loss, or another number of the evaluation"
+            )
         self.seen.clear()
         if setup.folder is not None and state.round:
             for record in RunDirectory(setup.folder).records():
@@ -132,10 +144,16 @@ class Monitor(Callback):
         name = self.monitor or next((one for one in ACCURACIES if one in numbers), ACCURACIES[-1])
         if name in numbers:
             self.seen.append((record.round, numbers[name]))
-        elif record.evaluated:
+        elif record.evaluated and not self._may_have(name, record):
             valid = listed([name for name in numbers if not name.startswith(("machine.", "bytes_"))])
             raise FedblendError(f"callbacks: monitor: '{name}' is not measured in this run; valid: {valid}")
         return name in numbers
+
+    def _may_have(self, name: str, record: RoundRecord) -> bool:
+        """Whether other rounds may have a number that a round lacks: it is undefined there, or no client trained."""
+        flat = flatten(record.as_dict())
+        undefined = flat.get(name, 0) is None or flat.get(f"{name.rpartition('.')[0]}.tested") == 0
+        return bool(self.seen) or undefined or (name in OF_TRAINING and not record.uploads)
 
     def best(self, least: float = 0.0) -> tuple[int, float]:
         """The best round so far with its number; a later one must be better by more than ``least``."""
@@ -153,7 +171,7 @@ class EarlyStopping(Monitor):
 
     monitor: str | None = None
     """A number of the record with its place, such as `validation.server.loss`, `clients.mean` or `train_loss` (default:
-    the accuracy on samples for validation, and without them on the test samples).
+    the accuracy on samples for validation, and without them on the test samples). Rounds that lack it do not count.
     """
     mode: Mode = "max"
     """Whether high (`max`) or low (`min`, for losses) is good."""
@@ -173,6 +191,8 @@ class EarlyStopping(Monitor):
 @part("callback", "keep-best")
 class KeepBest(Monitor):
     """Keep the model of the best round as `best.safetensors` in the run's folder; `fedblend export --best` reads it."""
+
+    replaces = checkpoint.BEST
 
     monitor: str | None = None
     """The number that tells the best round, as in `early-stopping`."""

@@ -51,13 +51,13 @@ def write(folder: Path, state: RunState) -> None:
     import torch
     from safetensors.torch import save
 
-    from fedblend.core.trees import for_clients
+    from fedblend.core.trees import add_prefix, for_clients, for_file
 
-    tensors = {f"weights/{name}": t.contiguous() for name, t in state.weights.items()}
-    tensors |= {f"entries/{name}": t.contiguous() for name, t in state.entries.tensors.items()}
-    tensors |= {f"server/{name}": t.contiguous() for name, t in state.server_state.items()}
-    tensors |= {f"outputs/{name}": t.contiguous() for name, t in state.global_outputs.items()}
-    tensors |= {name: t.contiguous() for name, t in for_clients("client/", state.client_states).items()}
+    tensors = add_prefix("weights/", state.weights)
+    tensors |= add_prefix("entries/", state.entries.tensors)
+    tensors |= add_prefix("server/", state.server_state)
+    tensors |= add_prefix("outputs/", state.global_outputs)
+    tensors |= for_clients("client/", state.client_states)
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
     tensors["holders"] = torch.from_numpy(np.packbits(state.has_pool))
     if state.shared_round >= 0:
@@ -68,12 +68,8 @@ def write(folder: Path, state: RunState) -> None:
         "shared_round": state.shared_round,
         "clients": len(state.has_pool),
     }
-    # The format allows no tensor under two names, but a part may keep a tensor that it also returns.
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() in seen:
-            tensors[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
+    # A part may keep a tensor that it also returns.
+    tensors = for_file(tensors)
     # One entry only: safetensors writes several in random order, and equal states make equal files.
     header = {"state": json.dumps({**scalars, CHECKSUM: _checksum(scalars, tensors)})}
     write_atomically(folder / NAME, save(tensors, header))
@@ -109,8 +105,9 @@ def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:
     """Replace the folder's best model: the weights of a state; ``why`` says what it is the best in."""
     from safetensors.torch import save
 
-    tensors = {name: tensor.contiguous() for name, tensor in state.weights.items()}
-    write_atomically(folder / BEST, save(tensors, {"best": json.dumps({"round": state.round, **why})}))
+    from fedblend.core.trees import for_file
+
+    write_atomically(folder / BEST, save(for_file(state.weights), {"best": json.dumps({"round": state.round, **why})}))
 
 
 def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:

@@ -170,12 +170,15 @@ class Split(Table):
     classes: list[str]
     counts: list[list[Whole]]
     sizes: list[Whole]
+    names: list[str] = []
     measures: dict[str, float]
 
     @pydantic.model_validator(mode="after")
     def _require_one_number_for_each_class(self) -> Split:
         if any(len(row) != len(self.classes) for row in self.counts):
             raise ValueError(f"counts: a row has not one number for each of the {len(self.classes)} classes")
+        if len(self.names) not in (0, len(self.sizes)):
+            raise ValueError(f"names: {len(self.names)} names of {len(self.sizes)} clients")
         return self
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.setup import Setup
-from fedblend.core.trees import Tensors, differing
+from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
 from fedblend.runs import checkpoint
@@ -153,7 +153,10 @@ class Predictor:
     def _samples(self, x: Any) -> torch.Tensor:
         """Samples as the module takes them."""
         shape, kind = tuple(self.description["shape"]), self.description["kind"]
-        array = np.asarray(x)
+        try:
+            array = np.asarray(x)
+        except (ValueError, TypeError):
+            raise FedblendError(f"samples: a {type(x).__name__}; valid: an array or a tensor of samples") from None
         if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
             array = array[:, None]
         if array.dtype.kind not in "biuf" or array.shape[1:] != shape:
@@ -162,7 +165,10 @@ class Predictor:
                 f"{['n', *shape]}, as the data set '{self.description['data']}' has them"
             )
         if kind == "image" and array.dtype != np.uint8:
-            raise FedblendError(f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255")
+            raise FedblendError(
+                f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255 (of pictures in [0, 1], which "
+                "fedblend.from_torch stores as pixels: (255 * x).round() as uint8)"
+            )
         return torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
 
     # Export -----------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ class Predictor:
         description = path.with_suffix(".json")
         if path.suffix == ".safetensors":
             # Without the prefix "net.", so that the user's own copy of the network loads them.
-            weights = {name: tensor.contiguous() for name, tensor in self.module.net.state_dict().items()}
+            weights = for_file(self.module.net.state_dict())
             write_atomically(path, save(weights, {"fedblend": json.dumps(self.description)}))
         else:
             write_atomically(path, self._program(path.suffix))

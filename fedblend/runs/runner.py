@@ -17,7 +17,7 @@ import torch
 
 from fedblend import engines
 from fedblend.core import registry
-from fedblend.core.callbacks import Callback
+from fedblend.core.callbacks import Callback, require_own_files
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
@@ -94,6 +94,7 @@ def execute(
         )
     if exists and (field := first_difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
+    require_own_files([*experiment.callbacks, *callbacks])
     # A resumed run keeps its finished rounds, even if fewer are configured.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Built before the folder is created, so that an invalid experiment leaves no empty run.
@@ -282,17 +283,15 @@ def describe_split(setup: Setup) -> dict[str, Any]:
 
     Counts and measures are empty for data without classes, and if the samples are at real sites.
     """
-    if not setup.data.classes or setup.population.elsewhere:
-        return {
-            "classes": [],
-            "counts": [],
-            "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
-            "measures": {},
-        }
-    counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
-    return {
-        "classes": list(setup.data.classes),
-        "counts": counts[:SPLIT_CLIENTS].tolist(),
+    split: dict[str, Any] = {
+        "classes": [],
+        "counts": [],
         "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
-        "measures": noniid_measures(counts),
+        "names": setup.population.names(setup.data)[:SPLIT_CLIENTS],
+        "measures": {},
     }
+    if setup.data.classes and not setup.population.elsewhere:
+        counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
+        split["classes"], split["counts"] = list(setup.data.classes), counts[:SPLIT_CLIENTS].tolist()
+        split["measures"] = noniid_measures(counts)
+    return split

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import set_field, write_toml
+from fedblend.runs.callbacks import RecordListener
 from fedblend.runs.directory import RunDirectory, locked_study
 from fedblend.runs.files import write_atomically
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
@@ -217,14 +219,19 @@ def _run(
 ) -> Trial:
     """Run a trial, or go on with it; ``prunes(round, score)`` says whether it ends early (larger scores are better)."""
     scores: dict[int, float] = {}
+    diverged: list[int] = []
     pruned = False
 
     def listen(record: RoundRecord) -> bool:
         nonlocal pruned
         score = record.score_of(search.metric, validation=True)
-        if score is not None and record.round:
-            scores[record.round] = score
-            pruned = prunes(record.round, score if search.larger_is_better else -score)
+        # A search that goes on may have fewer rounds than its earlier trials made.
+        if score is not None and 0 < record.round <= experiment.rounds:
+            if math.isfinite(score):
+                scores[record.round] = score
+                pruned = prunes(record.round, score if search.larger_is_better else -score)
+            else:
+                diverged.append(record.round)
         return pruned
 
     try:
@@ -252,8 +259,10 @@ def _run(
         return Trial(folder, values, None, 0, max(scores, default=0), failure=str(error))
     sign = 1 if search.larger_is_better else -1
     best = max(scores, key=lambda round: sign * scores[round], default=0)
-    rounds = RunDirectory(folder).records()[-1].round
-    return Trial(folder, values, scores.get(best), best, rounds, pruned or rounds < experiment.rounds)
+    rounds = min(experiment.rounds, RunDirectory(folder).records()[-1].round)
+    failure = "" if scores or not diverged else f"no score is finite, from round {diverged[0]} on"
+    ended_by = str(RunDirectory(folder).status().get("reason", "")).removeprefix("ended by ")
+    return Trial(folder, values, scores.get(best), best, rounds, ended_by == RecordListener.name, failure)
 
 
 class _Chooser:
@@ -326,5 +335,23 @@ def _best_file(plain: Mapping[str, Any], methods: list[Any], searches: list[Meth
         tables.append((spec | ({"label": search.label} if search.label != spec["name"] else {}), search.best.values))
     first, *others = tables
     table = _with({**kept, "method": first[0]}, first[1])
-    variants = [_with({"method": spec}, values) for spec, values in others]
+    # With all options of a part: those of the first method's would stay in a variant.
+    variants = [
+        _with({"method": spec}, _whole(_with({**kept, "method": spec}, values), values)) for spec, values in others
+    ]
     return write_toml({**table, **({"variants": variants} if variants else {})})
+
+
+def _whole(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Searched values, those that are tables with all their options, as the experiment of a table resolves them."""
+    if not any(isinstance(value, Mapping) for value in values.values()):
+        return dict(values)
+    resolved = as_table(resolve({key: value for key, value in table.items() if key != "seeds"}))
+
+    def at(path: str) -> Any:
+        found: Any = resolved
+        for word in path.split("."):
+            found = found[word]
+        return found
+
+    return {path: at(path) if isinstance(value, Mapping) else value for path, value in values.items()}

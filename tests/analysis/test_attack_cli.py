@@ -180,7 +180,7 @@ def test_the_command_attacks_prints_and_keeps(made: Path) -> None:
 
     told = succeeded(here("attack", made, *words))
 
-    folder = made / "attacks" / "invgrad-round1-client3-1x1-guesses-inferred"
+    folder = made / "attacks" / "invgrad-round1-client3-1x1-guesses-inferred-iterations150"
     table = json.loads((folder / "attack.json").read_text())
     assert (folder / "images.png").read_bytes().startswith(PNG)
     assert table["psnr"] > 30
@@ -293,6 +293,36 @@ def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Pa
         assert {kind: row["bytes"] for (of, kind), row in rows.items() if of == name} == sent
         assert {row["accuracy"] for (of, _), row in rows.items() if of == name} == {records[-1]["accuracy"]}
     assert "means by M_k" in told.out
+
+
+def test_attacks_of_other_strength_are_kept_apart(tmp_path: Path) -> None:
+    path = run(tmp_path / "run")
+    cohort = RoundSnapshot.load(path, 1).cohort
+    out = next(client for client in range(4) if client not in cohort)
+
+    def attack(client: int, **options: Any) -> None:
+        attack_run(path, 1, client, **{"images": 1, "steps": 1, "iterations": 3, **options}).write()
+
+    def stop(restart: int, number: int, cost: torch.Tensor) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    for options in ({}, {"lr": 1e-4}, {"restarts": 2}, {"iterations": 4}):
+        attack(cohort[0], **options)
+    attack(out)
+    attack(cohort[1], iterations=9, progress=stop)
+
+    (leak_kind,) = {leak.kind for leak in leak_report(RunDirectory(path)).leaks}
+    told = {leak.how.partition("1 steps, ")[2] for leak in leak_report(RunDirectory(path)).leaks}
+    assert leak_kind == "weights"
+    assert told == {
+        "3 iterations, 1 client",
+        "3 iterations, lr 0.0001, 1 client",
+        "3 iterations, restarts 2, 1 client",
+        "4 iterations, 1 client",
+        "3 iterations, client not drawn, 1 client",
+        "3 iterations, stopped, 1 client",
+    }
 
 
 def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from fedblend.analysis.advice import Limits, read_advice
 from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.leak_report import leak_report
 from fedblend.experiment.config import resolve
-from fedblend.runs import api
+from fedblend.experiment.setup import make_setup
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 
 GROUPS = [list(range(0, 20)), list(range(20, 40))]
@@ -51,6 +52,49 @@ def test_a_model_that_is_right_on_members_alone_gives_them_away() -> None:
 
     assert membership.of_model(known, weights) == 0.0  # all classes are as likely
     assert membership.of_model(known, says_0) == 1.0
+
+
+def test_samples_of_clients_that_never_trained_are_no_members() -> None:
+    made = setup(images(n=60), groups=GROUPS, model={"name": "mlp", "hidden": []})
+    # Client 0 has the class that the model always says, client 1 and the others another one.
+    y = torch.tensor([0] * 20 + [1] * 40)
+    halves = {"train": replace(made.data.train, y=y), "test": replace(made.data.test, y=made.data.test.y * 0 + 1)}
+    says_0 = {
+        n: torch.zeros_like(t) if t.shape != (3,) else torch.tensor([1.0, 0, 0]) for n, t in made.weights().items()
+    }
+    known = replace(made, data=replace(made.data, **halves))
+
+    found = [membership.of_model(known, says_0, clients) for clients in ({0}, {1}, {0, 1})]
+    assert found[:2] == [1.0, 0.0]
+    assert 0 < found[2] < 1
+
+
+def test_the_leak_card_of_a_model_is_of_the_layers_that_left_and_of_the_clients_that_trained(tmp_path: Path) -> None:
+    partition, train = {"name": "iid", "clients": 10}, {"cohort": 2}
+    for method in ("fedper", "fedavg"):
+        settings = {
+            "name": method,
+            "method": method,
+            "rounds": 1,
+            "partition": partition,
+            "train": train,
+            "holdout": 0.3,
+        }
+        api.run(resolve(changed(TINY, settings)), tmp_path / method)
+    cards = {m: leak_report(RunDirectory(tmp_path / m)).leaks[0] for m in ("fedper", "fedavg")}
+
+    run = RunDirectory(tmp_path / "fedper")
+    made = make_setup(run.experiment())
+    sent = made.shared(made.weights())
+    assert 0 < len(sent) < len(made.weights())
+    assert cards["fedper"].shape == f"{len(sent)} tensors, {sum(t.numel() for t in sent.values()):,} numbers"
+    # Nobody has a whole model of the run.
+    assert np.isnan(cards["fedper"].membership)
+    other = RunDirectory(tmp_path / "fedavg")
+    state, cohort = checkpoint.read(other.path), other.records()[1].cohort
+    plain = make_setup(other.experiment())
+    assert cards["fedavg"].membership == membership.of_model(plain, state.weights, cohort)
+    assert cards["fedavg"].membership != membership.of_model(plain, state.weights)
 
 
 def test_chance_is_zero_on_average() -> None:

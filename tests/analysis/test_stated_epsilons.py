@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedblend.analysis.privacy import accountant
 from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
-from fedblend.analysis.privacy.statements import statements
+from fedblend.analysis.privacy.statements import SCOPE, statements
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import ReleaseContext
@@ -287,3 +287,10 @@ def test_erfcx_is_that_of_scipy() -> None:
     values = np.concatenate([[0.0], np.logspace(-12, 8, 2001), np.linspace(0, 10, 1001)])
     found = [accountant._erfcx(float(x)) for x in values]
     np.testing.assert_allclose(found, special.erfcx(values), rtol=5e-15)
+
+
+def test_what_a_guarantee_does_not_cover_names_scores_on_clients_samples_and_what_they_decide() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    for words in ("hold out", "validation", "best", "end"):
+        assert words in SCOPE.partition("does not cover")[2]
+        assert words in page.partition("**Scores on clients' samples are not covered.**")[2].partition("\n- ")[0]

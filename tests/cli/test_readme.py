@@ -15,6 +15,7 @@ import pytest
 import typer.main
 from cli_helpers import here, records, succeeded
 
+import fedblend
 from fedblend.cli.app import app
 from fedblend.experiment.config import resolve
 from fedblend.experiment.search import read_tune
@@ -80,7 +81,21 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert re.findall(r"^\d +(\d) ", capsys.readouterr().out, re.M) == ["0", "1"]
     exec(load, names)
     accuracy = names["result"].metrics["accuracy"].iloc[-1]
-    assert float(names["right"].float().mean()) == pytest.approx(accuracy, abs=1e-6)
+    assert names["right"].mean() == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_the_reference_for_python_begins_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("docs/python.md", "python")
+    names: dict[str, Any] = {}
+    exec(program.replace('"rounds": 5', '"rounds": 1').replace("== 5", "== 1"), names)
+    result, study, again = (names[name] for name in ("result", "study", "again"))
+    assert again.metrics.equals(result.metrics)
+    assert again.experiment == result.experiment
+    test = again.experiment.data.load().test
+    assert (again.predict(test.x) == result.predict(test.x)).all()
+    assert fedblend.read_study("runs/several").equals(study)
+    assert len(study) == 2 * 2 * 2
 
 
 @pytest.mark.parametrize(

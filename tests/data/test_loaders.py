@@ -445,6 +445,32 @@ def test_image_folder_draws_a_test_half_of_each_class(tmp_path):
     assert torch.bincount(data.test.y).tolist() == [3, 3]
 
 
+def test_image_folder_of_clients(tmp_path):
+    for client, counts in (("Ulm", {"cat": 4, "ant": 6}), ("Oslo", {"cat": 5})):
+        for name, n in counts.items():
+            for i in range(n):
+                picture(tmp_path / client / name / f"{i}.png")
+    data = ImageFolder(path=str(tmp_path), clients=True).load()
+    assert (data.classes, data.client_names) == (("ant", "cat"), ("Oslo", "Ulm"))
+    assert np.bincount(data.test.client).tolist() == [1, 2]
+    held = {(int(c), int(y)) for c, y in zip(data.train.client, data.train.y, strict=True)}
+    assert held == {(0, 1), (1, 0), (1, 1)}
+    with pytest.raises(FedblendError, match=r"Oslo: holds no samples; .* give data.clients = true"):
+        ImageFolder(path=str(tmp_path)).load()
+
+
+def test_image_folder_of_clients_with_its_own_split(tmp_path):
+    for place in ("train/Ulm/cat", "train/Oslo/cat", "train/Oslo/ant", "test/Ulm/ant", "test/Rome/cat"):
+        picture(tmp_path / place / "0.png")
+    data = ImageFolder(path=str(tmp_path), clients=True).load()
+    assert data.client_names == ("Oslo", "Rome", "Ulm")
+    assert (data.train.client.tolist(), data.train.y.tolist()) == ([0, 0, 2], [0, 1, 1])
+    assert (data.test.client.tolist(), data.test.y.tolist()) == ([1, 2], [1, 0])
+    picture(tmp_path / "test" / "Ulm" / "dog" / "0.png")
+    with pytest.raises(FedblendError, match=r"dog: is no class of the training half; valid: ant, cat"):
+        ImageFolder(path=str(tmp_path), clients=True).load()
+
+
 def test_image_folder_errors(tmp_path):
     with pytest.raises(FedblendError, match="holds no folders"):
         ImageFolder(path=str(tmp_path)).load()

@@ -52,6 +52,21 @@ def test_numbers_categories_and_gaps_by_hand(name: str, tmp_path: Path) -> None:
     assert data.facts["table"]["columns"] == ["age", "sex", "dose"]
 
 
+def test_whole_numbers_are_classes_from_zero_or_numbers_to_predict(tmp_path: Path) -> None:
+    counts = table(tmp_path / "p.csv", target="age", task="regression").load()
+    assert (counts.task, counts.train.y.tolist()) == ("regression", [[40], [50], [60], [70]])
+    with pytest.raises(
+        FedblendError,
+        match=r"column 'age' holds whole numbers from 40 to 70, 6 different ones; valid: classes .*'regression'",
+    ):
+        table(tmp_path / "p.csv", target="age").load()
+    with pytest.raises(FedblendError, match=r"'ill' is no column of numbers; targets of data.task = 'regression' must"):
+        table(tmp_path / "p.csv", task="regression").load()
+    labels = PATIENTS.assign(a=[0, 1, 0, 1, 0, 1], b=[1, 1, 0, 0, 1, 0])
+    assert table(tmp_path / "l.csv", labels, target=["a", "b"]).load().task == "multi-label"
+    assert table(tmp_path / "l.csv", labels, target=["a", "b"], task="regression").load().task == "regression"
+
+
 def test_a_client_scales_by_its_own_training_samples(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", standardize="client").load()
     ages = [*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()]
@@ -103,6 +118,42 @@ def test_a_stray_text_among_numbers_is_refused_but_codes_are_categories(tmp_path
         tmp_path / "p.csv", rows.assign(dose=["1", "2", "3+"] * 10, half=["train"] * 24 + ["test"] * 6)
     ).load()
     assert codes.train.x.shape == (24, 1 + 3 + 3)
+
+
+def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_path: Path) -> None:
+    habits = ["never", "former", None, "never", "new", "former"]
+    frame = PATIENTS.assign(smokes=habits)
+    data = table(tmp_path / "p.csv", frame, features=["smokes"]).load()
+    assert data.facts["table"]["categories"] == {"smokes": ["former", "never"]}
+    assert data.train.x.tolist() == [[0, 1], [1, 0], [0, 0], [0, 1]]
+    assert data.test.x.tolist() == [[0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("row", [0, 4])
+def test_a_stray_text_is_found_in_either_half(row: int, tmp_path: Path) -> None:
+    rows = pd.concat([PATIENTS] * 5, ignore_index=True)
+    ages = [f"{30 + i}" if i != row else "unknown" for i in range(30)]
+    with pytest.raises(FedblendError, match=r"column 'age' holds numbers, but 1 of 30 cells are text"):
+        table(tmp_path / "p.csv", rows.assign(age=ages)).load()
+
+
+def test_a_column_without_values_is_no_feature(tmp_path: Path) -> None:
+    frame = PATIENTS.assign(dose=[None] * 4 + [1.0, 2.0])
+    with pytest.raises(FedblendError, match=r"data.features: column 'dose' is empty in all training rows"):
+        table(tmp_path / "p.csv", frame).load()
+
+
+def test_a_column_that_names_rows_is_no_feature(tmp_path: Path) -> None:
+    rows = pd.concat([PATIENTS] * 5, ignore_index=True).assign(patient=[f"P{i}" for i in range(30)])
+    with pytest.raises(FedblendError, match=r"column 'patient' has 30 different texts in 30 rows, .* it names rows"):
+        table(tmp_path / "p.csv", rows).load()
+    assert table(tmp_path / "p.csv", rows, features=["age", "sex"]).load().train.x.shape[1] == 3
+
+
+def test_a_client_without_training_rows_cannot_scale_by_them(tmp_path: Path) -> None:
+    frame = PATIENTS.assign(site=["a"] * 4 + ["a", "c"])
+    with pytest.raises(FedblendError, match=r"data.standardize: 'client' .* but 'c' has none \(1 such clients\)"):
+        table(tmp_path / "p.csv", frame, standardize="client").load()
 
 
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
@@ -161,8 +212,9 @@ def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> No
     pd.DataFrame({"colour": ["green", "red", None], "a": [0.5, None, 1]}).to_csv(tmp_path / "odd.csv", index=False)
     odd = here("predict", tmp_path / "runs", tmp_path / "odd.csv")
     assert odd.code == 0
-    assert "column 'a' is empty in 1 rows, which get the training mean" in odd.err
-    assert "column 'colour' holds 'green', 'nan', of which the training data had none" in odd.err
+    assert "column 'a' is empty in 1 row, taken as the training mean" in odd.err
+    assert "column 'colour' is empty in 1 row, taken as none of its texts" in odd.err
+    assert "column 'colour' holds 'green', of which the training data had none" in odd.err
     new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
     refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
 
@@ -219,6 +271,19 @@ def test_one_data_set_with_clients_runs_and_resumes(tmp_path: Path) -> None:
     assert len(done.metrics) == 3
     more = api.run(fedblend.Experiment(**{**table, "rounds": 3}), tmp_path / "run", resume=True)
     assert len(more.metrics) == 4
+
+
+def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
+    made = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+    assert len(fedblend.from_torch(made, tmp_path / "own.npz").load().train) == 8
+    fedblend.from_torch(made, tmp_path / "own.npz")
+    np.savez(tmp_path / "mine.npz", x=np.zeros(3))
+    (tmp_path / "text.npz").write_text("notes")
+    for name in ("mine.npz", "text.npz"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(FedblendError, match="is a file that from_torch has not written; name another"):
+            fedblend.from_torch(made, tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
 
 
 def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:

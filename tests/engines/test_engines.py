@@ -27,7 +27,7 @@ from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
-from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, faster_kernels, unstackable
+from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, _trial, faster_kernels, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked import engine as stacked_engine
@@ -152,8 +152,20 @@ def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: in
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-def test_dropout_draws_the_loops_masks() -> None:
-    made = ragged("fedmix", {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedmix",
+        {"name": "fedmix", "objective": {"remedy": "second"}},
+        "virtual-means",
+        "flea",
+        "moon",
+        "fedntd",
+        "pfedme",
+    ],
+)
+def test_each_pass_draws_the_loops_dropout_masks(method: Any) -> None:
+    made = ragged(method, {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
 
     loop, _ = after(made, LoopEngine(made))
     stacked, _ = after(made, StackedEngine(made, stack=4))
@@ -447,6 +459,25 @@ def test_an_engine_set_in_the_experiment_is_not_timed(monkeypatch: pytest.Monkey
     )
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "virtual-xor",
+        {"objective": "virtual-samples", "sharing": {"name": "mixed-target-seeds", "server": 3}},
+        {"objective": "naivemix", "sharing": "secure-means"},
+        "vhl",
+    ],
+)
+def test_a_trial_has_the_pool_that_clients_receive(method: Any) -> None:
+    made = ragged(method)
+    pool = _trial(LoopEngine(made), 2, batches=1)[0].pool
+
+    assert pool is not None
+    assert len(pool)
+    assert made.experiment.method.sharing.server not in pool.owner
+    assert unstackable(made) == ""
+
+
 @pytest.mark.parametrize(("ranks", "room", "stack"), [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
 def test_a_cohort_larger_than_memory_is_cut_by_the_measured_memory_of_a_step(
     ranks: int, room: float, stack: int, monkeypatch: pytest.MonkeyPatch
@@ -514,6 +545,37 @@ def test_stacked_scores_as_the_loop_does() -> None:
         loop, stacked = (engine(made).score(weights, split) for engine in (LoopEngine, StackedEngine))
         np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-4, atol=1e-6)
         assert np.array_equal(stacked.right, loop.right)  # type: ignore[arg-type]
+
+
+class Viewing(nn.Module):
+    """A model that fails on a batch without samples, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.view(x.size(0), -1)).tanh())
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_no_model_is_called_without_samples(engine: type[LoopEngine]) -> None:
+    made = setup(
+        model={"name": "module", "path": "test_engines:Viewing"},
+        method="fedper",
+        holdout=0.3,
+        validation={"server": 0.05},
+        metrics=["auc"],
+        train={"cohort": 4},
+    )
+    state, records = after(made, engine(made), 1)
+
+    assert len(state.client_states) == 4, "all clients have models of their own"
+    assert records[-1]["clients"]["tested"] == 4
+    parts = [engine(made).score(made.weights(), "server", (rank, 3)) for rank in range(3)]
+    assert [len(part.samples) for part in parts] == [1, 1, 0]
+    assert all(part.right is not None and len(part.right) == len(part.samples) for part in parts)
+    assert all(part.outputs is not None and part.outputs.shape == (len(part.samples), 3) for part in parts)
 
 
 def test_scores_of_dropout_models_drop_nothing() -> None:

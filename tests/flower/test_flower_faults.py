@@ -50,6 +50,22 @@ def tensors_only(change: Any) -> Any:
     return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
+def test_a_site_that_sends_nan_is_one_of_krums_byzantine_and_one_that_sends_nothing_is_not(tmp_path: Path) -> None:
+    method = {"name": "fedavg", "aggregator": {"name": "krum", "byzantine": 1}}
+    clients = {
+        "partition": {"name": "iid", "clients": 5},
+        "train": {"cohort": 5, "epochs": 1, "batch_size": 50, "lr": 0.1},
+    }
+    asked = experiment(method, rounds=1, **clients)
+    grid = nodes(5)
+    grid.spoil = spoiling(1, "train", tensors_only(lambda n, t: t * torch.nan)).spoil
+    assert run(grid, asked, tmp_path / "nan", FederationLimits(5, 5)).directory.metrics()[1]["uploads"] == 4
+    grid = nodes(5)
+    grid.spoil = spoiling(1, "train", lambda fields, tensors: pack({"fault": "no"})).spoil
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 4"):
+        run(grid, asked, tmp_path / "nothing", FederationLimits(5, 5))
+
+
 def pickled(fields: Any, tensors: Any) -> RecordDict:
     record = pack(fields)
     record["tensors0"] = ArrayRecord({"a": Array("object", (1,), "pickle", b"cos\nsystem\n(S'true'\ntR.")})
@@ -338,7 +354,7 @@ def test_means_of_a_wrong_form_are_left_out_and_recorded(form: str, liars: set[i
     assert all("it sent means of the form" in one["reason"] for one in refused)
 
 
-@pytest.mark.parametrize("kind", ["nan", "more means", "nothing"])
+@pytest.mark.parametrize("kind", ["nan", "more means", "nothing", "beyond bounds", "no shares of classes"])
 def test_every_fault_of_what_a_site_shares_is_recorded(kind: str, tmp_path: Path) -> None:
     change, reason = {
         "nan": (tensors_only(lambda n, t: t * torch.nan), "holds NaN or infinity"),
@@ -347,6 +363,11 @@ def test_every_fault_of_what_a_site_shares_is_recorded(kind: str, tmp_path: Path
             "it sent 1,000 entries, and its",
         ),
         "nothing": (lambda fields, tensors: pack({"fault": "no"}), "no"),
+        "beyond bounds": (tensors_only(lambda n, t: t * 1e4 if n == "x" else t), "means 'x' with a number beyond"),
+        "no shares of classes": (
+            tensors_only(lambda n, t: t - 0.5 if n == "y" else t),
+            "means 'y' with a number beyond",
+        ),
     }[kind]
     finished = run(spoiling(1, "query.share", change), experiment("fedmix", rounds=1), tmp_path, QUICK)
     (refused,) = finished.directory.metrics()[1]["shared"]["refused"]

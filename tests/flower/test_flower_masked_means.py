@@ -176,8 +176,8 @@ def test_a_site_can_allow_only_masked_means(tmp_path: Path) -> None:
     # Of four, one wants all four, and another lets no keys out.
     assert finished.state.entries.owner.tolist() == small
     kinds = [line["kind"] for line in audit(tmp_path, small[0])]
-    assert kinds[:4] == ["keys", "keys", "masked", "keys"]
-    assert set(kinds[4:]) <= {"weights"}
+    assert kinds[:5] == ["keys", "keys", "masked", "masked", "keys"]
+    assert set(kinds[5:]) <= {"weights"}
     assert "this site's policy want 4 (min_sum" in audit(tmp_path, large[2])[1]["refused"]
     assert "lets no keys out" in audit(tmp_path, large[3])[0]["refused"]
 

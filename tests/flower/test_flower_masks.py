@@ -122,11 +122,11 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
     assert masks.shared_mask(a, to_b, b"sum", 5).tolist() == masks.shared_mask(b, to_a, b"sum", 5).tolist()
     assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(c, to_b, b"sum", 5).tolist()
     assert masks.shared_mask(a, to_b, b"sum", 5).tolist() != masks.shared_mask(b, to_a, b"another", 5).tolist()
-    sealed = masks.seal(a, to_b, 1, 2, b"own", b"pair")
-    assert masks.unseal(b, to_a, 1, 2, sealed) == (b"own", b"pair")
-    for private, sender in ((c, 1), (b, 3)):
+    sealed = masks.seal(a, to_b, b"table", 1, 2, b"own", b"pair")
+    assert masks.unseal(b, to_a, b"table", 1, 2, sealed) == (b"own", b"pair")
+    for private, sender, table in ((c, 1, b"table"), (b, 3, b"table"), (b, 1, b"another")):
         with pytest.raises(masks.CRYPTO_ERRORS):
-            masks.unseal(private, to_a, sender, 2, sealed)
+            masks.unseal(private, to_a, table, sender, 2, sealed)
     shares = masks.split_secret(b"secret", 3, 5)
     assert {masks.join_shares(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
     assert masks.public_key_of(a) == to_a

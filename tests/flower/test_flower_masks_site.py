@@ -18,7 +18,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from flower_helpers import Nodes
 from flwr.app import Context, RecordDict
 from test_flower import audit, by_loop, site_files
-from test_flower_masks import asked
+from test_flower_masks import ALL, asked, drop, summands
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
@@ -33,7 +33,7 @@ from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
 from fedblend.flower.trial import make_site_key
-from fedblend.methods.aggregators.secure import SecureMean
+from fedblend.methods.aggregators.secure import SecureMean, Total
 
 
 class Round:
@@ -67,9 +67,9 @@ class Round:
     def masked(self, client: int, sealed: dict[str, torch.Tensor], **otherwise: Any) -> torch.Tensor:
         beside = otherwise.pop("beside", {})
         here, told = self.here[client], {**self.told, **otherwise}
-        return at_site.masked_update(
-            here, here.setup.experiment.method.aggregator, self.upload, self.start, told, sealed, beside
-        )["masked"]
+        aggregator = here.setup.experiment.method.aggregator
+        with at_site.masking(here, "models", told, sealed) as taken:
+            return at_site.masked_update(here, aggregator, self.upload, self.start, told, taken, beside)["masked"]
 
     def sum(self, **otherwise: Any) -> torch.Tensor:
         """The server's sum of sites 0 to 2 without site 3; site 1 receives a different context."""
@@ -167,8 +167,9 @@ def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
     allow = ["masked", "keys"]
     finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", FederationLimits(deadline=5))
     assert finished.state.round == 1
-    assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "keys"]
-    assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, False]
+    assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "masked", "keys"]
+    assert [line.get("begun", False) for line in audit(tmp_path, 0)] == [False, False, True, False, False]
+    assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, True, False]
     with pytest.raises(FedblendError, match="lets no weights out"):
         run(
             Nodes(site_files(tmp_path, 4, allow=allow)),
@@ -317,6 +318,108 @@ def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: 
     ):
         assert not_signed in replies({1: pairs[1] | {"sign": signed}}, [0, 2, 3])
     assert "site 4 would be in the sum, and is not among this site's peers" in replies({4: pairs[4]}, [0, 1, 2, 3])
+
+
+class Signing:
+    """Sites that sign their keys, in one Flower run; with it one may begin several runs of the same sites."""
+
+    def __init__(self, configs: list[dict[str, Any]], sites: int, engine: LoopEngine | None = None) -> None:
+        self.engine = engine or LoopEngine(make_setup(of_sites(sites)))
+        setup = self.engine.setup
+        self.start, self.total = setup.weights(), int(setup.sizes(0).sum())
+        self.told = {"experiment": as_table(setup.experiment), "setup": describe_setup(setup), "quantity": "models"}
+        self.here = [
+            ClientTask(self.engine, read_site(config["site"]), c, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
+            for c, config in enumerate(configs)
+        ]
+
+    def keys(self, client: int) -> dict[str, torch.Tensor]:
+        return {f"{client}/{n}": t for n, t in at_site.make_keys(self.here[client], self.told, {})[1].items()}
+
+    def shares(self, client: int, table: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return at_site.make_shares(self.here[client], {**self.told, "threshold": 3}, table)[1]
+
+    def mask(self, client: int, sealed: dict[str, torch.Tensor]) -> None:
+        here, told = self.here[client], {**self.told, "total": self.total}
+        with at_site.masking(here, "models", told, sealed) as taken:
+            at_site.masked_update(here, here.setup.experiment.method.aggregator, self.start, self.start, told, taken)
+
+    def sign(self, client: int, present: list[int], dropped: list[int]) -> torch.Tensor:
+        told = {"quantity": "models", "present": present, "dropped": dropped}
+        return at_site.sign_sites(self.here[client], told, {})[1]["sign"]
+
+    def reveal(
+        self, client: int, present: list[int], dropped: list[int], signed: dict[int, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        told = {"quantity": "models", "present": present, "dropped": dropped}
+        signatures = {f"sign/{site}": signature for site, signature in signed.items()}
+        return at_site.reveal_shares(self.here[client], told, signatures)[1]
+
+
+def of_sites(sites: int) -> Any:
+    return asked(partition={"name": "iid", "clients": sites}, train={**ALL, "cohort": sites})
+
+
+def test_a_site_opens_no_share_that_was_sealed_under_other_keys(tmp_path: Path) -> None:
+    """A server gives site 0 keys that sites 1 to 3 signed in runs of their own, each with other keys of the rest."""
+    configs = signing_sites(tmp_path)
+    victim, run_of_1, others = Signing(configs, 4), Signing(configs, 4), Signing(configs, 4)
+    keys_of_0, keys_of_1 = victim.keys(0), run_of_1.keys(1)
+    here, there = ({**others.keys(2), **others.keys(3)} for _ in range(2))
+    sealed_by_0 = victim.shares(0, keys_of_0 | keys_of_1 | here)
+    run_of_1.shares(1, keys_of_0 | keys_of_1 | there)
+    sealed = {f"sealed/{c}": torch.zeros(1, dtype=torch.uint8) for c in (2, 3)} | {"sealed/0": sealed_by_0["1"]}
+    run_of_1.mask(1, sealed)
+    present = [0, 1, 2, 3]
+    state = run_of_1.here[1].memory.recall(at_site.STATE, "0/models/masked")
+    texts = {c: masks.sites_text(c, "models", masks.tensor_to_bytes(state["table"]), present, []) for c in present}
+    signed = {c: masks.bytes_to_tensor(masks.sign(str(tmp_path / f"site-{c}.key"), texts[c])) for c in (0, 2, 3)}
+    run_of_1.sign(1, present, [])
+    assert set(run_of_1.reveal(1, present, [], signed)) == {"own/1"}
+
+
+def test_sites_unmask_a_sum_of_the_sites_that_most_of_them_have_signed(tmp_path: Path) -> None:
+    """Of five sites the server names three to site 0, and tells each what it needs for the masks of site 0's model."""
+    one = Signing(signing_sites(tmp_path, 5), 5)
+    table = {name: key for c in range(5) for name, key in one.keys(c).items()}
+    shares = {c: one.shares(c, table) for c in range(5)}
+    for c in range(5):
+        among = (0, 1, 2) if c == 0 else range(5)
+        one.mask(c, {f"sealed/{d}": shares[d][str(c)] for d in among if d != c})
+    # Sites 0, 3 and 4 would give shares of the secret of site 0, and three sites those of the keys of 1 and of 2.
+    lists = {0: ([0, 1, 2], []), 1: ([0, 1, 3, 4], [2]), 2: ([0, 2, 3, 4], [1])}
+    lists |= dict.fromkeys((3, 4), ([0, 3, 4], [1, 2]))
+    for c in range(5):
+        with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+            one.reveal(c, *lists[c], {})
+    signed = {c: one.sign(c, *lists[c]) for c in range(5)}
+    for c in range(5):
+        with pytest.raises(RefusedByPolicy, match=r"[12] sites have signed that the sum is of .*; 3 must"):
+            one.reveal(c, *lists[c], signed)
+        with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
+            one.sign(c, [0, 1, 2, 3, 4], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("when", "left"),
+    [({1: "query.shares"}, [0, 2, 3, 4]), ({0: "train", 4: "train"}, [1, 2, 3]), ({1: "query.sign"}, [0, 1, 2, 3, 4])],
+)
+def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
+    when: dict[int, str], left: list[int], tmp_path: Path
+) -> None:
+    one = of_sites(5)
+    grid = drop(Nodes(signing_sites(tmp_path, 5)), when)
+    finished = run(grid, one, tmp_path / "run", FederationLimits(min_sites=2, deadline=2))
+    sizes = make_setup(one).sizes(0)
+    share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
+    total = sum(summands(one, left, list(range(5))).values())
+    expected = one.method.aggregator.decoded(Total(total, share), make_setup(one).weights())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(finished.state.weights[name], tensor, rtol=0, atol=1e-7)
+    assert [r["client"] for r in finished.directory.metrics()[1].get("refused", [])] == [
+        c for c in range(5) if c not in left
+    ]
 
 
 def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:

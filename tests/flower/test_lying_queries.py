@@ -30,6 +30,7 @@ from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
+from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 from fedblend.runs.directory import RunDirectory
@@ -397,6 +398,78 @@ def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) ->
         told, tensors = unpack(answer(message, context).content)
         assert "of round 1 in this run, and gives them once" in told["fault"]
         assert not tensors
+
+
+WITHHELD = (
+    "it sends nothing to this masked sum: a number is beyond its range, or its app failed; the site's logs state "
+    "which; valid: a larger range (coarser steps)"
+)
+
+
+def ready(site: KeptSite, asked: Experiment, quantity: str) -> dict[str, torch.Tensor]:
+    """Let the site share its secrets among itself and three keys of the server; what others sealed for it."""
+    keys = site.reply("query.keys", asked, quantity=quantity)[1]
+    table = {f"0/{name}": key for name, key in keys.items()}
+    for peer in (1, 2, 3):
+        table |= {f"{peer}/{name}": masks.bytes_to_tensor(masks.new_key_pair()[1]) for name in ("mask", "box")}
+    assert "commit" in site.reply("query.shares", asked, tensors=table, quantity=quantity, threshold=3)[1]
+    return {f"sealed/{peer}": torch.zeros(1, dtype=torch.uint8) for peer in (1, 2, 3)}
+
+
+def test_whether_a_model_is_within_range_is_told_once_in_a_round_and_no_more_than_that(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, allow=["masked", "keys"])
+    site.connect()
+    method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "range": 0.01}}
+
+    def told(rate: float, sealed: dict[str, torch.Tensor], by: KeptSite = site) -> str:
+        asked = site.experiment(method=method, train={**ALL, "lr": rate})
+        weights = add_prefix("weights/", make_setup(asked).weights())
+        fields = {"begins": "round", "mark": None, "state": None, "pool": None, "total": 10**6}
+        fields, tensors = by.reply("train", asked, tensors=weights | sealed, **fields)
+        assert not tensors
+        return fields["fault"]
+
+    # A small rate keeps each number within range, a large one does not.
+    before = {told(rate, {}) for rate in (1e-6, 1e3)}
+    assert len(before) == 1
+    assert "the masks of round 1 are not at this stage" in before.pop()
+    sealed = ready(site, site.experiment(method=method), "models")
+    other = site.at_once()
+    assert told(1e3, sealed) == WITHHELD
+    for again in (site, other):
+        assert {"gives them once" in told(rate, sealed, again) for rate in (1e-6, 1e3)} == {True}
+    lines = [line for line in site.log() if line["kind"] == "masked"]
+    assert [(line.get("begun", False), line.get("trained", False)) for line in lines[:2]] == [
+        (True, True),
+        (False, False),
+    ]
+    assert "changed by more than 0.01 in one round" in lines[1]["refused"]
+    # It counts as one of the rounds of all runs.
+    site.write(rounds=1)
+    site.connect(2)
+    assert "has trained in 1 rounds" in told(1e-6, ready(site, site.experiment(method=method), "models"))
+
+
+def test_whether_a_mean_is_within_range_is_told_once_of_all_sharings_and_no_more_than_that(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, allow=["masked", "keys"])
+    site.connect()
+
+    def told(range: float, sealed: dict[str, torch.Tensor]) -> str:
+        fields, tensors = site.reply("query.share", beyond(range), tensors=sealed)
+        assert not tensors
+        return fields["fault"]
+
+    def beyond(range: float) -> Experiment:
+        return site.experiment({"name": "secure-means", "range": range})
+
+    before = {told(range, {}) for range in (0.1, 100.0)}
+    assert len(before) == 1
+    assert "the masks of round 1 are not at this stage" in before.pop()
+    sealed = ready(site, beyond(0.1), "means")
+    assert told(0.1, sealed) == WITHHELD
+    assert "gives them once" in told(100.0, sealed)
+    site.connect(2)
+    assert "has shared 1 payload of its samples in all runs" in told(100.0, ready(site, beyond(0.1), "means"))
 
 
 def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_sum(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
 from helpers import BatchNormNet, federation, federation_of, run, same, setup
 from safetensors.torch import load_file
 
-from fedblend.core.aggregator import Aggregator
+from fedblend.core.aggregator import Aggregator, LocalWork
 from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
+from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.order import IntervalMean
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
@@ -150,6 +151,39 @@ def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
     fed = federation_with(made, lossy)
     with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 3; valid: 0 to 0"):
         run(fed, 1)
+
+
+@pytest.mark.parametrize("name", ["krum", "multi-krum"])
+def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str) -> None:
+    def made(invalid: float) -> Any:
+        adversary = {"name": "nan", "share": invalid}
+        clients = {"partition": {"name": "iid", "clients": 10}, "train": {"cohort": 10}}
+        return setup(**clients, adversary=adversary, method={"aggregator": {"name": name, "byzantine": 3}})
+
+    _, records = run(federation_of(made(0.3)), 2)
+    assert [(one["uploads"], len(one["refused"])) for one in records] == [(7, 3), (7, 3)]
+    # What is refused beyond that leaves too few.
+    with pytest.raises(FedblendError, match=r"0 needs 3 uploads .* but valid uploads are 2"):
+        run(federation_of(made(0.8)), 1)
+
+
+def test_krums_byzantine_clients_are_fewer_by_the_invalid_uploads() -> None:
+    work = LocalWork(lambda samples: 1, 0.1, 0.0, 0.0, ())
+    assert [Krum(byzantine=2).for_round(replace(work, invalid=n)).byzantine for n in range(4)] == [2, 1, 0, 0]
+    assert MultiKrum(byzantine=2, kept=3).for_round(replace(work, invalid=1)) == MultiKrum(byzantine=1, kept=3)
+
+
+def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() -> None:
+    def weights(aggregator: Any) -> Any:
+        made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": aggregator})
+        state, _ = run(federation_with(made, made.experiment.model_copy(update={"channel": LosesThree()})), 1)
+        return state.weights
+
+    # One of six at each end: of the three that arrive the middle one is left.
+    assert same(weights({"name": "trimmed-mean", "share": 0.2}), weights("median"))
+    told = r"share: 0.4 of 6 clients leaves out 2 uploads at each end and needs 5, but valid uploads are 3; valid: a sm"
+    with pytest.raises(FedblendError, match=told):
+        weights({"name": "trimmed-mean", "share": 0.4})
 
 
 def test_a_round_without_uploads_is_told_before_they_are_aggregated() -> None:

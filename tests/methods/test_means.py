@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sharing_helpers import DATA, MADE, entries, mean, share
 
 from fedblend.core.registry import build
+from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Pool
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing import means as means_module
@@ -269,3 +270,35 @@ def test_server_average_groups_clients_at_random() -> None:
 
     assert same(after[0].tensors, after[1].tensors)
     assert not same(after[0].tensors, after[2].tensors)
+
+
+# Bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])
+@pytest.mark.parametrize("scale", ["standard", "unit", "symmetric", "none"])
+def test_means_beyond_the_bounds_of_samples_and_noise_are_refused(scale: str, options: dict[str, Any]) -> None:
+    made = setup(DATA, scale={"name": scale})
+    sharing, spec = SharedMeans(samples_per_mean=1, **options), model_spec(made, made.model)
+    payload = sharing.share(local(DATA.train.x, DATA.train.y, made.task, made.scale))
+
+    assert sharing.fault(payload, 23, spec) is None
+    largest = 255.0 * (1 + 100 * (options.get("noise", 0) + options.get("multiplier", 0)))
+    for name, number in (("x", largest * 10), ("x", -largest * 10), ("y", 1e4), ("y", -1e4)):
+        wrong = {**payload, name: payload[name].clone()}
+        wrong[name][0, 0] = number
+        assert f"it sent means '{name}' with a number beyond the bounds" in str(sharing.fault(wrong, 23, spec))
+
+
+def test_numbers_without_known_bounds_are_not_refused() -> None:
+    data = numbers(30)
+    made = setup(data, model={"name": "mlp", "hidden": []})
+    payload = {"x": torch.full((1, *data.train.x.shape[1:]), 1e6), "y": torch.full((1, 2), 1e6)}
+    assert SharedMeans().fault(payload, 30, model_spec(made, made.model)) is None
+
+
+def test_targets_beside_means_of_hidden_states_are_within_0_and_1() -> None:
+    sharing, spec = HiddenMeans(layer=1), model_spec(MADE, MADE.model)
+    for x, y, refused in ((1e6, 0.5, False), (0.0, 2.0, True), (0.0, -1.0, True)):
+        payload = {"x": torch.full((1, 8), x), "y": torch.full((1, 3), y)}
+        assert (sharing.fault(payload, 23, spec) is not None) == refused

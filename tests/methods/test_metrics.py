@@ -45,6 +45,14 @@ def test_f1_by_hand() -> None:
     assert metric("f1").overall(THREE, TARGETS) == pytest.approx((2 / 4 + 4 / 5 + 2 / 3) / 3)
 
 
+def test_auc_ranks_outputs_whose_softmax_rounds_to_1() -> None:
+    gaps = torch.tensor([40.0, 50.0, 45.0, 60.0])
+    outputs = torch.stack([torch.zeros(4), gaps], 1)
+    assert metric("auc").by_class(outputs, torch.tensor([0, 1, 0, 1])) == [1.0, 1.0]
+    outputs[0, 0] = math.nan
+    assert all(math.isnan(one) for one in metric("auc").by_class(outputs, torch.tensor([0, 1, 0, 1])))
+
+
 def test_auc_by_hand_with_a_tie() -> None:
     outputs = logits([[0.2, 0.8], [0.4, 0.6], [0.4, 0.6], [0.9, 0.1]])
     targets = torch.tensor([1, 1, 0, 0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from baselines_helpers import Reference, far, near
 from helpers import experiment, images, run, same, setup
+from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.callbacks import Callback
@@ -211,6 +212,45 @@ def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
     assert [one["bytes_up"] for one in made[1]] == [one["bytes_up"] for one in wanted[1]]
 
 
+STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimizer": "adam", "clip_norm": 0.1}]
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@pytest.mark.parametrize("train", [*STEPS, {"accumulate": 2}])
+def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type[LoopEngine]) -> None:
+    methods = ({"name": "fedrep", "personal": {"layers": 0}}, "fedavg")
+    both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]
+
+    made, wanted = (run(RoundLoop(of, engine(of)), 2)[0].weights for of in both)
+
+    assert same(made, wanted)
+
+
+class FrozenHead(nn.Sequential):
+    """A network whose last layer is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3).requires_grad_(False))
+
+
+class FrozenBody(nn.Sequential):
+    """A network of which only the last layer is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("train", [*STEPS, {"optimizer": "torch.optim:RMSprop", "clip_norm": 0.1}])
+def test_nothing_moves_in_the_turn_of_frozen_layers(train: dict[str, Any]) -> None:
+    model = {"name": "module", "path": "test_own_layers:FrozenHead"}
+    turns = [{"name": "fedrep", "personal": {"head_share": share}} for share in (1.0, 0.5)]
+    still, moving = (setup(images(), method=turn, model=model, holdout=0.2, train=train) for turn in turns)
+    stacks = still.experiment.train.optimizer.stacks
+    for engine in (LoopEngine, StackedEngine) if stacks else (LoopEngine,):
+        assert same(run(RoundLoop(still, engine(still)), 1)[0].weights, still.weights())
+        assert not same(run(RoundLoop(moving, engine(moving)), 1)[0].weights, moving.weights())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -231,6 +271,10 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
         ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
         ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
         ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
+        (
+            {"model": {"name": "module", "path": "test_own_layers:FrozenBody"}},
+            "'fedper' keeps all trained layers of the model 'module' at clients, .*; valid: fewer layers",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -157,6 +157,21 @@ def test_noise_is_of_the_size_asked_for_on_every_number_and_no_counter(distribut
     torch.testing.assert_close(by_clip["w"], sent["w"])
 
 
+def test_noise_that_float32_would_round_away_is_refused() -> None:
+    for options in ({"clip": 1.6e-44, "multiplier": 0.04}, {"scale": 1e-40}, {"clip": 1.0, "multiplier": 1e-31}):
+        with pytest.raises(FedblendError, match=r"(scale|multiplier): noise of .* is too small for float32"):
+            experiment(protection={"name": "noise", **options})
+    part = ClipAndNoise(clip=1.0, multiplier=1.0, on="gradients")
+    with pytest.raises(FedblendError, match=r"noise of 1e-40 on weights is too small for float32"):
+        protected(part, lr=1e-40)
+    server = ClipAndNoise(clip=1e-29, multiplier=1.0, side="server")
+    with pytest.raises(FedblendError, match=r"noise of 1e-31 on weights is too small for float32"):
+        server.release(UPLOAD, START, ReleaseContext(100, 100, 0.1, np.random.default_rng(0)))
+    # A round of learning rate 0 moves nothing.
+    assert same(protected(part, lr=0.0), START | {"seen": UPLOAD["seen"]})
+    assert protected(ClipAndNoise(clip=1e-29, multiplier=1.0))["w"].any()
+
+
 def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() -> None:
     part = ClipAndNoise(clip=1.0, multiplier=2.0, side="server")
     start = {"w": torch.zeros(300, 300)}

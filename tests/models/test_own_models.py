@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, run, setup
+from helpers import federation_of, images, run, same, setup
 
 from fedblend import _kernels
 from fedblend._kernels import simplify
@@ -22,7 +22,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 GROUPS = [range(10), [10], range(11, 23), range(23, 30)]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
 AGREE = ("SubclassOfLayer", "Hooked", "SubclassOfRow", "LayerByLayer", "InBlocks", "ReadTwice", "WrittenZeros")
-ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient")
+ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient", "DroppingTwice", "DroppingAcross")
 
 
 def world_of(model: str, train: dict[str, Any] | None = None, **changes: Any) -> Setup:
@@ -64,8 +64,6 @@ def test_a_stack_equals_the_loop(model: str, train: dict[str, Any]) -> None:
         ("Counting", "changes its weights or buffers itself"),
         ("Clamping", "changes its weights or buffers itself"),
         ("Tied", "'second.weight' and 'third.weight' are one tensor"),
-        ("DroppingTwice", "'drop' is called more than once"),
-        ("DroppingAcross", "'drop' has an input whose first axis is not the batch"),
         ("Padded", "'words' has a padding_idx"),
         ("Recurrent", "'first' is a fused LSTM"),
     ],
@@ -106,6 +104,30 @@ def test_untrained_tensors_are_the_rounds(model: str) -> None:
 
     for one, other in zip(trained(StackedEngine(made)), trained(LoopEngine(made)), strict=True):
         assert apart(one.weights, other.weights) < 1e-5
+
+
+def test_a_model_without_trained_weights_is_refused() -> None:
+    with pytest.raises(FedblendError, match="model: module has no weights that are trained; valid: a model of which"):
+        world_of("AllFrozen")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent: bool) -> None:
+    arguments = {"anew": anew, "persistent": persistent}
+    model = {"name": "module", "path": "own_models:Remembering", "arguments": arguments}
+    made = setup(images(30, side=8), model=model)
+    engine, task = LoopEngine(made), TrainTask(0, made.weights(), None, made.sizes(0))
+
+    *_, after_others = engine.train(task, [0, 2, 1])
+    alone = next(LoopEngine(made).train(task, [1]))
+
+    assert same(after_others.weights, alone.weights)
+    assert ("seen" in alone.weights) == persistent
+    assert not persistent or alone.weights["seen"].all()
+    assert persistent or not engine.server_model().get_buffer("seen").any()
+    assert [*engine.train(task, [0])]
+    assert np.array_equal(engine.score(alone.weights).loss, LoopEngine(made).score(alone.weights).loss)
 
 
 def test_clients_keep_their_own_frozen_weights() -> None:

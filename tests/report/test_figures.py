@@ -219,6 +219,15 @@ def test_split_is_drawn_class_by_client():
     assert split_chart({}, "s", "") is None
 
 
+@pytest.mark.parametrize("counts", [[[1, 2], [3, 4]], []])
+def test_a_split_names_clients_that_have_names(counts):
+    record = {"classes": ["x", "y"][: 2 if counts else 0], "counts": counts, "sizes": [3, 7], "names": ["Oslo", "Ulm"]}
+    chart = split_chart(record, "s", "")
+    assert [text.get_text() for text in chart.figure.axes[0].get_xticklabels()] == ["Oslo", "Ulm"]
+    named = chart.shown.head[1:] if counts else [row[0] for row in chart.shown.rows]
+    assert named == ["Oslo", "Ulm"]
+
+
 def test_a_split_that_all_seeds_share_is_not_called_each_seeds_own(folder, tmp_path):
     for seed in (0, 1):
         shutil.copytree(folder / f"fedavg-seed{seed}", tmp_path / f"fedavg-seed{seed}")

@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import PATIENCE_S
+from cli_helpers import PATIENCE_S, TINY, write
+
+import fedblend
+from fedblend.core.errors import FedblendError
 
 SCRIPT = """
 import fedblend
@@ -137,3 +140,15 @@ def test_what_user_code_prints_reads_and_warns_of_does_not_disturb_the_processes
     assert "a printed line" in done.stderr
     assert done.stderr.count("Python starts") == 2, "of each worker process"
     assert done.stderr.count("UserWarning: a warning of the part") == 1, "one warning of all processes is enough"
+
+
+def test_run_takes_an_experiment_its_file_and_its_table(tmp_path: Path) -> None:
+    table = {**TINY, "rounds": 0, "method": "fedavg"}
+    file = write(tmp_path / "my.toml", table)
+    given = [fedblend.Experiment(**table), table, file, str(file)]
+    losses = [fedblend.run(one, tmp_path / f"run-{i}").metrics["loss"].tolist() for i, one in enumerate(given)]
+    assert losses == losses[:1] * 4
+    with pytest.raises(FedblendError, match=r"^experiment: it describes 2 runs; fedblend.run_study makes them all$"):
+        fedblend.run(table | {"seeds": [0, 1]}, tmp_path / "two")
+    with pytest.raises(FedblendError, match=r"^experiment: 3 is none; valid: an Experiment, a file, or"):
+        fedblend.run(3, tmp_path / "three")  # type: ignore[arg-type]

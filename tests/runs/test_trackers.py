@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
+from helpers import same
+from safetensors.torch import load_file
+from torch import nn
 
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
@@ -82,6 +85,49 @@ def test_an_unknown_number_is_named_with_those_that_are_measured(tmp_path: Path)
     assert "accuracy" in told.err
 
 
+@pytest.mark.parametrize(
+    ("monitor", "lacking", "having"),
+    [
+        ("train_loss", {"uploads": None}, {"uploads": 2, "train_loss": 1.0}),
+        ("train_loss", {"uploads": 0}, {"uploads": 2, "train_loss": 1.0}),
+        ("metrics.auc", {"metrics": {"auc": None}}, {"metrics": {"auc": 1.0}}),
+        (
+            "client_metrics.auc.mean",
+            {"client_metrics": {"auc": {"tested": 0}}},
+            {"client_metrics": {"auc": {"mean": 1.0}}},
+        ),
+        ("change", {"change": None, "converged": False}, {"change": 1.0}),
+    ],
+)
+def test_a_round_that_lacks_the_number_does_not_count(
+    monitor: str, lacking: dict[str, Any], having: dict[str, Any]
+) -> None:
+    callback = EarlyStopping(monitor, "min", 2)
+    records = [RoundRecord(i, loss=1.0, **(having if i in (3, 6, 7) else lacking)) for i in range(1, 8)]
+    ends = [callback.on_round_end(None, record) for record in records]  # type: ignore[arg-type]
+    assert callback.seen == [(3, 1.0), (6, 1.0), (7, 1.0)]
+    assert [bool(end) for end in ends] == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize(
+    "monitor", ["train_los", "train_loss", "metrics.f1", "client_metrics.f1.mean", "change", "cohort"]
+)
+def test_a_number_that_no_round_will_have_ends_the_run_at_its_first_round(monitor: str) -> None:
+    record = RoundRecord(
+        1, loss=1.0, uploads=2, cohort=[0, 1], metrics={"auc": None}, client_metrics={"auc": {"tested": 0}}
+    )
+    told = f"monitor: '{monitor}' is not measured in this run; valid: loss, client_metrics.auc.tested, uploads"
+    with pytest.raises(FedblendError, match=told):
+        EarlyStopping(monitor).on_round_end(None, record)  # type: ignore[arg-type]
+
+
+def test_a_number_of_training_is_refused_where_no_client_trains(tmp_path: Path) -> None:
+    method = {"name": "xormixfl", "sharing": {"name": "base-samples"}}
+    with pytest.raises(FedblendError, match="'train_loss' is not measured in this run, in which no client trains"):
+        run(tmp_path / "run", {"name": "keep-best", "monitor": "train_loss"}, method=method)
+    assert not checkpoint.round_of(tmp_path / "run")
+
+
 def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
     # The lowest accuracy: the model of an early round, which later rounds must not replace.
     best = {"name": "keep-best", "mode": "min"}
@@ -104,6 +150,35 @@ def test_the_best_model_is_kept_through_interruptions(tmp_path: Path) -> None:
     assert here("export", whole.path, "--best", "--out", tmp_path / "m.safetensors").code == 0
     with pytest.raises(FedblendError, match="keeps no best model; add the callback keep-best"):
         checkpoint.read_best(tmp_path / "watch")
+
+
+def test_two_callbacks_that_keep_the_best_model_are_refused(tmp_path: Path) -> None:
+    two = [{"name": "keep-best"}, "csv", {"name": "keep-best", "monitor": "loss", "mode": "min"}]
+    told = "callbacks: each of two keep-best would replace the run's best.safetensors; valid: one of them"
+    refused(here("run", write(tmp_path / "x.toml", {"callbacks": two}), "--out", tmp_path / "run"), told)
+    with pytest.raises(FedblendError, match=told):
+        api.run(resolve({**TINY, "callbacks": two[:2]}), tmp_path / "run", callbacks=[KeepBest("loss", "min")])
+    assert not (tmp_path / "run").exists()
+
+
+class Tied(nn.Sequential):
+    """A network for digits of which two layers share a weight."""
+
+    def __init__(self) -> None:
+        first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+        second.weight = first.weight
+        super().__init__(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(64, 10))
+
+
+def test_the_best_model_of_layers_that_share_a_weight_is_kept_and_exported(tmp_path: Path) -> None:
+    best = {"name": "keep-best", "monitor": "loss", "mode": "min"}
+    result = run(tmp_path / "run", best, model={"name": "module", "path": "test_trackers:Tied"}, rounds=1)
+
+    kept = checkpoint.read_best(tmp_path / "run")[1]
+    assert torch.equal(kept["1.weight"], kept["3.weight"])
+    exported = load_file(result.predictor.export(tmp_path / "m.safetensors")[0])
+    assert same(kept, result.model.state_dict())
+    assert same(exported, kept)
 
 
 def test_a_best_model_that_was_cut_off_is_written_by_the_resumed_run(

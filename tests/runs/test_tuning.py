@@ -18,7 +18,7 @@ from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
-from fedblend.runs.tuning import MethodSearch, Trial, tune
+from fedblend.runs.tuning import MethodSearch, Trial, _best_file, tune
 
 pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
 
@@ -208,6 +208,52 @@ def test_finished_trials_go_on_where_the_file_has_more_rounds(tmp_path: Path) ->
     tune(search(), tmp_path / "longer")
     longer, whole = tune(search(rounds=5), tmp_path / "longer"), tune(search(rounds=5), tmp_path / "whole")
     assert scores(longer) == scores(whole)
+
+
+def test_a_shorter_search_compares_the_rounds_that_all_trials_have(tmp_path: Path) -> None:
+    tune(search(rounds=5), tmp_path / "shorter")
+    shorter, whole = tune(search(rounds=3), tmp_path / "shorter"), tune(search(rounds=3), tmp_path / "whole")
+    assert scores(shorter) == scores(whole)
+
+
+@pytest.mark.parametrize("rates", [[1e30, 0.1], [0.1, 1e30]])
+def test_a_score_that_is_not_finite_is_no_score(rates: list[float]) -> None:
+    trials = [Trial(Path(), {"train.lr": one}, None if one > 1 else 0.5, 1, 1) for one in rates]
+    found = MethodSearch("fedavg", {"train.lr": rates}, larger_is_better=False, trials=trials)
+    assert found.best is not None
+    assert found.best.values == {"train.lr": 0.1}
+
+
+def test_a_trial_that_diverges_has_no_score(tmp_path: Path) -> None:
+    table = search(
+        validation={"server": 0.2, "metric": "loss"},
+        train={"lr_decay": 1.0},
+        tune={"search": "grid", "fields": {"train.lr": [1e18, 0.1]}},
+    )
+    (each,) = tune(table, tmp_path)
+    assert each.best is not None
+    assert each.best.values == {"train.lr": 0.1}
+    assert sum(trial.score is None for trial in each.trials) == 1
+
+
+def test_a_trial_that_reaches_its_target_was_not_ended_early(tmp_path: Path) -> None:
+    table = search(target=0.0, stop_at_target=True, tune={"trials": 2, "fields": {"train.lr": LR}})
+    (each,) = tune(table, tmp_path)
+    assert [(trial.rounds, trial.pruned) for trial in each.trials] == [(1, False)] * 2
+
+
+def test_values_that_are_parts_leave_nothing_to_the_next_method(tmp_path: Path) -> None:
+    values = [{"name": "adam", "eps": 1e-3}, {"name": "adam"}]
+    methods = ["fedavg", "fedprox"]
+    first, second = ([{"train.optimizer": value}] for value in values)
+    searches = [
+        MethodSearch(name, {"train.optimizer": values}, trials=[Trial(tmp_path, one[0], 1.0, 1, 1)])
+        for name, one in zip(methods, (first, second), strict=True)
+    ]
+    plain = {key: value for key, value in search().items() if key not in ("tune", "method")}
+    (tmp_path / "best.toml").write_text(_best_file(plain, methods, searches))
+    made = api.expand_file(tmp_path / "best.toml", (), None).experiments
+    assert [one.train.optimizer.eps for one in made.values()] == [1e-3, 1e-8]
 
 
 def test_two_searches_cannot_share_a_folder(tmp_path: Path) -> None:

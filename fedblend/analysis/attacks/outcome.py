@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedblend.analysis.attacks.inversion import Progress, Reconstruction, invert, make_attack
+from fedblend.analysis.attacks.inversion import ATTACKS, Progress, Reconstruction, invert, make_attack
 from fedblend.analysis.attacks.metrics import ImageSimilarity, compare, require_scipy
 from fedblend.analysis.attacks.pictures import draw_attack
 from fedblend.analysis.attacks.search import Attack
@@ -114,7 +115,18 @@ class AttackResult:
             f"{len(attack_setup.y)}x{attack_setup.steps}",
         ]
         words += [attack_setup.attacker] + (["inferred"] if self.labels == "inferred" else [])
+        words += changed_options(self.attack, asdict(self.options), "")
         return attack_setup.snapshot.run.path / FOLDER / "-".join(words)
+
+
+def changed_options(attack: str, options: Mapping[str, Any], between: str = " ") -> list[str]:
+    """Return an attack's options that differ from its defaults, as words such as ``restarts 4``."""
+    default = asdict(ATTACKS[attack]()) if attack in ATTACKS else {}
+    return [
+        f"{name}{between}{value:g}" if isinstance(value, float) else f"{name}{between}{str(value).lower()}"
+        for name, value in sorted(options.items())
+        if name not in default or default[name] != value
+    ]
 
 
 MEASURES = ("mse", "psnr", "ssim")

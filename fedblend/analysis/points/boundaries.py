@@ -135,13 +135,9 @@ def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int |
     model = new_model(setup, "boundary")
     if len(rows):
         train(model, setup.scale(x), y, epochs, local.lr, local.batch_size, rng)
-    name = "all clients" if client is None else _client_name(setup, client)
+    names = population.names(data)
+    name = "all clients" if client is None else names[client] if names else f"client {client}"
     return SampleSet(name, x.numpy(), y.numpy(), _model_boundary(name, setup, model.eval(), axes))
-
-
-def _client_name(setup: Setup, client: int) -> str:
-    natural, names = setup.natural_clients(), setup.data.client_names
-    return names[int(natural[client])] if natural is not None and names else f"client {client}"
 
 
 @torch.no_grad()

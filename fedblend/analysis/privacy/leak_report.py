@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.outcome import read_attacks
+from fedblend.analysis.attacks.outcome import changed_options, read_attacks
 from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.similarity import (
     RAW,
@@ -142,11 +143,13 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     for kind, number in sent.items():
         if not number:
             continue
-        base = _unmeasured(run, outcome, state, kind, number, sharing)
+        base = _unmeasured(run, outcome, state, kind, number, sharing, setup)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
-            if setup is not None and state is not None:
-                base = replace(base, membership=membership.of_model(setup, state.weights))
+            trained_by = {client for record in outcome.records for client in record.cohort or ()}
+            # Where layers stay at clients, nobody has the whole model of the checkpoint.
+            if setup is not None and state is not None and trained_by and not setup.own_layers:
+                base = replace(base, membership=membership.of_model(setup, state.weights, trained_by))
         elif _is_shared(kind, sharing):
             found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing, state)
             if setup is not None and state is not None and (compared := _compared(setup, sharing, state)) is not None:
@@ -180,7 +183,13 @@ def _is_shared(kind: str, sharing: Any) -> bool:
 
 
 def _unmeasured(
-    run: RunDirectory, outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any
+    run: RunDirectory,
+    outcome: Outcome,
+    state: RunState | None,
+    kind: str,
+    number: int,
+    sharing: Any,
+    setup: Setup | None,
 ) -> Leak:
     """A leak of one kind of payload, without measures."""
     shared = _is_shared(kind, sharing)
@@ -194,7 +203,8 @@ def _unmeasured(
         shape = ""
         if state is not None:
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
-            sent = {"weights": state.weights, "extras": extras}.get(kind, state.global_outputs)
+            weights = state.weights if setup is None else setup.shared(state.weights)
+            sent = {"weights": weights, "extras": extras}.get(kind, state.global_outputs)
             shape = _shape_of_tensors(sent)
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
@@ -219,13 +229,18 @@ Measures = list[tuple[str, dict[str, Any]]]
 
 def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     """Measures of attacks on weights, averaged over the clients of attacks with equal settings."""
-    by_settings: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_settings: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in tables:
+        options = {name: value for name, value in one.get("options", {}).items() if name != "iterations"}
         labels = "" if one["labels"] == "true" else ", labels inferred"
         settings = f"{one['images']} images, {one['steps']} steps, {one['iterations']} iterations{labels}"
-        by_settings[f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"].append(one)
+        settings = ", ".join([settings, *changed_options(one["attack"], options)])
+        settings += ", stopped" if one.get("stopped") else ""
+        settings += "" if one.get("drawn", True) else ", client not drawn"
+        how = f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"
+        by_settings[how, json.dumps(options, sort_keys=True)].append(one)
     rows = []
-    for how, attacks in by_settings.items():
+    for (how, _), attacks in by_settings.items():
         clients = f"{len(attacks)} client{'' if len(attacks) == 1 else 's'}"
         # Attack files store an infinite PSNR as null.
         stored = {name: [one[name] for one in attacks] for name in ("mse", "psnr", "ssim")}

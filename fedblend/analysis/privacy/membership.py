@@ -8,7 +8,7 @@ advantage is the true minus the false positive rate, from 0 (guessing) to 1.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -28,8 +28,11 @@ AT_ONCE = 250
 """Samples in one forward pass, or in one table of distances."""
 
 
-def of_model(setup: Setup, weights: Tensors) -> float:
-    """The advantage against a model, by the loss of each sample."""
+def of_model(setup: Setup, weights: Tensors, clients: Collection[int] | None = None) -> float:
+    """The advantage against a model, by the loss of each sample.
+
+    ``clients`` are those that trained it, by default all: samples of others were not used.
+    """
     model = setup.model.eval()
 
     @torch.no_grad()
@@ -37,7 +40,7 @@ def of_model(setup: Setup, weights: Tensors) -> float:
         outputs = functional_call(model, dict(weights), (setup.scale(x),))
         return setup.task.losses(outputs, y)
 
-    members, others = _halves(setup)
+    members, others = _halves(setup, clients)
     return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
 
 
@@ -88,14 +91,16 @@ def _share_up_to(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 Half = tuple[torch.Tensor, torch.Tensor]
 
 
-def _halves(setup: Setup) -> tuple[Half, Half]:
-    """Up to :data:`SAMPLES` training samples of the clients, and as many other samples, as stored.
+def _halves(setup: Setup, clients: Collection[int] | None = None) -> tuple[Half, Half]:
+    """Up to :data:`SAMPLES` training samples of the clients (default: of all), and as many other samples, as stored.
 
     These are what the clients hold out, or the test samples where that is too few: test samples may be of other people,
     who could be told from the clients for that alone.
     """
     rng, train = stream(setup.experiment.seed, "membership"), setup.data.train
     used, held = setup.population.order, setup.population.rows("holdout")
+    if clients is not None:
+        used = used[np.isin(setup.population.owners(), sorted(clients))]
     rest = setup.data.test if len(held) < ENOUGH else train
     unused = np.arange(len(rest.y)) if rest is not train else held
     count = min(SAMPLES, len(used), len(unused))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,9 +25,11 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 class ImageFolder:
     """Images under ``path``: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or only ``CLASS/*.png``.
 
-    Classes are the folders' names in alphabetical order. Without ``train`` and ``test``, ``test_share`` of each class
-    is test, by a draw that depends only on the folder's name. Raises :class:`FedblendError` with the file for damaged
-    images, other files, and images of another size.
+    With ``clients``, a folder for each client lies above those of its classes: ``train/CLIENT/CLASS/*.png``, or
+    ``CLIENT/CLASS/*.png``. Classes are the folders' names in alphabetical order. Without ``train`` and ``test``,
+    ``test_share`` of each class (of each client's images, with ``clients``) is test, by a draw that depends only on the
+    folder's name. Files with other endings than those of images are left out. Raises :class:`FedblendError` with the
+    file for damaged images and images of another size.
     """
 
     path: FilePath
@@ -36,12 +38,14 @@ class ImageFolder:
     """Height and width in pixels to which images are resized (bilinear); by default all must have one size."""
     grey: bool = False
     """One channel instead of red, green and blue."""
+    clients: bool = False
+    """Whether a folder for each client, such as a hospital, lies above its classes' folders."""
     test_share: TestShare = 0.2
-    """Share of each class that is test, without folders `train` and `test`."""
+    """Share of each class, or of each client's images, that is test, without folders `train` and `test`."""
 
     def load(self) -> Dataset:
         """Load x uint8 [n, 1 or 3, H, W] and y int64 [n]."""
-        return load_classes(self.path, "image", SUFFIXES, self.test_share, self._read)
+        return load_classes(self.path, "image", SUFFIXES, self.clients, self.test_share, self._read)
 
     def _read(self, files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
         """Read images as uint8 [n, C, H, W], and add their paths and bytes to ``digest``."""
@@ -70,61 +74,75 @@ def load_classes(
     path: str,
     kind: Literal["image", "features"],
     suffixes: tuple[str, ...],
+    by_client: bool,
     test_share: float,
     read: Callable[[list[Path], Path, hashlib._Hash], np.ndarray],
 ) -> Dataset:
     """Load the samples in ``train/CLASS/`` and ``test/CLASS/``, or in ``CLASS/``, one file a sample.
 
-    ``read`` makes an array [n, ...] of some files, and adds their paths (below the folder) and bytes to a checksum.
+    ``by_client``: folders of clients lie above those of classes. ``read`` makes an array [n, ...] of some files, and
+    adds their paths (below the folder) and bytes to a checksum.
     """
     root = existing_path(path, "data.path")
     if not root.is_dir():
         raise FedblendError(f"data.path: '{root}' is a file; it must be a folder with a folder for each class")
     halves = [root / "train", root / "test"]
     has_halves = all(half.is_dir() for half in halves)
-    classes = _classes(halves[0] if has_halves else root)
-    files = [_labelled_files(half, classes, suffixes) for half in (halves if has_halves else [root])]
+    halves = halves if has_halves else [root]
+    clients = sorted({name for half in halves for name in _folders(half, "client")}) if by_client else []
+    groups = [[half / name for name in clients if (half / name).is_dir()] if clients else [half] for half in halves]
+    classes = sorted({name for folder in groups[0] for name in _folders(folder, "class")})
+    files = [[one for folder in group for one in _labelled(folder, classes, suffixes, by_client)] for group in groups]
     digest = hashlib.sha256()
     arrays = []
     for half in files:
         x = read([path for path, _ in half], root, digest)
-        arrays.append((x, np.array([label for _, label in half], np.int64)))
+        owner = np.array([clients.index(path.parent.parent.name) if clients else 0 for path, _ in half], np.int64)
+        arrays.append((x, np.array([label for _, label in half], np.int64), owner))
     if not has_halves:
-        ((x, y),) = arrays
-        test = draw_test_half(y, test_share, root.name)
-        arrays = [(x[~test], y[~test]), (x[test], y[test])]
+        ((x, y, owner),) = arrays
+        test = draw_test_half(owner if clients else y, test_share, root.name)
+        arrays = [(x[~test], y[~test], owner[~test]), (x[test], y[test], owner[test])]
     if arrays[0][0].shape[1:] != arrays[1][0].shape[1:]:
-        shapes = [list(x.shape[1:]) for x, _ in arrays]
+        shapes = [list(x.shape[1:]) for x, *_ in arrays]
         raise FedblendError(f"{root}: samples of train/ are of shape {shapes[0]}, those of test/ of {shapes[1]}")
-    count = sum(map(len, files))
+    group = "client" if clients else "class"
     facts = {
         "source": str(root),
-        "files": {f"{count} files, paths and contents": digest.hexdigest()},
-        "notes": "the folder's own split" if has_halves else f"test: {test_share:g} of each class, drawn by name",
+        "files": {f"{sum(map(len, files))} files, paths and contents": digest.hexdigest()},
+        "notes": "the folder's own split" if has_halves else f"test: {test_share:g} of each {group}, drawn by name",
     }
-    train, test_half = (Samples(torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
-    return check(Dataset(root.name, kind, train, test_half, classes, facts=facts))
+    train, test_half = (
+        Samples(torch.from_numpy(x), torch.from_numpy(y), owner if clients else None) for x, y, owner in arrays
+    )
+    return check(Dataset(root.name, kind, train, test_half, tuple(classes), tuple(clients), facts=facts))
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in ``folder``, in alphabetical order. Raises if there are none."""
-    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+def _folders(folder: Path, of: str) -> list[str]:
+    """The names of the folders in ``folder``, one for each class or client. Raises if there are none."""
+    names = [f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
     if not names:
-        raise FedblendError(f"{folder}: holds no folders; one folder for each class is needed")
-    return tuple(names)
+        raise FedblendError(f"{folder}: holds no folders; one folder for each {of} is needed")
+    return names
 
 
-def _labelled_files(folder: Path, classes: tuple[str, ...], suffixes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """Each file under ``folder`` with its label, class by class, in alphabetical order."""
-    extra = sorted(set(_classes(folder)) - set(classes))
+def _labelled(
+    folder: Path, classes: Sequence[str], suffixes: tuple[str, ...], may_lack: bool
+) -> list[tuple[Path, int]]:
+    """Each file under ``folder`` with its label, in alphabetical order; ``may_lack``: not all classes need be there."""
+    extra = sorted(set(_folders(folder, "class")) - set(classes))
     if extra:
         raise FedblendError(f"{folder / extra[0]}: is no class of the training half; valid: {', '.join(classes)}")
     labelled: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
         root = folder / name
+        if may_lack and not root.is_dir():
+            continue
         entries = sorted(root.iterdir()) if root.is_dir() else []
         files = [f for f in entries if f.suffix.lower() in suffixes and not f.name.startswith(".")]
         if not files:
-            raise FedblendError(f"{root}: holds no samples; valid: {', '.join(suffixes)}")
+            deeper = any(entry.is_dir() for entry in entries)
+            hint = "; with a folder for each client above those of classes, give data.clients = true" if deeper else ""
+            raise FedblendError(f"{root}: holds no samples; valid: {', '.join(suffixes)}{hint}")
         labelled += [(f, label) for f in files]
     return labelled

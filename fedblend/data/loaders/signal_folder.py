@@ -24,20 +24,23 @@ class SignalFolder:
     """Signals under ``path``: ``train/CLASS/*`` and ``test/CLASS/*``, or only ``CLASS/*``; one file a signal.
 
     A file is sound (`.wav`, 8 or 16 bits), a NumPy array (`.npy`, [T] or [channels, T]), or numbers (`.csv`, `.txt`: a
-    row for each point in time, a column for each channel, without a header). Without ``train`` and ``test``,
-    ``test_share`` of each class is test, by a draw that depends only on the folder's name.
+    row for each point in time, a column for each channel, without a header). With ``clients``, a folder for each client
+    lies above those of its classes, as in `image-folder`. Without ``train`` and ``test``, ``test_share`` of each class
+    (of each client's signals, with ``clients``) is test, by a draw that depends only on the folder's name.
     """
 
     path: FilePath
     """The folder; in an experiment file relative to that file."""
     length: Count | None = None
     """Points in time of all signals: longer ones are cut, zeros follow shorter ones (default: all have one length)."""
+    clients: bool = False
+    """Whether a folder for each client, such as a hospital, lies above its classes' folders."""
     test_share: TestShare = 0.2
-    """Share of each class that is test, without folders `train` and `test`."""
+    """Share of each class, or of each client's signals, that is test, without folders `train` and `test`."""
 
     def load(self) -> Dataset:
         """Load x float32 [n, channels, T] and y int64 [n]."""
-        return load_classes(self.path, "features", SUFFIXES, self.test_share, self._read)
+        return load_classes(self.path, "features", SUFFIXES, self.clients, self.test_share, self._read)
 
     def _read(self, files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
         signals: list[np.ndarray] = []

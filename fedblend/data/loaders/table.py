@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_CATEGORIES = 1000
 """Most values of a column of text; a column with more holds names or free text."""
 
+OWN_TEXTS = 0.9
+"""A column of text with more different values than this share of its rows names rows: its values are no categories."""
+
 MAX_CODES, STRAY = 20, 0.1
 """A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers."""
 
@@ -30,15 +33,18 @@ class TableFile:
 
     Columns of numbers are features as they are. A column of text is one feature for each of its values among the
     training samples (one-hot); a value that only test samples have is none of them. The target is a class if it is text
-    or whole numbers from 0, and a number to predict otherwise. Several targets of 0 and 1, or true and false, are
-    labels, of which a sample may have any number. Missing targets are refused. Without a column for the split,
-    ``test_share`` of each client's samples (without clients: of each class's) is test.
+    or whole numbers from 0, and a number to predict if it has a decimal point, or with ``task = "regression"``. Several
+    targets of 0 and 1, or true and false, are labels, of which a sample may have any number. Missing targets are
+    refused. Without a column for the split, ``test_share`` of each client's samples (without clients: of each class's)
+    is test.
     """
 
     path: FilePath
     """The file; in an experiment file relative to that file."""
     target: str | list[str]
     """The column to predict; several columns of numbers in regression, or one for each label in multi-label data."""
+    task: Literal["auto", "regression"] = "auto"
+    """What is predicted: by the target's type (`auto`), or numbers also where the target is whole numbers."""
     client: str | None = None
     """The column with each sample's client: a number or a name."""
     split: str | None = None
@@ -75,7 +81,7 @@ class TableFile:
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
         self._require_no_gaps(frame, [*used, *(features if self.missing == "refuse" else [])], path)
-        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets])}
+        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets], self.task)}
         if arrays["y"].dtype == bool:
             arrays["labels"] = np.array(targets, str)
         arrays |= {name: _labels(frame[column]) for name, column in self._named() if column}
@@ -85,7 +91,15 @@ class TableFile:
             arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
         train = ~test_rows(arrays["split"], path)
         if self.standardize == "client" and "client" in arrays:
+            if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
+                raise FedblendError(
+                    f"data.standardize: 'client' takes means of a client's training rows, but '{legible(lacking[0])}' "
+                    f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
+                )
             frame = _standardized(frame, features, arrays["client"], train)
+        for name in features:
+            if frame[name].dtype.kind not in "iufb":
+                _require_categories(name, frame[name].dropna())
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -105,9 +119,10 @@ class TableFile:
         if found:
             column, count = next(iter(found.items()))
             rows = "rows" if count > 1 else "row"
+            valid = "data.missing = 'mean' or 'drop' for features; " if self.missing == "refuse" else ""
             raise FedblendError(
                 f"{path}: column '{legible(column)}' is empty in {count} {rows} (with gaps: {listed(list(found))}); "
-                "valid: data.missing = 'mean' or 'drop' for features; targets, clients and splits must be there"
+                f"valid: {valid}targets, clients and splits must be there"
             )
 
 
@@ -127,6 +142,10 @@ def read_frame(path: Path, needed: str = "there is nothing to predict") -> pd.Da
         frame = pd.read_csv(path, sep=separator) if separator else pd.read_parquet(path)
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
+    except pd.errors.EmptyDataError:
+        raise FedblendError(
+            f"{path}: is empty; valid: a line with the columns' names, and a line for each sample"
+        ) from None
     # pandas and pyarrow raise errors of many kinds for damaged files.
     except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
@@ -149,25 +168,44 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
                 raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
 
 
-def _targets(frame: pd.DataFrame) -> np.ndarray:
+def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
     """One column of classes or numbers [n], several of labels bool [n, L], or several of numbers [n, q]."""
-    if frame.shape[1] > 1:
-        kinds = {name: frame[name].dtype.kind for name in frame}
-        if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
-            raise FedblendError(
-                f"data.target: column '{wrong[0]}' is no column of numbers; several targets must be, "
-                "or 0 and 1 for labels"
-            )
-        numbers = frame.to_numpy(np.float32)
-        are_labels = "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
-        return numbers == 1 if are_labels else numbers
-    return _labels(frame.iloc[:, 0])
+    kinds = {name: frame[name].dtype.kind for name in frame}
+    if frame.shape[1] == 1 and task == "auto":
+        _require_classes_from_zero(frame.iloc[:, 0])
+        return _labels(frame.iloc[:, 0])
+    if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
+        wants = "several targets" if task == "auto" else "targets of data.task = 'regression'"
+        labels = ", or 0 and 1 for labels" if task == "auto" else ""
+        raise FedblendError(f"data.target: column '{wrong[0]}' is no column of numbers; {wants} must be{labels}")
+    numbers = frame.to_numpy(np.float32)
+    are_labels = task == "auto" and "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
+    return numbers == 1 if are_labels else numbers
+
+
+def _require_classes_from_zero(column: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` for whole numbers that are no classes, or leave most classes without a sample."""
+    used = np.unique(column.to_numpy()) if column.dtype.kind in "iu" else np.empty(0, np.int64)
+    if len(used) and (used[0] != 0 or used[-1] >= max(2 * len(used), 2)):
+        raise FedblendError(
+            f"data.target: column '{legible(column.name)}' holds whole numbers from {used[0]} to {used[-1]}, "
+            f"{len(used)} different ones; valid: classes numbered from 0, or text for classes, or "
+            "data.task = 'regression' for numbers to predict"
+        )
 
 
 def _labels(column: pd.Series[Any]) -> np.ndarray:
     """Numbers as they are, and anything else as text."""
     array = column.to_numpy()
-    return array if array.dtype.kind in "iuf" else column.astype(str).to_numpy(str)
+    return array if array.dtype.kind in "iuf" else _texts(column).astype(str)
+
+
+def _texts(column: pd.Series[Any]) -> np.ndarray:
+    """A column's cells as text, object [n]; ``None`` for empty cells."""
+    # Not as NumPy's text: pandas 3 cuts all texts to one letter where a cell is empty.
+    texts = column.astype(str).to_numpy(object)
+    texts[column.isna().to_numpy()] = None
+    return texts
 
 
 # Features --------------------------------------------------------------------------------------------------
@@ -182,11 +220,15 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     fill: dict[str, float] = {}
     for name in training:
         column = training[name]
+        if column.isna().all():
+            raise FedblendError(
+                f"data.features: column '{legible(name)}' is empty in all training rows; valid: data.features without "
+                "it, or values"
+            )
         if column.dtype.kind in "iufb":
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
         else:
-            _require_no_stray_text(str(name), column.dropna())
             categories[str(name)] = sorted(column.dropna().astype(str).unique())
             if len(categories[str(name)]) > MAX_CATEGORIES:
                 raise FedblendError(
@@ -196,8 +238,8 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
 
 
-def _require_no_stray_text(name: str, cells: pd.Series[Any]) -> None:
-    """Raise :class:`FedblendError` if a few texts stand in a column of many different numbers."""
+def _require_categories(name: str, cells: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` if a few texts stand in a column of numbers, or nearly each row has its own text."""
     import pandas as pd
 
     numbers = pd.to_numeric(cells.astype(str), errors="coerce")
@@ -206,6 +248,11 @@ def _require_no_stray_text(name: str, cells: pd.Series[Any]) -> None:
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {len(texts)} of {len(cells)} cells are text, "
             f"such as {brief(str(texts.iloc[0]))}; write numbers, or empty cells and data.missing = 'mean'"
+        )
+    if cells.nunique() > max(MAX_CODES, OWN_TEXTS * len(cells)):
+        raise FedblendError(
+            f"data.features: column '{legible(name)}' has {cells.nunique()} different texts in {len(cells)} rows, such "
+            f"as {brief(str(cells.iloc[0]))}: it names rows; valid: data.features without it"
         )
 
 
@@ -220,8 +267,7 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
             raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
         column = frame[name]
         if name in form["categories"]:
-            texts = column.astype(str).to_numpy(str)
-            parts.append(texts[:, None] == np.array(form["categories"][name], str))
+            parts.append(_texts(column)[:, None] == np.array(form["categories"][name], object))
         elif column.dtype.kind in "iufb":
             parts.append(column.to_numpy(np.float64, na_value=np.nan)[:, None])
             parts[-1] = np.where(np.isnan(parts[-1]), form["fill"][name], parts[-1])
@@ -235,10 +281,12 @@ def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
     """What :func:`encode` puts in place of unknown values, in a line for each column that has some."""
     lines = []
     for name in (name for name in form["columns"] if name in frame.columns):
-        if (known := form["categories"].get(name)) is None:
-            if empty := int(frame[name].isna().sum()):
-                lines.append(f"column '{legible(name)}' is empty in {empty} rows, which get the training mean")
-        elif strange := sorted(set(map(str, frame[name])) - set(known)):
+        known = form["categories"].get(name)
+        if empty := int(frame[name].isna().sum()):
+            instead = "the training mean" if known is None else "none of its texts"
+            rows = "row" if empty == 1 else "rows"
+            lines.append(f"column '{legible(name)}' is empty in {empty} {rows}, taken as {instead}")
+        if known is not None and (strange := sorted({*_texts(frame[name])} - {*known, None})):
             texts = listed([f"'{legible(text)}'" for text in strange])
             lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")
     return lines

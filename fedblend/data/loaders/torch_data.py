@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fedblend.data.loaders.npz import Npz
 
 Samples = Any
 """An object with ``len`` and pairs (x, y) by number, such as a ``torch.utils.data.Dataset``."""
+
+MARK = "from_torch"
+"""An array of the files that :func:`from_torch` has written, which it may replace."""
 
 
 def from_torch(
@@ -32,7 +36,8 @@ def from_torch(
     ``test`` has the same form, without ``clients``; by default a fifth of each client's samples is test. ``classes``
     and ``labels`` are their names. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a
     class), whole numbers or booleans (1 for each label that the sample has), or floats to predict. Pictures that were
-    scaled to [0, 1] are stored as the pixels that they were. Raises :class:`FedblendError`.
+    scaled to [0, 1] are stored as the pixels that they were. A file that is there is replaced only if it was written
+    so. Raises :class:`FedblendError`.
 
         data = fedblend.from_torch({"north": north, "south": south}, "two.npz")
         fedblend.run(fedblend.Experiment(data=data, partition="natural"))
@@ -49,6 +54,7 @@ def from_torch(
     arrays: dict[str, Any] = {
         "x": _as_pixels(np.concatenate([half[0] for half in halves])),
         "y": np.concatenate([half[1] for half in halves]),
+        MARK: np.array(True),
     }
     if len(halves) == 2:
         arrays["split"] = np.repeat(["train", "test"], [len(half[1]) for half in halves])
@@ -58,6 +64,7 @@ def from_torch(
         if names is not None:
             arrays[field] = np.array([str(name) for name in names])
     target = Path(path).absolute()
+    _require_own(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.npz")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +75,19 @@ def from_torch(
     finally:
         temporary.unlink(missing_ok=True)
     return Npz(str(target))
+
+
+def _require_own(target: Path) -> None:
+    """Raise :class:`FedblendError` if there is a file that :func:`from_torch` has not written."""
+    try:
+        with np.load(target, allow_pickle=False) as archive:
+            is_own = MARK in archive.files
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        is_own = False
+    if not is_own:
+        raise FedblendError(f"{target}: is a file that from_torch has not written; name another file, or remove it")
 
 
 def _half(

@@ -31,7 +31,10 @@ class Natural:
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Group the samples by ``natural``, int64 [n]. Raises :class:`FedblendError` if that is ``None``."""
         if natural is None:
-            raise FedblendError("partition 'natural': the data set has no clients; choose another partition")
+            raise FedblendError(
+                "partition 'natural': the data set has no clients; name them (a table: data.client; a folder: "
+                "data.clients; an .npz file: the array 'client'), or choose another partition"
+            )
         ids, sizes = np.unique(natural, return_counts=True)
         ids = ids[sizes >= self.min_samples]
         wanted = len(ids) if self.clients is None else self.clients

@@ -88,6 +88,7 @@ class DistributedEngine:
                 fields, tensors = self.ranks.recv_from(rank)
                 result.good += [tuple(one) for one in fields["good"]]
                 result.refused += fields["refused"]
+                result.invalid += fields["invalid"]
                 result.sent += fields["sent"]
                 uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_from(fields, tensors)]
                 weight += fields["weight"]

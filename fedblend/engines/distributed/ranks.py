@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 
+from fedblend.core.trees import for_file
+
 Message = tuple[dict[str, Any], dict[str, torch.Tensor]]
 """Fields that JSON can represent, and tensors by name."""
 
@@ -109,12 +111,7 @@ def is_about_connection(error: RuntimeError) -> bool:
 
 def _encode(fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Encode a message as one safetensors file in memory, uint8 [bytes]; no pickle."""
-    encoded, addresses = {}, set()
-    for name, tensor in tensors.items():
-        flat = tensor.detach().contiguous().cpu()
-        # safetensors cannot store one tensor under several names, such as a tensor for several clients.
-        encoded[name] = flat.clone() if flat.data_ptr() in addresses else flat
-        addresses.add(flat.data_ptr())
+    encoded = for_file(tensors)
     # safetensors rejects a file without tensors.
     encoded[""] = torch.zeros(1)
     return torch.frombuffer(bytearray(save(encoded, {"fields": json.dumps(fields)})), dtype=torch.uint8)

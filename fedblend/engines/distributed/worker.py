@@ -117,6 +117,7 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
     summary = {
         "good": result.good,
         "refused": result.refused,
+        "invalid": result.invalid,
         "sent": result.sent,
         "weight": sums.weight if isinstance(sums, Sums) else 0.0,
         "weights": [weight for _, weight in uploads],

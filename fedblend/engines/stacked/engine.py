@@ -16,8 +16,8 @@ from fedblend.core.setup import Setup
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.cuda_graphs import Recorder, recorder_for
-from fedblend.engines.stacked.dropout import Shapes, dropout_shapes
-from fedblend.engines.stacked.layers import prepare_model
+from fedblend.engines.stacked.dropout import Drop
+from fedblend.engines.stacked.layers import dropouts, prepare_model
 from fedblend.engines.stacked.schedule import Stack
 from fedblend.engines.stacked.step import Inputs, Program, Step, outputs_of
 from fedblend.engines.stacked.trainer import StackInputs, StackTrainer
@@ -56,10 +56,11 @@ class StackedEngine(LoopEngine):
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.trainers: dict[Hashable, StackTrainer] = {}
         self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
-        self.shapes: Shapes = dropout_shapes(self.stacked, self.scale(setup.data.train.x[:3].to(self.device)))
+        self.has_dropout = bool(dropouts(self.stacked))
         state = self.stacked.state_dict(keep_vars=True)
         self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
         self.programs: dict[tuple[Any, ...], Program] = {}
+        self.known_drops: dict[tuple[Any, ...], list[Drop]] = {}
         self.forwards: dict[tuple[str, ...], TracedFunction] = {}
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
@@ -151,3 +152,11 @@ class StackedEngine(LoopEngine):
             self.stacked.train()
             self.programs[key] = step.trace(inputs)
         return self.programs[key]
+
+    def drops(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Sequence[Drop]:
+        """Return a step's calls of dropout layers, found out when inputs of these shapes first occur."""
+        key = (*kind, inputs.shapes())
+        if key not in self.known_drops:
+            self.stacked.train()
+            self.known_drops[key] = step.drops(inputs)
+        return self.known_drops[key]

@@ -6,7 +6,7 @@ Only PyTorch's own layers are replaced: a subclass or a hook may compute somethi
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -30,23 +30,17 @@ class CannotStack(Exception):
 
 
 class MaskedDropout(nn.Module):
-    """Dropout with a given ``mask``: float32 with the input's shape, 0 or 1 / (1 - p).
-
-    A mask may have more rows than the input, which then uses the first ones.
-    """
+    """Dropout by given masks: float32 with the input's shape, 0 or 1 / (1 - p). Without ``masks`` it drops nothing."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.mask: torch.Tensor | None = None
+        self.masks: Callable[[torch.Tensor, float], torch.Tensor] | None = None
+        """A function of the layer's input and probability that gives the mask of this call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x * mask; x itself without a mask. Raises :class:`ValueError` where the shapes do not fit."""
-        if self.mask is None:
-            return x
-        if self.mask.shape[1:] != x.shape[1:] or len(self.mask) < len(x):
-            raise ValueError(f"a dropout layer's input is {list(x.shape)}, its mask {list(self.mask.shape)}")
-        return x * (self.mask if len(self.mask) == len(x) else self.mask[: len(x)])
+        """Return x times its mask."""
+        return x if self.masks is None else x * self.masks(x, self.p)
 
 
 class FusedSequential(nn.Sequential):
@@ -110,9 +104,9 @@ def own_ways(layer: nn.Module) -> dict[str, nn.Module]:
     return ways
 
 
-def dropouts(model: nn.Module) -> dict[str, MaskedDropout]:
-    """Return the dropout layers of a prepared model with p above 0, by name, in the model's order."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, MaskedDropout) and m.p > 0}
+def dropouts(model: nn.Module) -> list[MaskedDropout]:
+    """Return the dropout layers of a prepared model with p above 0."""
+    return [m for m in model.modules() if isinstance(m, MaskedDropout) and m.p > 0]
 
 
 def _is_exactly(layer: nn.Module, kind: type[nn.Module]) -> bool:

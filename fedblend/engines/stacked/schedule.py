@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Stack:
         experiment = engine.setup.experiment
         self.full = experiment.train.batch_size
         self.objective = objective_of(experiment.method, task, clients[0].plain)
-        self.masks = DropoutMasks(engine.shapes, experiment.seed, task, [one.client for one in clients], self.device)
+        self.masks = DropoutMasks(experiment.seed, task, [one.client for one in clients], self.device)
         self.steps = max((len(one.sizes) for one in clients), default=0)
         self.sizes = _padded([one.sizes for one in clients], self.steps)
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
@@ -199,16 +200,15 @@ class Stack:
             sources = np.where(active, np.arange(len(active)), active.argmax())
             drawn_rows = to_device(torch.from_numpy(sources), self.device)
             drawn = {name: values.index_select(0, drawn_rows) for name, values in drawn.items()}
-        masks = [
-            self.masks.draw(rows.start, self.objective.largest_pass(size), active) for _ in self.objective.phases()
-        ]
         turn = None if self.own_firsts is None else step < self.own_firsts[rows]
         factor = None if self.factors is None else self.factors[rows, step]
         ending, steps = None, True
         if self.device_ends is not None:
             ending = self.device_ends[rows, step] & (self.device_sizes[rows, step] == size)
             steps = bool((self.ends[rows, step] & active).any())
-        self.trainer.step(StepBatch(x, y, drawn, masks, device_active, turn, factor, ending, steps), rows)
+        batch = StepBatch(x, y, drawn, [], device_active, turn, factor, ending, steps)
+        drops = self.trainer.drops(batch, rows)
+        self.trainer.step(replace(batch, masks=[self.masks.draw(rows.start, of, active) for of in drops]), rows)
 
 
 def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:

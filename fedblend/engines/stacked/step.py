@@ -18,6 +18,7 @@ from fedblend.core.objective import Batch, Context
 from fedblend.core.trees import strip_prefix
 from fedblend.engines.nets import FunctionalNet
 from fedblend.engines.sgd import Gradient, Precision, computing_in
+from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import CannotStack, dropouts
 from fedblend.methods.objectives.output_cache import OutputCache
 
@@ -49,7 +50,7 @@ class Inputs:
     drawn: dict[str, torch.Tensor] = field(default_factory=dict)
     """The objective's random numbers of this step [K, ...]."""
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Dropout masks [K, B, ...] by layer."""
+    """Dropout masks [K, ...] in the order of the layers' calls."""
     client_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """Tensors for the objective that differ by client [K, ...]."""
     shared_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -83,6 +84,19 @@ class Step:
     watches: bool = False
     tracked: Sequence[str] = ()
     """Names of what the objective keeps at clients, where its steps renew that."""
+    noted: list[Drop] | None = None
+    """Takes the calls of dropout layers, which then drop nothing."""
+
+    def drops(self, inputs: Inputs) -> list[Drop]:
+        """Return the calls of dropout layers in a step on inputs of these shapes, in order."""
+        noted: list[Drop] = []
+        replace(self, noted=noted)(*inputs.plain().tree())
+        return noted
+
+    def _note(self, x: torch.Tensor, p: float) -> torch.Tensor:
+        assert self.noted is not None
+        self.noted.append((tuple(x.shape), p))
+        return torch.ones_like(x)
 
     def __call__(self, *tree: Any) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
         """Return the gradients [K, ...] by parameter, and a list of detached results.
@@ -104,8 +118,9 @@ class Step:
     def _client_loss(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Return one client's loss with terms, its loss without terms, what is tracked, and outputs if it watches."""
         weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
-        for name, layer in dropouts(self.model).items():
-            layer.mask = inputs.masks.get(name)
+        masks = iter(inputs.masks.values())
+        for layer in dropouts(self.model):
+            layer.masks = (lambda x, p: next(masks)) if self.noted is None else self._note
         tables: dict[str, Any] = {
             field: strip_prefix(prefix, inputs.shared_tensors) | strip_prefix(prefix, inputs.client_tensors)
             for field, prefix in CONTEXT.items()
@@ -120,8 +135,8 @@ class Step:
                 loss = loss + term.loss(weights, net, batch, context.of_part(slot))
             outputs = (net.distribution(),) if self.watches else ()
         finally:
-            for layer in dropouts(self.model).values():
-                layer.mask = None
+            for layer in dropouts(self.model):
+                layer.masks = None
         return loss, value, *(own.client_state[name] for name in self.tracked), *outputs
 
     def trace(self, inputs: Inputs) -> Program:

@@ -27,7 +27,7 @@ from fedblend.engines.sgd import (
     zero_inactive,
 )
 from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
-from fedblend.engines.stacked.dropout import Shapes
+from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.step import Inputs, Program, Step
 from fedblend.methods.objectives.output_cache import LabelMeans
 
@@ -47,7 +47,8 @@ class Owner(Protocol):
     """The prepared model (:func:`fedblend.engines.stacked.layers.prepare_model`)."""
     names: list[str]
     """The model's trained parameters, in order."""
-    shapes: Shapes
+    has_dropout: bool
+    """Whether any layer of the model drops numbers."""
 
     def keeps_optimizer(self, task: TrainTask) -> bool:
         """Whether clients keep their optimiser's state after this task."""
@@ -59,6 +60,10 @@ class Owner(Protocol):
 
     def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
         """Return a step's program for inputs of these shapes."""
+        ...
+
+    def drops(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Sequence[Drop]:
+        """Return a step's calls of dropout layers for inputs of these shapes."""
         ...
 
     def trainer_for(self, inputs: StackInputs) -> StackTrainer:
@@ -119,7 +124,7 @@ class StepBatch:
     drawn: dict[str, torch.Tensor]
     """The objective's random numbers [n, ...]."""
     masks: list[dict[str, torch.Tensor]]
-    """Dropout masks by layer, one table for each phase of the objective."""
+    """Dropout masks in the order of the layers' calls, one table for each phase of the objective."""
     active: torch.Tensor | None
     """Bool [n], false for clients that do not change in this step; ``None`` where all are active."""
     own_turn: torch.Tensor | None = None
@@ -307,30 +312,45 @@ class StackTrainer:
 
         return batch, row, RecordedWork(work, recorder)
 
+    def drops(self, batch: StepBatch, rows: slice) -> list[Sequence[Drop]]:
+        """Return the calls of dropout layers in each phase of a step on this batch, whose masks are yet to be drawn."""
+        if not self.engine.has_dropout:
+            return [()] * len(self.objective.phases())
+        slots = self.slots.rows(rows)
+        phases = [self._phase(number, slots, batch, {}) for number in range(len(self.objective.phases()))]
+        return [self.engine.drops(step, (self.loss_kind, i), inputs) for i, (step, inputs) in enumerate(phases)]
+
+    def _phase(
+        self, number: int, slots: ClientSlots, batch: StepBatch, masks: Mapping[str, torch.Tensor]
+    ) -> tuple[Step, Inputs]:
+        """Return a phase of the objective as a step, and its inputs."""
+        engine, experiment, phases = self.engine, self.engine.setup.experiment, self.objective.phases()
+        last = number == len(phases) - 1
+        context = Context(engine.setup.task, engine.scale, pool_stored=experiment.method.sharing.shares_stored)
+        terms, _ = split_proximal(self.terms if last else (), experiment.train)
+        watches = last and self.means is not None
+        names = [name.removeprefix(OBJECTIVE) for name in self.tracked]
+        step = Step(engine.stacked, engine.names, phases[number], terms, context, experiment.precision, watches, names)
+        inputs = Inputs(
+            slots.params, batch.x, batch.y, batch.drawn, dict(masks), slots.client_tensors, self.shared_tensors
+        )
+        return step, inputs
+
     def _step(self, slots: ClientSlots, batch: StepBatch) -> None:
         """Make one step in place: one update for each phase of the objective."""
-        engine, experiment = self.engine, self.engine.setup.experiment
-        phases = self.objective.phases()
-        for number, (phase, masks) in enumerate(zip(phases, batch.masks, strict=True)):
-            last = number == len(phases) - 1
-            inputs = Inputs(
-                slots.params, batch.x, batch.y, batch.drawn, masks, slots.client_tensors, self.shared_tensors
-            )
-            context = Context(engine.setup.task, engine.scale, pool_stored=experiment.method.sharing.shares_stored)
-            terms, mu = split_proximal(self.terms if last else (), experiment.train)
-            watches = last and self.means is not None
-            tracked = self.tracked
-            names = [name.removeprefix(OBJECTIVE) for name in tracked]
-            step = Step(engine.stacked, engine.names, phase, terms, context, experiment.precision, watches, names)
-            program = engine.program(step, (self.loss_kind, number), inputs)
+        for number, masks in enumerate(batch.masks):
+            step, inputs = self._phase(number, slots, batch, masks)
+            program = self.engine.program(step, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
             active = batch.active
-            for name, value in zip(tracked, results[1:], strict=False):
+            for name, value in zip(self.tracked, results[1:], strict=False):
                 old = slots.client_tensors[name]
                 old.copy_(value if active is None else value.where(broadcast(active, value), old))
             if batch.ending is not None:
                 gradients, active = self._accumulate(slots, gradients, batch), batch.ending
+            last = number == len(batch.masks) - 1
+            _, mu = split_proximal(self.terms if last else (), self.engine.setup.experiment.train)
             start = self._start_weights(slots) if mu else []
             for positions, changing in self._turns(batch, active) if batch.steps else ():
                 state = [

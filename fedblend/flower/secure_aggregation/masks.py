@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -115,6 +115,16 @@ def sum_digest(
     return hashlib.sha256("\0".join([text, *tables]).encode()).digest()
 
 
+def table_digest(public: Mapping[int, Mapping[str, bytes]], threshold: int) -> bytes:
+    """Return the digest of a sum's threshold and of all its sites' public keys "mask" and "box".
+
+    It is part of each mask that two sites share, and of the key under which a share is sealed. So a server gains
+    nothing from keys that sites made for another sum: a site opens no share of one that saw other keys than itself.
+    """
+    rows = [[site, keys["mask"].hex(), keys["box"].hex()] for site, keys in sorted(public.items())]
+    return hashlib.sha256(json.dumps([threshold, rows]).encode()).digest()
+
+
 def sent_beside(pool: Tensors | None, owner: np.ndarray, server_state: Tensors) -> dict[str, torch.Tensor]:
     """Return what the server sends all sites of a sum beside the model: data to mix with, their owners, its state."""
     mixed = {} if pool is None else {**add_prefix("pool/", pool), "owner": torch.from_numpy(owner)}
@@ -126,32 +136,49 @@ def sign_keys(path: str, client: int, quantity: str, context: bytes, keys: Mappi
 
     Raises :class:`FedblendError` if there is no such key at ``path``.
     """
+    return sign(path, keys_text(client, quantity, context, keys))
+
+
+def sign(path: str, text: bytes) -> bytes:
+    """Sign a text as :func:`sign_keys` does."""
     content = read_bytes(path, "key: give this site's private key in OpenSSH's format")
     try:
         private = load_ssh_private_key(content, None)
         if not isinstance(private, EllipticCurvePrivateKey):
             raise ValueError("it is no elliptic-curve key")
-        return private.sign(_signed_text(client, quantity, context, keys), ECDSA(SHA384()))
+        return private.sign(text, ECDSA(SHA384()))
     except CRYPTO_ERRORS as error:
         raise FedblendError(f"key: {path}: cannot sign with it: {error}; valid: ssh-keygen -t ecdsa -b 384") from None
 
 
-def is_signed(line: str, client: int, quantity: str, context: bytes, keys: Mapping[str, bytes], signed: bytes) -> bool:
-    """Whether ``signed`` is the signature of these keys by the site with the public key ``line`` (OpenSSH)."""
+def is_signed(line: str, text: bytes, signed: bytes) -> bool:
+    """Whether ``signed`` is the signature of a text by the site with the public key ``line`` (OpenSSH)."""
     try:
         public = load_ssh_public_key(line.encode())
         if not isinstance(public, EllipticCurvePublicKey):
             return False
-        public.verify(signed, _signed_text(client, quantity, context, keys), ECDSA(SHA384()))
+        public.verify(signed, text, ECDSA(SHA384()))
     except (InvalidSignature, *CRYPTO_ERRORS):
         return False
     return True
 
 
-def _signed_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
-    """What a site signs; no other protocol signs a text with this beginning."""
+def keys_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
+    """Return what a site signs of its public keys; no other protocol signs a text with this beginning."""
     parts = [str(client).encode(), quantity.encode(), context, keys["mask"], keys["box"]]
-    return b"fedblend keys of a masked sum\0" + b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return b"fedblend keys of a masked sum\0" + _joined(parts)
+
+
+def sites_text(client: int, quantity: str, table: bytes, present: Collection[int], dropped: Collection[int]) -> bytes:
+    """Return what a site signs of the sites in a sum (present) and of those whose masks are removed (dropped)."""
+    lists = json.dumps([sorted(present), sorted(dropped)])
+    return b"fedblend sites of a masked sum\0" + _joined(
+        [str(client).encode(), quantity.encode(), table, lists.encode()]
+    )
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 def mask_from_key(key: bytes, length: int) -> np.ndarray:
@@ -160,17 +187,29 @@ def mask_from_key(key: bytes, length: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(4 * length)), "<u4")
 
 
-def seal(private: bytes, public: bytes, sender: int, receiver: int, own: bytes, pair: bytes) -> bytes:
-    """Encrypt and authenticate a sender's two shares for a receiver."""
-    return encrypt(shared_key(private, public), share_keys_plaintext_concat(sender, receiver, own, pair))
+def seal(private: bytes, public: bytes, table: bytes, sender: int, receiver: int, own: bytes, pair: bytes) -> bytes:
+    """Encrypt and authenticate a sender's two shares for a receiver with the same ``table`` (:func:`table_digest`)."""
+    return encrypt(_box_key(private, public, table), share_keys_plaintext_concat(sender, receiver, own, pair))
 
 
-def unseal(private: bytes, public: bytes, sender: int, receiver: int, sealed: bytes) -> tuple[bytes, bytes]:
-    """Decrypt the two shares. Raises one of :data:`CRYPTO_ERRORS` if sender or receiver differ, or on a forgery."""
-    sealed_by, sealed_for, own, pair = share_keys_plaintext_separate(decrypt(shared_key(private, public), sealed))
+def unseal(
+    private: bytes, public: bytes, table: bytes, sender: int, receiver: int, sealed: bytes
+) -> tuple[bytes, bytes]:
+    """Decrypt the two shares.
+
+    Raises one of :data:`CRYPTO_ERRORS` if sender, receiver or table differ, or on a forgery.
+    """
+    opened = decrypt(_box_key(private, public, table), sealed)
+    sealed_by, sealed_for, own, pair = share_keys_plaintext_separate(opened)
     if (sealed_by, sealed_for) != (sender, receiver):
         raise ValueError(f"shares of {sealed_by} for {sealed_for}, not of {sender} for {receiver}")
     return own, pair
+
+
+def _box_key(private: bytes, public: bytes, table: bytes) -> bytes:
+    """Return the key of sealed shares, base64 as Fernet takes it."""
+    key = base64.urlsafe_b64decode(shared_key(private, public))
+    return base64.urlsafe_b64encode(hmac.digest(key, b"fedblend shares\0" + table, "sha256"))
 
 
 def split_secret(secret: bytes, threshold: int, number: int) -> list[bytes]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from fedblend.flower.secure_aggregation.masks import (
     share_digest,
     shared_mask,
     sum_digest,
+    table_digest,
     tensor_to_bytes,
 )
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
@@ -137,17 +139,21 @@ class MaskedSum:
         return to_record(table)
 
     def sum(self, vectors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Run stage 4: return the sum behind the masked vectors, int32 [n], given by site.
+        """Run stages 4 and 5: return the sum behind the masked vectors, int32 [n], given by site.
 
         Secrets are restored from the shares that their dealers committed to, as far as these suffice. A site that has
         sent, or dealt, wrong shares is excluded from the run. Raises :class:`NoSum` if a secret cannot be restored.
         """
         self._require(vectors, f"sent {self.quantity}")
         dropped = [client for client in self.sealed if client not in vectors]
-        request = ClientRequest({"quantity": self.quantity, "present": sorted(vectors), "dropped": sorted(dropped)})
+        of = {"quantity": self.quantity, "present": sorted(vectors), "dropped": sorted(dropped)}
+        signed = self._signatures(of, vectors)
+        request = ClientRequest(of, (to_record(signed),) if signed else ())
+        asked = sorted(client for client in vectors if not signed or f"sign/{client}" in signed)
+        self.down += bytes_of(signed) * len(asked)
         wanted = {f"own/{client}": client for client in vectors} | {f"pair/{client}": client for client in dropped}
         shares: dict[str, Received] = {name: Received() for name in wanted}
-        replies = self._exchange("query.unmask", dict.fromkeys(sorted(vectors), request))
+        replies = self._exchange("query.unmask", dict.fromkeys(asked, request))
         for client in vectors.keys() - replies.keys():
             log.warning("fedblend: round %s: client %s sent no shares to unmask the sum", self.round + 1, client)
         for client, reply in replies.items():
@@ -172,10 +178,24 @@ class MaskedSum:
             self._remove_masks(client, self._join(f"pair/{client}", client, shares), vectors, total)
         return torch.from_numpy(total.view(np.int32))
 
+    def _signatures(self, of: dict[str, Any], present: Collection[int]) -> dict[str, torch.Tensor]:
+        """Return the signatures of who is in the sum, "sign/SITE"; none where sites do not sign their keys."""
+        if not all("sign" in self.public.get(client, {}) for client in present):
+            return {}
+        replies = self._exchange("query.sign", dict.fromkeys(sorted(present), ClientRequest(of)))
+        signed = {
+            client: reply.tensors["sign"]
+            for client, reply in replies.items()
+            if set(reply.tensors) == {"sign"} and len(reply.tensors["sign"]) <= LONGEST_SHARE
+        }
+        self._require(signed, "signed which sites are in the sum")
+        return {f"sign/{client}": signature for client, signature in signed.items()}
+
     def _remove_masks(self, client: int, private: bytes, present: Collection[int], total: np.ndarray) -> None:
         """Remove from ``total``, in place, the masks that present sites share with a dropped site."""
+        context = self.context + table_digest(self.public, self.threshold)
         for peer in present:
-            mask = shared_mask(private, self.public[peer]["mask"], self.context, len(total))
+            mask = shared_mask(private, self.public[peer]["mask"], context, len(total))
             total += mask if client < peer else np.uint32(0) - mask
 
     def _exclude_by_mismatches(self) -> None:

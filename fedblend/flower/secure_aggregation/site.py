@@ -6,22 +6,27 @@ et al. 2017, "Practical Secure Aggregation", figure 4, for a server that follows
 1. :func:`make_keys`: two new key pairs; the server sends their public keys to the other sites of the sum.
 2. :func:`make_shares`: a new secret; this secret and the private key of the masks are split among the sites, sealed
    for each.
-3. :func:`masked_update` after training, or :func:`masked_mean`: integers with a mask from the site's own secret and one
-   mask for each other site, which that site subtracts. The site then deletes both secrets, so that they mask no other
-   integers.
-4. :func:`reveal_shares`: for each site whose vector arrived its share of that site's secret, for each site that
-   dropped out its share of that site's private key. Never both of one site, and once.
+3. :func:`masking` deletes both secrets, so that they mask no other integers, and counts the vector. Then
+   :func:`masked_update` after training, or :func:`masked_mean`: integers with a mask from the site's own secret and one
+   mask for each other site, which that site subtracts.
+4. :func:`sign_sites`, where sites sign their keys: a signature of which sites' vectors arrived, once.
+5. :func:`reveal_shares`: for each site whose vector arrived its share of that site's secret, for each site that
+   dropped out its share of that site's private key. Never both of one site, and once. A site that knows its peers'
+   keys does so only if enough sites have signed the same.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.trees import strip_prefix
 from fedblend.experiment.tables import read_toml
 from fedblend.flower.client_task import ClientTask
@@ -35,21 +40,27 @@ from fedblend.flower.secure_aggregation.masks import (
     bytes_to_tensor,
     commitment,
     is_signed,
+    keys_text,
     mask_from_key,
     new_key_pair,
     public_key_of,
     seal,
     share_digest,
     shared_mask,
+    sign,
     sign_keys,
+    sites_text,
     split_secret,
     sum_digest,
+    table_digest,
     tensor_to_bytes,
     unseal,
 )
-from fedblend.flower.site import RefusedByPolicy
+from fedblend.flower.site import RefusedByPolicy, Withheld
 from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import SecureMeans
+
+log = logging.getLogger("flwr")
 
 SIGNATURE = "sign"
 """Name of a site's signature among its public keys."""
@@ -101,7 +112,7 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
         _check_signatures(task, quantity, sum_digest(fields, task.round), public)
     public = {site: {n: k for n, k in keys.items() if n != SIGNATURE} for site, keys in public.items()}
     _check(task, summing_part(task, quantity), public, state, threshold)
-    own = os.urandom(32)
+    own, table = os.urandom(32), table_digest(public, threshold)
     shares = [split_secret(secret, threshold, len(public)) for secret in (own, state["private/mask"])]
     sealed, digests = {}, b""
     for peer, *pair in zip(sorted(public), *shares, strict=True):
@@ -110,11 +121,46 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
         if peer == task.client:
             state |= {"own-share": pair[0]}
         else:
-            sealed[str(peer)] = seal(state["private/box"], public[peer]["box"], task.client, peer, pair[0], pair[1])
-    keys = {f"public/{peer}/{name}": key for peer, table in public.items() for name, key in table.items()}
-    _keep(task, quantity, "shares", state | keys | {"own": own, "threshold": threshold.to_bytes(4, "little")})
+            sealed[str(peer)] = seal(state["private/box"], public[peer]["box"], table, task.client, peer, *pair)
+    state |= {f"public/{peer}/{name}": key for peer, keys in public.items() for name, key in keys.items()}
+    _keep(task, quantity, "shares", state | {"own": own, "threshold": threshold.to_bytes(4, "little"), "table": table})
     committed = {"commit": commitment(own), "digests": digests}
     return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, **committed}.items()}
+
+
+@contextmanager
+def masking(task: ClientTask, quantity: str, fields: dict[str, Any], tensors: Tensors) -> Iterator[SumState]:
+    """Begin stage 3: check the request, count the vector, and delete the secrets of its masks from memory; yield them.
+
+    All this is done before the vector is computed. Whether that fails depends on the site's samples, so the server must
+    not ask again in this round; and it is told no more than that it failed. Raises :class:`Withheld` then.
+    """
+    state = _state(task, quantity, "shares")
+    part = summing_part(task, quantity)
+    if isinstance(part, SecureMean):
+        total = fields["total"]
+        if type(total) is not int or not total >= max(1, part.weight_of(task.size)):
+            raise FedblendError(f"the total weight {total!r} of the sum is not valid")
+    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
+    threshold = int.from_bytes(state["threshold"], "little")
+    others = all(f"public/{peer}/mask" in state for peer in sealed) and task.client not in sealed
+    if len(sealed) + 1 < threshold or not others:
+        raise RefusedByPolicy(
+            f"sites {sorted([task.client, *sealed])} are not those of this round, or not {threshold} of them"
+        )
+    task.begin()
+    taken = state | {f"sealed/{peer}": content for peer, content in sealed.items()}
+    kept = {name: content for name, content in taken.items() if name not in ("own", "private/mask")}
+    _keep(task, quantity, "masked", kept)
+    try:
+        yield taken
+    except Exception as error:
+        _keep(task, quantity, "done", {})
+        if isinstance(error, FedblendError):
+            log.warning("fedblend: nothing was sent to a masked sum: %s", legible(error, most=1000))
+            raise Withheld(str(error)) from error
+        log.error("fedblend: an unexpected error", exc_info=error)
+        raise Withheld("an unexpected error; the log of this SuperNode states which") from error
 
 
 def masked_update(
@@ -123,75 +169,115 @@ def masked_update(
     upload: Tensors,
     start: Tensors,
     fields: dict[str, Any],
-    tensors: Tensors,
+    taken: SumState,
     beside: Tensors = NOTHING,
 ) -> dict[str, torch.Tensor]:
     """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}.
 
-    ``beside`` is what the server sent with the model (:func:`~fedblend.flower.secure_aggregation.masks.sent_beside`).
+    ``taken`` is what :func:`masking` yields, ``beside`` what the server sent with the model
+    (:func:`~fedblend.flower.secure_aggregation.masks.sent_beside`).
     """
     total = fields["total"]
-    if type(total) is not int or not total >= max(1, aggregator.weight_of(task.size)):
-        raise FedblendError(f"the total weight {total!r} of the sum is not valid")
     values = aggregator.encoded(upload, start, aggregator.weight_of(task.size) / total)
-    return _masked(task, MODELS, values, sum_digest(fields, task.round, start, total, beside), tensors)
+    return _masked(task, values, sum_digest(fields, task.round, start, total, beside), taken)
 
 
-def masked_mean(
-    task: ClientTask, payload: Tensors, fields: dict[str, Any], tensors: Tensors
-) -> dict[str, torch.Tensor]:
+def masked_mean(task: ClientTask, payload: Tensors, fields: dict[str, Any], taken: SumState) -> dict[str, torch.Tensor]:
     """Stage 3 for means: return the masked payload, {"masked": int32 [numbers]}, its tensors in order of name."""
     values = torch.cat([payload[name].flatten() for name in sorted(payload)])
-    return _masked(task, MEANS, values, sum_digest(fields, task.round), tensors)
+    return _masked(task, values, sum_digest(fields, task.round), taken)
 
 
-def _masked(
-    task: ClientTask, quantity: str, values: torch.Tensor, context: bytes, tensors: Tensors
-) -> dict[str, torch.Tensor]:
-    """Add the masks to values, int32 [numbers], and delete the secrets of the masks."""
-    state = _state(task, quantity, "shares")
-    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
-    threshold = int.from_bytes(state["threshold"], "little")
-    if len(sealed) + 1 < threshold or not all(f"public/{peer}/mask" in state for peer in sealed):
-        raise RefusedByPolicy(
-            f"sites {sorted([task.client, *sealed])} are not those of this round, or not {threshold} of them"
-        )
+def _masked(task: ClientTask, values: torch.Tensor, context: bytes, taken: SumState) -> dict[str, torch.Tensor]:
+    """Add the masks to values, int32 [numbers]."""
     masked = values.numpy().view(np.uint32)
-    masked = masked + mask_from_key(state["own"], len(masked))
-    for peer in sorted(sealed):
-        mask = shared_mask(state["private/mask"], state[f"public/{peer}/mask"], context, len(masked))
+    masked, context = masked + mask_from_key(taken["own"], len(masked)), context + taken["table"]
+    for peer in sorted(_sealed(taken)):
+        mask = shared_mask(taken["private/mask"], taken[f"public/{peer}/mask"], context, len(masked))
         masked = masked + mask if task.client < peer else masked - mask
-    kept = {name: content for name, content in state.items() if name not in ("own", "private/mask")}
-    _keep(task, quantity, "masked", kept | {f"sealed/{peer}": content for peer, content in sealed.items()})
     return {"masked": torch.from_numpy(masked.view(np.int32))}
 
 
-def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
-    """Stage 4: return the shares that unmask the sum: of the secrets of present sites, of the keys of dropped sites.
+def sign_sites(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Stage 4: sign which sites are in the sum, and which have dropped out. A site replies to this stage once.
 
-    A site replies to this stage once.
+    Raises :class:`RefusedByPolicy` for other sites than those of stage 3, and at a site without a key.
     """
     quantity = fields["quantity"]
     state = _state(task, quantity, "masked")
+    present, dropped = _sites_of(task, fields, state)
+    if task.site.key is None:
+        raise RefusedByPolicy("it signs nothing (no key in its site file)")
+    _keep(task, quantity, "signed", state)
+    text = sites_text(task.client, quantity, state["table"], present, dropped)
+    return {}, {SIGNATURE: bytes_to_tensor(sign(task.site.key, text))}
+
+
+def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Stage 5: return the shares that unmask the sum: of the secrets of present sites, of the keys of dropped sites.
+
+    A site replies to this stage once. ``tensors`` are the signatures of stage 4, "sign/SITE".
+    """
+    quantity = fields["quantity"]
+    state = _state(task, quantity, "signed", *(["masked"] if task.site.peers is None else []))
+    present, dropped = _sites_of(task, fields, state)
+    if task.site.peers is not None:
+        _check_agreement(task, quantity, state, present, dropped, tensors)
+    _keep(task, quantity, "done", {})
+    shares = {f"own/{task.client}": state["own-share"]}
+    for peer, content in _sealed(state).items():
+        try:
+            keys = state["private/box"], state[f"public/{peer}/box"], state["table"]
+            own, pair = unseal(*keys, peer, task.client, content)
+        except CRYPTO_ERRORS:
+            # The other sites' shares may suffice.
+            continue
+        shares |= {f"own/{peer}": own} if peer in present else {f"pair/{peer}": pair}
+    return {}, {name: bytes_to_tensor(content) for name, content in shares.items()}
+
+
+def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tuple[set[int], set[int]]:
+    """Return the sites that are in the sum, and those that dropped out.
+
+    Raises :class:`RefusedByPolicy` if they are not those of stage 3, or too few.
+    """
     present, dropped = ({int(peer) for peer in fields[name]} for name in ("present", "dropped"))
-    sealed = {int(name.removeprefix("sealed/")): c for name, c in state.items() if name.startswith("sealed/")}
-    threshold = int.from_bytes(state["threshold"], "little")
+    sealed, threshold = _sealed(state), int.from_bytes(state["threshold"], "little")
     if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:
         raise RefusedByPolicy(
             f"the server wants to unmask {sorted(present)} without {sorted(dropped)}, for which the site has no masks"
         )
     if len(present) < threshold:
         raise RefusedByPolicy(f"a sum of {len(present)} sites; the least is {threshold}")
-    _keep(task, quantity, "done", {})
-    shares = {f"own/{task.client}": state["own-share"]}
-    for peer, content in sealed.items():
-        try:
-            own, pair = unseal(state["private/box"], state[f"public/{peer}/box"], peer, task.client, content)
-        except CRYPTO_ERRORS:
-            # The other sites' shares may suffice.
-            continue
-        shares |= {f"own/{peer}": own} if peer in present else {f"pair/{peer}": pair}
-    return {}, {name: bytes_to_tensor(content) for name, content in shares.items()}
+    return present, dropped
+
+
+def _sealed(state: SumState) -> dict[int, bytes]:
+    """Return the shares that other sites sealed for this one, by site."""
+    return {int(name.removeprefix("sealed/")): c for name, c in state.items() if name.startswith("sealed/")}
+
+
+def _check_agreement(
+    task: ClientTask, quantity: str, state: SumState, present: set[int], dropped: set[int], tensors: Tensors
+) -> None:
+    """Refuse to unmask a sum unless enough of its sites have signed that it is of these sites.
+
+    They are more than half of all sites, and each signs once, so no other sum of these keys has as many signatures.
+    """
+    peers, threshold = read_toml(str(task.site.peers)), int.from_bytes(state["threshold"], "little")
+    signed = {int(site): tensor_to_bytes(tensor) for site, tensor in strip_prefix(f"{SIGNATURE}/", tensors).items()}
+    agreed = [
+        site
+        for site in present & signed.keys()
+        if is_signed(
+            str(peers.get(str(site))), sites_text(site, quantity, state["table"], present, dropped), signed[site]
+        )
+    ]
+    if len(agreed) < threshold:
+        raise RefusedByPolicy(
+            f"{len(agreed)} sites have signed that the sum is of {sorted(present)} without {sorted(dropped)}; "
+            f"{threshold} must (peers in the site file)"
+        )
 
 
 def _public_keys(tensors: Tensors) -> dict[int, dict[str, bytes]]:
@@ -230,16 +316,17 @@ def _check_signatures(task: ClientTask, quantity: str, context: bytes, public: d
         line, signed = peers.get(str(site)), keys.get(SIGNATURE, b"")
         if not isinstance(line, str):
             raise RefusedByPolicy(f"site {site} would be in the sum, and is not among this site's peers (peers)")
-        if not {"mask", "box"} <= set(keys) or not is_signed(line, site, quantity, context, keys, signed):
+        if not {"mask", "box"} <= set(keys) or not is_signed(line, keys_text(site, quantity, context, keys), signed):
             raise RefusedByPolicy(
                 f"the keys of site {site} are not signed with its own key (peers in the site file); another took its "
                 "place, or its site file has no key"
             )
 
 
-def _state(task: ClientTask, quantity: str, stage: str) -> SumState:
-    """Return the state of this round's sum after a stage. Raises :class:`FedblendError` at any other stage."""
-    kept = task.memory.recall(STATE, f"{task.round}/{quantity}/{stage}")
+def _state(task: ClientTask, quantity: str, *stages: str) -> SumState:
+    """Return the state of this round's sum after one of these stages. Raises :class:`FedblendError` at any other."""
+    found = (task.memory.recall(STATE, f"{task.round}/{quantity}/{stage}") for stage in stages)
+    kept = next((table for table in found if table is not None), None)
     if kept is None:
         raise FedblendError(
             f"the masks of round {task.round + 1} are not at this stage (a repeated request, or a restarted SuperNode)"

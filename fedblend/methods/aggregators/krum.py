@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
+from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
 from fedblend.methods.aggregators.kernels import squared_distances
@@ -25,8 +26,9 @@ class Krum(Aggregator):
     Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. The
     score of an upload is the sum of its squared distances to its n - f - 2 nearest other uploads; f is ``byzantine``.
     The lowest score is selected; of equal scores, the client with the lowest number. Krum needs n >= 2 f + 3 uploads.
-    Every upload counts once, independent of its number of samples, as in the paper. Integer tensors (batch norm's
-    counters) are no parameters and are left out of distances.
+    An upload that is refused for what it holds, such as NaN, is one of the f, so that f is smaller in that round; one
+    that does not arrive is not. Every upload counts once, independent of its number of samples, as in the paper.
+    Integer tensors (batch norm's counters) are no parameters and are left out of distances.
     """
 
     byzantine: Annotated[Int, Field(ge=0)] = 1
@@ -35,6 +37,10 @@ class Krum(Aggregator):
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if a cohort is too small for ``byzantine``."""
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
+
+    def for_round(self, work: LocalWork) -> Krum:
+        """The aggregator with the f that may be among the round's good uploads."""
+        return replace(self, byzantine=max(0, self.byzantine - work.invalid))
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The tensors of the selected upload."""
@@ -67,6 +73,10 @@ class MultiKrum(Aggregator):
                 f"method.aggregator.kept: {self.kept} of a train.cohort of {cohort} would keep some of the byzantine = "
                 f"{self.byzantine} clients; valid: 1 to {cohort - self.byzantine}"
             )
+
+    def for_round(self, work: LocalWork) -> MultiKrum:
+        """The aggregator with the f that may be among the round's good uploads."""
+        return replace(self, byzantine=max(0, self.byzantine - work.invalid))
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The mean of the selected uploads."""

@@ -10,7 +10,7 @@ import pydantic
 import torch
 from pydantic import Field, Strict
 
-from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload, counting
+from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
 from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
@@ -41,13 +41,14 @@ class TrimmedMean(Aggregator):
     """Average each parameter over the clients without its largest and its smallest values.
 
     Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", Algorithm 1, option
-    II, with beta = ``share``. Every upload counts once, as in the paper. Of K uploads beta K, rounded down, are left
-    out at each end. That many clients cannot move a parameter beyond the values of the other clients. Integer tensors
-    are rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
+    II, with beta = ``share``. Every upload counts once, as in the paper. Of K clients in a round beta K uploads,
+    rounded down, are left out at each end, also where some do not arrive. That many clients cannot move a parameter
+    beyond the values of the other clients. A round needs one upload more than it leaves out. Integer tensors are
+    rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
     """
 
     share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
-    """Share of the uploads that is left out at each end, separately for each parameter."""
+    """Share of the round's clients whose uploads are left out at each end, separately for each parameter."""
 
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` for a share above 0 that would leave out no upload."""
@@ -72,6 +73,30 @@ class TrimmedMean(Aggregator):
         """The trimmed means."""
         counted = counting(uploads)
         return _means_of_order(counted, self.trimmed(len(counted)))
+
+    def for_round(self, work: LocalWork) -> Aggregator:
+        """The aggregator that leaves out as many uploads as the round's clients demand."""
+        return _TrimmedMeanOf(self, work.clients) if work.clients else self
+
+
+class _TrimmedMeanOf(Aggregator):
+    """The trimmed mean in a round of ``clients`` clients, whatever number of uploads has arrived."""
+
+    name = TrimmedMean.name
+
+    def __init__(self, of: TrimmedMean, clients: int) -> None:
+        self.of, self.clients = of, clients
+
+    def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
+        """The trimmed means. Raises :class:`FedblendError` for too few uploads."""
+        counted, trimmed = counting(uploads), self.of.trimmed(self.clients)
+        if len(counted) <= 2 * trimmed:
+            raise FedblendError(
+                f"method.aggregator.share: {self.of.share} of {self.clients} clients leaves out {trimmed} uploads at "
+                f"each end and needs {2 * trimmed + 1}, but valid uploads are {len(counted)}; valid: a smaller share, "
+                "or a larger train.cohort"
+            )
+        return _means_of_order(counted, trimmed)
 
 
 def _means_of_order(uploads: list[Tensors], trimmed: int) -> dict[str, torch.Tensor]:

@@ -81,10 +81,6 @@ class AugMix(WithBase):
     base: Base = Field(default="plain", validate_default=True)
     """The objective of the loss L_c, with its options; the method's sharing must provide the data that it needs."""
 
-    def largest_pass(self, batch: int) -> int:
-        """The samples and their views, or the base's largest pass."""
-        return max(batch * (1 + VIEWS) if self.severity else batch, super().largest_pass(batch))
-
     def fallback(self) -> Objective:
         """The same objective with cross-entropy as its base."""
         return replace(self, base="plain")

@@ -50,10 +50,6 @@ class FLea(Objective):
     decorrelation: NonNegative = 1.0
     """Weight of the distance correlation."""
 
-    def largest_pass(self, batch: int) -> int:
-        """A sample's own feature, the mixed one and the shared one."""
-        return 3 * batch
-
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``ratio`` float32 [steps, width] is b, and ``entry`` int64 [steps, width] the shared features."""
         shape = (len(plan.sizes), plan.width)

@@ -49,10 +49,6 @@ class VirtualSamples(WithBase):
         """Whether the base mixes with nothing, or reads samples as stored too."""
         return bool(self.base.reads_stored or not self.base.needs)
 
-    def largest_pass(self, batch: int) -> int:
-        """The base's largest pass, or that of the entries."""
-        return max(super().largest_pass(batch), self.entries)
-
     def fallback(self) -> Objective:
         """The base, or its fallback where the base needs something too."""
         fallback: Objective = self.base.fallback() if self.base.needs else self.base

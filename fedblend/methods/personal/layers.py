@@ -68,9 +68,9 @@ class FedRep(OwnHead):
     head_share: Fraction = 0.5
     """Share of a client's steps that train the head; the steps after these train the body."""
 
-    def own_steps(self, steps: int) -> int:
-        """So many of the steps, rounded."""
-        return round(self.head_share * steps)
+    def own_steps(self, steps: int) -> int | None:
+        """So many of the steps, rounded; ``None`` where no layer is a client's own."""
+        return round(self.head_share * steps) if self.layers else None
 
 
 @part("personal", "fedbn")

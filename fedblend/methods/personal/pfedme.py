@@ -79,10 +79,6 @@ class MoreauEnvelope(Objective):
         """Whether f reads the round's first weights."""
         return bool(self.base.reads_start)
 
-    def largest_pass(self, batch: int) -> int:
-        """The largest pass of the base."""
-        return int(self.base.largest_pass(batch))
-
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """What f draws."""
         return self.base.draw(rng, plan)

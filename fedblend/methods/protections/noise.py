@@ -8,8 +8,12 @@ import numpy as np
 import pydantic
 import torch
 
+from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism, Protection, ReleaseContext, Tensors, changes, moved, no_further
 from fedblend.core.registry import NonNegative, Positive, part
+
+LEAST = 1e-30
+"""Smallest noise. Smaller numbers lose digits in float32, down to 1e-45, where noise is 0 and hides nothing."""
 
 
 @part("protection", "noise")
@@ -46,6 +50,12 @@ class ClipAndNoise(Protection):
             )
         if self.multiplier is not None and self.scale:
             raise ValueError(f"multiplier: {self.multiplier} and scale: {self.scale} both set the noise; give only one")
+        if (self.multiplier or self.scale) and self.size < LEAST:
+            field = "scale" if self.multiplier is None else "multiplier"
+            raise ValueError(
+                f"{field}: noise of {self.size:g} is too small for float32 and would be rounded away; valid: noise of "
+                f"{LEAST:g} or more (clip times multiplier, or scale), or 0"
+            )
         return self
 
     @property
@@ -63,7 +73,8 @@ class ClipAndNoise(Protection):
         if self.clip is not None:
             change = self._clipped(change, self.clip * unit)
         if size:
-            return moved(upload, start, {name: c + self._drawn(c, size * unit, rng) for name, c in change.items()})
+            noise = self._noise(unit)
+            return moved(upload, start, {name: c + self._drawn(c, noise, rng) for name, c in change.items()})
         # The update as sent must be within the norm, because the server's noise is sized for it.
         return no_further(moved(upload, start, change), start, change)
 
@@ -76,11 +87,8 @@ class ClipAndNoise(Protection):
         if self.side == "client" or not self.size:
             return dict(weights)
         unit = round.lr if self.on == "gradients" else 1.0
-        share = round.arrived / round.cohort
-        change = {
-            name: share * c + self._drawn(c, self.size * unit / round.cohort, round.rng)
-            for name, c in changes(weights, start).items()
-        }
+        share, noise = round.arrived / round.cohort, self._noise(unit, round.cohort)
+        change = {name: share * c + self._drawn(c, noise, round.rng) for name, c in changes(weights, start).items()}
         return moved(weights, start, change)
 
     def mechanism(self) -> Mechanism | str:
@@ -102,6 +110,19 @@ class ClipAndNoise(Protection):
             name: torch.where(torch.isfinite(norm), (c.double() * factor).to(c.dtype), 0.0)
             for name, c in change.items()
         }
+
+    def _noise(self, unit: float, clients: int = 1) -> float:
+        """The noise's size on weights, over ``clients``; ``unit`` is 0 in a round of learning rate 0.
+
+        Raises :class:`FedblendError` for noise that would be rounded away, as with a tiny learning rate.
+        """
+        size = self.size * unit / clients
+        if unit and size < LEAST:
+            raise FedblendError(
+                f"protection: noise of {size:g} on weights is too small for float32 and would be rounded away; valid: "
+                f'{LEAST:g} or more; with on = "gradients" it is in proportion to the learning rate'
+            )
+        return size
 
     def _drawn(self, like: torch.Tensor, size: float, rng: np.random.Generator) -> torch.Tensor:
         """Noise for each number of a tensor."""

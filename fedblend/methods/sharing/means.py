@@ -20,6 +20,13 @@ CHUNK = 1024
 """Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
 
 
+REACH = 10.0
+"""Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23."""
+
+ROUNDING = 1e-3
+"""Part of the range of samples by which float32 may move a mean."""
+
+
 def group_means(
     local: ClientData, groups: np.ndarray, read: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Payload, np.ndarray]:
@@ -169,14 +176,49 @@ class SharedMeans(Sharing):
         return noisy
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
-        """Why means are not inputs of the model with targets, or ``None``; hidden states have forms of their own."""
-        if not (self.leaves_client and self.shares_inputs):
+        """Why means are not inputs of the model with targets, or ``None``; hidden states have forms of their own.
+
+        A mean beyond the bounds of samples is none: mixed in, it would move the models of all clients at will, and no
+        aggregator sees it.
+        """
+        if not self.leaves_client:
             return None
+        return (self._fault_of_form(payload, spec) if self.shares_inputs else None) or self._fault_of_numbers(
+            payload, spec
+        )
+
+    def _fault_of_form(self, payload: Payload, spec: ModelSpec) -> str | None:
         sent = {name: (*tensor.shape, tensor.dtype) for name, tensor in payload.items()}
         rows = payload["x"].shape[:1] if "x" in payload else (1,)
         x = spec.scale(torch.zeros(1, *spec.shape)).shape[1:]
         valid = {"x": (*rows, *x, torch.float32), "y": (*rows, spec.task.outputs, torch.float32)}
         return None if sent == valid else legible(f"it sent means of the form {sent}; valid: {valid}")
+
+    def _fault_of_numbers(self, payload: Payload, spec: ModelSpec) -> str | None:
+        for name, (low, high, deviation) in self._bounds(spec).items():
+            if name in payload:
+                slack = REACH * deviation + ROUNDING * (high - low)
+                if not bool(((payload[name] >= low - slack) & (payload[name] <= high + slack)).all()):
+                    return (
+                        f"it sent means '{name}' with a number beyond the bounds of samples and of noise on their mean"
+                    )
+        return None
+
+    def _bounds(self, spec: ModelSpec) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
+        """Smallest and largest numbers of a mean without noise, and the noise's deviation; where they are known.
+
+        The noise is that on a mean of one sample, since the size of each mean is its client's knowledge.
+        """
+        unit = torch.zeros(1), torch.ones(1)
+        bounds = {} if spec.task.kind == "regression" else {"y": (*unit, self.multiplier * math.sqrt(2))}
+        if self.shares_inputs and self.scale == "unit":
+            most = math.sqrt(math.prod(spec.scale(torch.zeros(1, *spec.shape)).shape))
+            bounds["x"] = (*unit, self.noise + self.multiplier * most)
+        elif self.shares_inputs and (spec.bounded or self.multiplier):
+            zero, one = spec.scale.ends()
+            deviation = self.noise + self.multiplier * spec.scale.diameter(spec.shape)
+            bounds["x"] = (torch.minimum(zero, one), torch.maximum(zero, one), deviation)
+        return bounds
 
     def mechanism(self) -> Mechanism | str:
         """The noise on the pair of input and target: two Gaussian releases with `multiplier`, each of one sample.
