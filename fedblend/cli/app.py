@@ -61,7 +61,7 @@ Baseline = Annotated[
     str | None,
     typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
 ]
-Deadline = Annotated[float | None, typer.Option(help="Seconds in which sites must answer (default: 600).")]
+Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds in which sites must answer (default: 600).")]
 
 
 def _set_data_folder(folder: Path | None) -> Path | None:

@@ -84,7 +84,7 @@ def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites:
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
 
     _require_real(experiment)
-    write_app(out, experiment, folder, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
+    write_app(out, experiment, folder, FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline))
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
 
@@ -103,8 +103,11 @@ def run_trial(
     _require_real(experiment)
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
-    for path in files:
-        read_site(path)
+    if min_sites > sites:
+        raise FedblendError(f"--min-sites {min_sites}: the trial has {sites} sites; valid: 1 to {sites}")
+    audits = [read_site(path).audit for path in files]
+    if twice := {audit for audit in audits if audit is not None and audits.count(audit) > 1}:
+        raise FedblendError(f"--site-file: two sites have the audit log {min(twice)}; each needs one of its own")
     folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
     console, run = Console(), folder / "run"
     with LoopbackTrial(folder, sites) as trial:
@@ -117,7 +120,12 @@ def run_trial(
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
             with console.status("starting the SuperLink") as status:
                 trial.begin()
-                write_app(folder / "app", experiment, run, FederationLimits(min_sites, deadline or DEFAULT_DEADLINE))
+                write_app(
+                    folder / "app",
+                    experiment,
+                    run,
+                    FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline),
+                )
                 paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
                 for site, path in enumerate(paths):
                     trial.start_node(site, {"site": str(path.absolute())})

@@ -164,7 +164,10 @@ def _record(
     if METRICS in reply_fields:
         sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
     # Metrics are scores, too, for the limits that count these.
-    if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
+    right = reply_fields.get("right")
+    if right is not None:
+        payload["right"] = torch.tensor(right)
+    if leaving or right is not None or METRICS in reply_fields:
         samples = "" if covered is None else SampleSets(record).keep(covered)
         sent(once.kind, payload, what == UPLOAD, once.part, samples)
 

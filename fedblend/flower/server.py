@@ -26,7 +26,7 @@ from fedblend.flower.engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.runner import FinishedRun, execute
 
 Counts = Mapping[int, Mapping[str, Any]]
@@ -34,9 +34,6 @@ Counts = Mapping[int, Mapping[str, Any]]
 
 COUNTS = ("samples", "holds_out", "validates")
 """Samples to train on, held out, and kept for validation."""
-
-OWN_DATA = "each site's own data"
-"""How clients' samples are divided, in the facts of a run."""
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -152,9 +149,10 @@ def _known_counts(setup: Setup) -> Counts | None:
     """
     if setup.folder is None or not RunDirectory.is_run(setup.folder):
         return None
-    notes = RunDirectory(setup.folder).facts().get("partition", {})
-    if notes.get("rule") != OWN_DATA:
+    run = RunDirectory(setup.folder)
+    if not run.is_of_sites:
         return {}
+    notes = run.facts()["partition"]
     rows = [notes.get(field) for field in COUNTS]
     if rows == [None] * len(COUNTS):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.experiment import presets
-from fedblend.runs.directory import CONFIG
+from fedblend.runs.directory import CONFIG, OWN_DATA
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing_fields, flatten
 from fedblend.runs.summary import NOTHING
 
@@ -78,6 +78,8 @@ def setting_text(value: Any) -> str:
 def rerun_command(g: Group) -> str:
     """The command that repeats a group's runs from the configuration in its first run's folder."""
     path = shlex.quote(str(g.outcomes[0].path / CONFIG))
+    if g.outcomes[0].facts.get("partition", {}).get("rule") == OWN_DATA:
+        return f"fedblend federation app {path} --out app --folder run  # and, with the same sites: flwr run app NAME"
     return f"fedblend run {path} --seeds {','.join(str(o.seed) for o in g.outcomes)}"
 
 
@@ -174,8 +176,11 @@ def _split(outcomes: Sequence[Outcome]) -> str:
     }
     how = ", ".join(f"{name} = {value}" for name, value in options.items())
     number = _counts_text(_facts(outcomes, "clients", "number")) or NOTHING
-    text = f"The samples are split over {number} clients by '{_field(outcomes, 'partition.name')}'"
-    text += f" ({how})" if how else ""
+    if OWN_DATA in _facts(outcomes, "partition", "rule"):
+        text = f"These are the server's; the clients are {number} sites with data of their own"
+    else:
+        text = f"The samples are split over {number} clients by '{_field(outcomes, 'partition.name')}'"
+        text += f" ({how})" if how else ""
     low, high = _facts(outcomes, "clients", "smallest"), _facts(outcomes, "clients", "largest")
     if low and high:
         text += f", each with {_span(min(low), max(high))} training samples"

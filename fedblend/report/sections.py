@@ -12,7 +12,7 @@ from fedblend.report.description import RunDescription, describe_runs
 from fedblend.report.figures import Chart, split_chart
 from fedblend.report.privacy import Guarantee, guarantees
 from fedblend.runs.differences import baselines
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
 from fedblend.runs.summary import curves_of, validates
 
@@ -129,7 +129,9 @@ def splits(groups: Sequence[Group]) -> list[Split]:
 
 def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[str, Any]) -> str:
     data = first.facts.get("data", {}).get("name", first.config["data"]["name"])
+    own = first.facts.get("partition", {}).get("rule") == OWN_DATA
     text = f"{data} by '{first.config['partition']['name']}', seed {first.seed}"
+    text = f"samples of each site, seed {first.seed}" if own else text
     shown, number = len(record.get("sizes", [])), first.facts.get("clients", {}).get("number", 0)
     if number > shown:
         text += f", the first {shown:,} of {number:,} clients"

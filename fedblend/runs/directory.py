@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 CONFIG = "config.toml"
 FACTS = "facts.json"
 SPLIT = "split.json"
+
+OWN_DATA = "each site's own data"
+"""How clients' samples are divided, in the facts of a run of real sites with data of their own."""
+
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
 LOCK = "run.lock"
@@ -138,6 +142,19 @@ class RunDirectory:
     def facts(self) -> dict[str, Any]:
         """Return versions, checksums and sizes."""
         return read_json(self.path / FACTS, forms.Facts)
+
+    @property
+    def is_of_sites(self) -> bool:
+        """Whether the clients were real sites with data of their own, which are not here."""
+        return self.facts().get("partition", {}).get("rule") == OWN_DATA
+
+    def require_samples_here(self) -> None:
+        """Raise :class:`FedblendError` if the clients' samples are at real sites."""
+        if self.is_of_sites:
+            raise FedblendError(
+                f"{self.path}: clients were sites with data of their own, whose samples are not here, so nothing about "
+                "them can be measured; valid: a simulation, or a federation on the data of its experiment"
+            )
 
     def split(self) -> dict[str, Any]:
         """Return the classes-by-clients table and its measures."""

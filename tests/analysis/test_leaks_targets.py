@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cli_helpers import TINY, changed, here, succeeded
+from cli_helpers import TINY, changed, here, refused, succeeded
 
 from fedblend.analysis.attacks.metrics import ssim
 from fedblend.analysis.attacks.outcome import attack_run
@@ -20,7 +22,7 @@ from fedblend.core.setup import Setup
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import api
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import OWN_DATA, RunDirectory
 
 SHARING = {"server": 0, "targets": [1, 2, 5], "dummies": [0, 3]}
 ONE_SHOT = {"rounds": 1, "train": {"cohort": 3}}
@@ -105,3 +107,17 @@ def test_one_figure_compares_all_four_papers(study: Path, tmp_path: Path) -> Non
     assert (tmp_path / "card" / "leaks.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     told = {leak.how for leak in leak_report(RunDirectory(study / "xormixfl")).leaks if leak.kind == "seeds"}
     assert told == {SEED_MEASURES[name] for name in ("sent", "guessed", "decoded")}
+
+
+def test_a_run_of_sites_with_data_of_their_own_is_not_measured_on_the_servers(study: Path, tmp_path: Path) -> None:
+    run = tmp_path / "fedmix"
+    shutil.copytree(study / "fedmix", run)
+    facts = json.loads((run / "facts.json").read_text())
+    facts["partition"] = {"rule": OWN_DATA, "samples": [1, 2, 3, 4]}
+    (run / "facts.json").write_text(json.dumps(facts))
+    shutil.rmtree(run / "attacks", ignore_errors=True)
+    leaks = leak_report(RunDirectory(run)).leaks
+    assert {leak.kind for leak in leaks} == {"weights", "means"}
+    assert {leak.how for leak in leaks} == {"not measured: the clients' samples are at their sites"}
+    assert all(math.isnan(leak.membership) for leak in leaks)
+    refused(here("attack", run, "--round", 1, "--client", 0), "clients were sites with data of their own")

@@ -124,6 +124,18 @@ def test_a_trial_shows_which_sites_are_connected_while_it_waits(monkeypatch: pyt
     assert shown[1:] == ["2 of 3 sites are connected; missing: 1", "node 7 (client 1) takes no part: data"]
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_trial_that_cannot_work_is_refused_before_anything_is_started() -> None:
+    file = write(Path("tiny.toml"))
+    more = here("federation", "up", file, "--sites", 3, "--min-sites", 4, "--out", "out")
+    refused(more, "--min-sites 4: the trial has 3 sites; valid: 1 to 3")
+    Path("site.toml").write_text("")
+    files = [word for _ in range(3) for word in ("--site-file", "site.toml")]
+    refused(here("federation", "up", file, "--sites", 3, *files, "--out", "out"), "two sites have the audit log", "own")
+    assert here("federation", "up", file, "--sites", 3, "--deadline", 0).code == 2
+    assert not Path("out").exists()
+
+
 APP = """
 import os, sys, time
 sys.argv[1:], sys.path[:0] = ["--parent-pid", str(os.getppid())], sys.argv[1:]

@@ -30,7 +30,7 @@ from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
 from fedblend.runs import api
 from fedblend.runs.api import expand_file
-from fedblend.runs.directory import METRICS, RunDirectory, find_runs
+from fedblend.runs.directory import METRICS, OWN_DATA, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
 from fedblend.runs.summary import table
 
@@ -231,6 +231,20 @@ def test_page_is_no_wider_than_a_phone(page, tmp_path):
     sizes = browse(tmp_path / "frame.html", tmp_path / "chromium").having("body")[0]["data-sizes"]
     shown, needed = map(int, sizes.split())
     assert needed == shown <= 390
+
+
+def test_runs_of_sites_with_data_of_their_own_are_not_described_as_a_split(folder, tmp_path):
+    run = tmp_path / "fedavg-seed0"
+    shutil.copytree(folder / "fedavg-seed0", run)
+    facts = json.loads((run / "facts.json").read_text())
+    facts["partition"] = {"rule": OWN_DATA}
+    (run / "facts.json").write_text(json.dumps(facts))
+    described = describe_runs(group(find_runs([tmp_path])))
+    assert re.search(
+        r"These are the server's; the clients are \d+ sites with data of their own, each with", described.text
+    )
+    assert "by '" not in described.text
+    assert all("federation app" in line for line in described.commands_by_method or described.commands)
 
 
 def test_each_data_set_has_its_own_table_curves_and_classes(mixed):

@@ -65,6 +65,7 @@ class RoundSnapshot:
                 f"round: {round} is not valid: the checkpoint is of round {reached}; valid: 0 to {reached}"
             )
         _require_models(experiment)
+        directory.require_samples_here()
         setup = make_setup(experiment)
         _require_images(setup)
         with one_thread():

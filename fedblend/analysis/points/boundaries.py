@@ -92,6 +92,7 @@ def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = no_p
 
 
 def _two_feature_setup(run: RunDirectory) -> Setup:
+    run.require_samples_here()
     setup = make_setup(run.experiment())
     shape = tuple(setup.data.train.x.shape[1:])
     if setup.data.kind != "features" or shape != (2,) or not setup.data.classes:

@@ -100,6 +100,7 @@ def read(path: Path | str) -> LoadedRun:
     The run's data are loaded, too. Raises :class:`FedblendError` if there is no such run, or no run with points.
     """
     directory = _find_run_with_points(Path(path))
+    directory.require_samples_here()
     setup = make_setup(directory.experiment())
     state = checkpoint.read(directory.path)
     assert state is not None

@@ -135,7 +135,10 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     try:
         experiment = run.experiment()
         sharing = experiment.method.sharing
-        setup = make_setup(experiment)
+        if run.is_of_sites:
+            left_out = "not measured: the clients' samples are at their sites"
+        else:
+            setup = make_setup(experiment)
     except registry.UntrustedCode as error:
         left_out, sharing = f"not measured: {error}", _stored_sharing(outcome)
     leaks: list[Leak] = []
@@ -158,6 +161,7 @@ def _leak_report(run: RunDirectory) -> LeakReport:
             found = []
         possible = setup is None or _has_images(setup)
         nothing = NO_MEASURE if kind != "weights" else NOT_ATTACKED if possible else NO_ATTACK
+        nothing = left_out if run.is_of_sites else nothing
         leaks += [replace(base, how=how, **measures) for how, measures in found] or [replace(base, how=nothing)]
     return LeakReport(run.path.name, tuple(leaks), tuple(by_size))
 
