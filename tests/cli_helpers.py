@@ -82,6 +82,16 @@ def records(run: Path) -> list[str]:
     return lines
 
 
+def sites_with_own_data(run: Path, *samples: int) -> Path:
+    """Make a run that of a federation whose sites have ``samples`` training samples of their own; return its folder."""
+    facts = json.loads((run / "facts.json").read_text(encoding="utf-8"))
+    facts["partition"] = {"rule": "each site's own data", "samples": list(samples)}
+    facts["engine"]["engine"] = "flower"
+    facts["clients"] |= {"smallest": min(samples), "largest": max(samples), "samples": sum(samples)}
+    (run / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    return run
+
+
 def status(run: Path) -> dict[str, Any]:
     """What a run's folder says of how it stands."""
     return json.loads((run / "status.json").read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
 from fedblend.runs.parallel import join_failures, processors, run_all, run_one
+from fedblend.runs.runner import require_no_run
 
 
 def serve_other_rank() -> bool:
@@ -41,7 +42,7 @@ def run_file(
 ) -> None:
     """Run a file's study in a new folder, or resume its newest one.
 
-    Raises :class:`FedblendError` if ``out`` is a file, or holds files and ``resume`` is false.
+    Raises :class:`FedblendError` if ``out`` is a file or a run directory, or holds files and ``resume`` is false.
     """
     study = api.expand_file(file, changes, seeds)
     if "tune" in api.load(file):
@@ -53,6 +54,7 @@ def run_file(
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     if out is not None and out.exists() and not out.is_dir():
         raise FedblendError(f"--out {out}: is a file; name a folder")
+    require_no_run(folder)
     if out is not None and not resume and out.exists() and any(out.iterdir()):
         raise FedblendError(
             f"--out {out}: already holds files; add --resume to go on with its runs, or name another folder"

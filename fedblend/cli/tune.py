@@ -23,6 +23,7 @@ from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
+from fedblend.runs.runner import require_no_run
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
 TRIALS = "trials.csv"
@@ -62,8 +63,8 @@ def begin_search(
 ) -> tuple[dict[str, Any], Path]:
     """A file's table with changes, and the folder of a command's trials: a new one, or the newest of the file's name.
 
-    Prints a line if there is nothing to resume. Raises :class:`FedblendError` if the folder holds files and ``resume``
-    is false.
+    Prints a line if there is nothing to resume. Raises :class:`FedblendError` if the folder is a run directory, or
+    holds files and ``resume`` is false.
     """
     table = api.load(file)
     for field, value in changes:
@@ -73,6 +74,7 @@ def begin_search(
             set_field(table, field, value)
     default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
+    require_no_run(folder)
     if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
         raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
     if resume and not folder.exists():

@@ -247,8 +247,9 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
     if not isinstance(sharing, XorSeeds | MixedTargetSeeds):
         return []
     try:
-        state = checkpoint.read(run)
-        traces = seed_traces(make_setup(RunDirectory(run).experiment()), state, rows) if state is not None else []
+        state, directory = checkpoint.read(run), RunDirectory(run)
+        directory.require_samples_here()
+        traces = seed_traces(make_setup(directory.experiment()), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
     return [ClientImage(png_data_url(_strip(trace)), trace.client, _strip_caption(trace, classes)) for trace in traces]

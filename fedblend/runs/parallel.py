@@ -33,7 +33,7 @@ from fedblend.experiment.study import Study
 from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
 from fedblend.runs.faults import describe_fault, user_error
-from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, require_no_run
 from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, RoundRecord], None]
@@ -48,8 +48,10 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     ``jobs`` is the number of parallel runs (default: the number of processors, at most the number of runs). Runs with
     parts from the user's main script run one after another in this process, with a warning. A failed run does not stop
     the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
-    :class:`FedblendError` before the first run if a run to resume has another experiment.
+    :class:`FedblendError` before the first run if a run to resume has another experiment, or ``folder`` is itself a
+    run.
     """
+    require_no_run(folder)
     jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _default_jobs(study))
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

@@ -122,14 +122,31 @@ def execute(
     return FinishedRun(directory, setup, state)
 
 
-def _choose_plan(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
-    """Return the run's engine plan. A resumed run keeps its plan, so that its rounds are bit-identical."""
-    experiment, earlier = setup.experiment, directory.facts().get("engine")
-    if earlier and earlier["engine"] == "flower":
+def require_no_run(folder: Path) -> None:
+    """Raise :class:`FedblendError` if a folder for several runs is itself a run directory."""
+    directory = RunDirectory(folder)
+    if not RunDirectory.is_run(folder):
+        return
+    _require_no_federation(directory)
+    raise FedblendError(
+        f"{folder}: is itself a run directory, and no folder for runs; go on with its run (fedblend resume {folder}), "
+        "or name another folder with --out"
+    )
+
+
+def _require_no_federation(directory: RunDirectory) -> None:
+    """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
+    if directory.facts().get("engine", {}).get("engine") == "flower":
         raise FedblendError(
             f"{directory.path}: is a run of a real federation; resume it as it was started, with flwr run or "
             "fedblend federation up"
         )
+
+
+def _choose_plan(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
+    """Return the run's engine plan. A resumed run keeps its plan, so that its rounds are bit-identical."""
+    experiment, earlier = setup.experiment, directory.facts().get("engine")
+    _require_no_federation(directory)
     if earlier and experiment.engine == "auto":
         return replace(EnginePlan(**earlier), ranks=experiment.ranks or earlier["ranks"])
     return engines.plan_engine(setup, processors, experiment.rounds)

@@ -21,12 +21,14 @@ from cli_helpers import (
     records,
     refused,
     same_end,
+    sites_with_own_data,
     status,
     succeeded,
     write,
 )
 
 from fedblend.runs import checkpoint
+from fedblend.runs.directory import find_runs
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -130,6 +132,21 @@ def test_mistakes_leave_a_finished_run_as_it_was() -> None:
     refused(run({"ruonds": 1}, "--out", "out", "--resume"), "ruonds")
     refused(run({"device": "banana"}, "--out", "out", "--resume"), "device")
     assert contents(Path("out")) == before
+
+
+@pytest.mark.parametrize("federated", [False, True])
+def test_no_study_begins_in_the_folder_of_a_run(federated: bool) -> None:
+    succeeded(run({}, "--out", "out"))
+    (path,) = find_runs([Path("out")])
+    told = "is itself a run directory, and no folder for runs; go on with its run (fedblend resume "
+    if federated:
+        sites_with_own_data(path.path, 40, 50, 60, 70)
+        told = "is a run of a real federation; resume it as it was started, with flwr run or fedblend federation up"
+    before = contents(path.path)
+    refused(run({}, "--out", path.path, "--resume"), told)
+    refused(run({}, "--out", path.path), told)
+    refused(here("tune", write(Path("tune.toml")), "--out", path.path, "--resume"), told)
+    assert contents(path.path) == before
 
 
 # A full disk ----------------------------------------------------------------------------------------------

@@ -104,6 +104,7 @@ def switches(run: Path | str, on_round: Callable[[list[ClientSwitches]], None] |
             f"method.objective: '{objective.name}' of {run} switches no lambda; valid: 'augmix' with loss_scaling and "
             "a severity above 0"
         )
+    directory.require_samples_here()
     require_device(experiment.device)
     counter = SwitchCounter(on_round)
     with one_thread():
