@@ -173,10 +173,7 @@ def _record(
     if what == SCORES and not leaving:
         payload = {name: torch.tensor(n) for name in COUNTS if (n := reply_fields.get(name)) is not None}
     # Metrics are scores, too, for the limits that count these.
-    right = reply_fields.get("right")
-    if right is not None:
-        payload["right"] = torch.tensor(right)
-    if leaving or right is not None or METRICS in reply_fields:
+    if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
         samples = "" if covered is None else SampleSets(record).keep(covered)
         sent(once.kind, payload, what == UPLOAD, once.part, samples)
 
