@@ -52,6 +52,7 @@ class _Sent(_Line):
     trained: bool = False
     part: str = ""
     samples: str = ""
+    split: str = ""
     begun: bool = False
 
 
@@ -82,17 +83,20 @@ class AuditLog:
         part: str = "",
         samples: str = "",
         begun: bool = False,
+        split: str = "",
     ) -> None:
         """Record a payload that is about to leave; ``trained`` states whether training made it.
 
         ``part`` states which one it is where several payloads of a kind leave in a round, ``samples`` is a keyed digest
-        of the samples that it covers. ``begun`` is for one that is yet to be computed, and counts whether it leaves or
-        not. Raises :class:`FedblendError` if the line cannot be written; the payload must not leave then.
+        of the samples that it covers, ``split`` names the samples that a model is scored on. ``begun`` is for one that
+        is yet to be computed, and counts whether it leaves or not. Raises :class:`FedblendError` if the line cannot be
+        written; the payload must not leave then.
         """
         payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
         facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
         facts |= ({"trained": True} if trained else {}) | ({"part": part} if part else {})
         facts |= ({"samples": samples} if samples else {}) | ({"begun": True} if begun else {})
+        facts |= {"split": split} if split else {}
         self._write(run, round, client, kind, facts)
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
@@ -209,7 +213,8 @@ def audit_rows(lines: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         else:
             shapes = [f"{name} {'x'.join(map(str, form[1:])) or '1'}" for name, form in line["tensors"].items()]
             more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-            payload, size, digest = ", ".join(shapes[:3]) + more, f"{line['bytes']:,}", line["sha256"][:12]
+            of = f"{line['split']}: " if line.get("split") else ""
+            payload, size, digest = of + ", ".join(shapes[:3]) + more, f"{line['bytes']:,}", line["sha256"][:12]
         rows.append((line["time"], line["run"], str(line["round"] + 1), line["kind"], payload, size, digest))
     return rows
 

@@ -35,6 +35,8 @@ app = ClientApp()
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
 EXTRAS, LOSS, METRICS = "extras", "loss", "metrics"
+COUNTS = ("right", "samples")
+"""Numbers of samples that leave as scores."""
 ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
 """What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 
@@ -86,7 +88,8 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 if not begin.done:
                     # Again, since other messages may have been answered meanwhile.
                     _check(task, once, what, covered)
-                _record(task, once, what, reply_fields, leaving, covered)
+                split = str(fields["split"]) if what == SCORES else ""
+                _record(task, once, what, reply_fields, leaving, covered, split)
                 if leaving and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
@@ -144,8 +147,12 @@ def _record(
     reply_fields: dict[str, Any],
     leaving: Tensors,
     covered: SampleSet | None,
+    split: str,
 ) -> None:
-    """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some of it may not."""
+    """Write all that leaves in a reply to the audit log, of scores with their ``split``.
+
+    Raises :class:`RefusedByPolicy` if some of it may not leave.
+    """
     record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
     payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
     if extras:
@@ -155,7 +162,7 @@ def _record(
         record.check_sharings(payload, task.site.sharings)
 
     def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "", samples: str = "") -> None:
-        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part, samples)
+        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part, samples, split=split)
 
     if extras:
         sent(EXTRAS, extras)
@@ -163,11 +170,10 @@ def _record(
         sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
     if METRICS in reply_fields:
         sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
+    if what == SCORES and not leaving:
+        payload = {name: torch.tensor(n) for name in COUNTS if (n := reply_fields.get(name)) is not None}
     # Metrics are scores, too, for the limits that count these.
-    right = reply_fields.get("right")
-    if right is not None:
-        payload["right"] = torch.tensor(right)
-    if leaving or right is not None or METRICS in reply_fields:
+    if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
         samples = "" if covered is None else SampleSets(record).keep(covered)
         sent(once.kind, payload, what == UPLOAD, once.part, samples)
 

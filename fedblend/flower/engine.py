@@ -67,6 +67,8 @@ class FlowerEngine:
         self._digest: tuple[Pool | None, str] = (None, "")
         self._sent_model: tuple[int, frozenset[int]] = (-1, frozenset())
         self._uploads: dict[int, Tensors] = {}
+        # The round that is evaluated next.
+        self._round = 0
         self._good: tuple[int, list[int]] = (0, [])
         self._extra_bytes: dict[tuple[str, str], int] = {}
 
@@ -77,7 +79,7 @@ class FlowerEngine:
 
         Raises :class:`FedblendError` if none of them gives anything and one of them has failed.
         """
-        asked = list(clients)
+        asked, self._round = list(clients), round
         sharing = self.setup.experiment.method.sharing
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked)
@@ -122,6 +124,7 @@ class FlowerEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Request training, check the uploads, and keep what the aggregator needs."""
+        self._round = task.round
         result = self._collect(task, clients, lost)
         beside, self._extra_bytes = self._extra_bytes, {}
         totals = beside | result.extra_bytes
@@ -275,7 +278,7 @@ class FlowerEngine:
         split: Literal["holdout", "validation"],
         own: Mapping[int, Mapping[str, str]] | None = None,
     ) -> Scores:
-        return score_at_sites(self.sites, self.setup, self.setup.shared(weights), split, own)
+        return score_at_sites(self.sites, self.setup, self.setup.shared(weights), split, self._round, own)
 
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""

@@ -44,9 +44,10 @@ def score_at_sites(
     setup: Setup,
     weights: Tensors,
     split: Literal["holdout", "validation"],
+    round: int,
     own: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Scores:
-    """Score weights on the samples that clients hold out, or keep for validation.
+    """Score weights of a round, counted from 0, on the samples that clients hold out, or keep for validation.
 
     Sites send the number of right samples, where there are classes, and the metrics that their files allow: no outputs
     and no results of single samples. ``own`` are by client the fields that name what a client's own model consists of,
@@ -61,7 +62,7 @@ def score_at_sites(
     fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
     clients = np.flatnonzero(number).tolist()
     requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
-    replies = sites.exchange("evaluate", 0, requests)
+    replies = sites.exchange("evaluate", round, requests)
     right: dict[int, np.ndarray] = {}
     at_clients: dict[int, dict[str, float]] = {}
     samples: dict[int, int] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flower_helpers import Nodes
 from flwr.app import Message
 from helpers import without_machine
@@ -13,9 +14,10 @@ from test_flower import by_loop, experiment, nodes
 from test_lying_server import OwnSite
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.trees import add_prefix
+from fedblend.core.trees import add_prefix, digest_of
 from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.audit import audit_rows
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 
@@ -73,7 +75,6 @@ def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> N
 
     assert told("validation").keys() == {"right", "samples"}
     assert [line["kind"] for line in site.log()] == ["scores"]
-    assert (site.log()[0]["bytes"], list(site.log()[0]["tensors"])) == (8, ["right"])
     # Two samples of each class, of which a mean over classes would tell.
     site.write(allow=["scores", "metrics"])
     assert told("validation")["metrics"].keys() == {"loss"}
@@ -112,6 +113,32 @@ def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> Non
     clients = records[-1]["validation"]["clients"]
     assert (clients["tested"], clients["samples"]) == (4, 80)
     assert clients["metrics"].keys() == {"f1", "auc"}
+
+
+def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
+    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    asked = site.experiment(method="fedavg", holdout=0.25, validation={"clients": 0.25}, rounds=2)
+    sent: list[dict[str, Any]] = []
+
+    def keep(client: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "evaluate":
+            sent.append(unpack(reply.content)[0])
+        return reply
+
+    grid.spoil = keep
+    run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+    lines = [line for line in site.log() if line["kind"] == "scores"]
+    # The untrained model is evaluated at the beginning of the first round.
+    order = {(split, round): 0 for split in ("holdout", "validation") for round in (0, 1)}
+    for line in lines:
+        order[line["split"], line["round"]] += 1
+    assert order == {("holdout", 0): 8, ("holdout", 1): 4, ("validation", 0): 8, ("validation", 1): 4}
+    for line, told in zip(lines, sent, strict=True):
+        counts = {"right": torch.tensor(told["right"]), "samples": torch.tensor(told["samples"])}
+        assert (line["bytes"], line["sha256"]) == (16, digest_of(counts))
+    assert {line["split"] for line in site.log() if line["kind"] == "metrics"} == {"holdout", "validation"}
+    assert audit_rows(lines)[0][4] == f"{lines[0]['split']}: right 1, samples 1"
 
 
 def test_a_devices_model_has_no_metrics(tmp_path: Path) -> None:
