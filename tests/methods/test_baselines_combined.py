@@ -9,10 +9,11 @@ import torch
 from baselines_helpers import GROUPS, skewed
 from helpers import federation, run, same, same_up_to_rounding, setup
 
-from fedblend.core.engine import TrainTask
+from fedblend.core.engine import TrainTask, aggregator_of
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.aggregators.fednova import NormalisedMean
 
 MIXES = ("localmix", "naivemix", "fedmix", "fedmix-hidden", "fed-augmix")
 
@@ -139,3 +140,13 @@ def test_pfedme_takes_objectives_that_read_the_rounds_model_or_encode_classes(me
 
     assert set(starts) == ({len(made.weights())} if method == "flea" else {0})
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+
+
+def test_fednova_counts_every_step_of_an_objective_that_makes_several_a_batch() -> None:
+    plain = setup(method={"name": "fedavg", "aggregator": "fednova"})
+    hidden = setup(method={"name": "naivemix-hidden", "aggregator": "fednova", "objective": {"layer": 1}})
+    train = plain.experiment.train
+    for made, steps in ((plain, train.batches_of(25)), (hidden, 2 * train.batches_of(25))):
+        aggregator = aggregator_of(made, 0)
+        assert isinstance(aggregator, NormalisedMean)
+        assert aggregator.work.steps_of(25) == steps
