@@ -144,7 +144,8 @@ def test_pfedme_takes_objectives_that_read_the_rounds_model_or_encode_classes(me
 
 def test_fednova_counts_every_step_of_an_objective_that_makes_several_a_batch() -> None:
     plain = setup(method={"name": "fedavg", "aggregator": "fednova"})
-    hidden = setup(method={"name": "naivemix-hidden", "aggregator": "fednova", "objective": {"layer": 1}})
+    layer = {"sharing": {"layer": 1}, "objective": {"layer": 1}}
+    hidden = setup(method={"name": "naivemix-hidden", "aggregator": "fednova", **layer})
     train = plain.experiment.train
     for made, steps in ((plain, train.batches_of(25)), (hidden, 2 * train.batches_of(25))):
         aggregator = aggregator_of(made, 0)
