@@ -49,9 +49,8 @@ def write(folder: Path, state: RunState) -> None:
     client, and no sizes while no client has shared.
     """
     import torch
-    from safetensors.torch import save
 
-    from fedblend.core.trees import add_prefix, for_clients, for_file
+    from fedblend.core.trees import add_prefix, for_clients
 
     tensors = add_prefix("weights/", state.weights)
     tensors |= add_prefix("entries/", state.entries.tensors)
@@ -68,11 +67,37 @@ def write(folder: Path, state: RunState) -> None:
         "shared_round": state.shared_round,
         "clients": len(state.has_pool),
     }
+    write_table(folder / NAME, scalars, tensors)
+
+
+def write_table(path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Replace a file by tensors, with JSON values and a checksum of all in its header.
+
+    On a failure, such as a full disk, the previous file stays. Raises :class:`FedblendError` with the cause.
+    """
+    from safetensors.torch import save
+
+    from fedblend.core.trees import for_file
+
     # A part may keep a tensor that it also returns.
     tensors = for_file(tensors)
     # One entry only: safetensors writes several in random order, and equal states make equal files.
     header = {"state": json.dumps({**scalars, CHECKSUM: _checksum(scalars, tensors)})}
-    write_atomically(folder / NAME, save(tensors, header))
+    write_atomically(path, save(tensors, header))
+
+
+def read_table(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read what :func:`write_table` wrote. Raises one of :data:`DAMAGED`, also where the checksum is another.
+
+    Files of fedblend 0.1 have no checksum.
+    """
+    with _open(path, "pt") as file:
+        scalars = _read_fields(file)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    checksum = scalars.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(scalars, tensors):
+        raise ValueError("its content does not have the checksum that it was written with")
+    return scalars, tensors
 
 
 def read(folder: Path) -> RunState | None:
@@ -85,12 +110,8 @@ def read(folder: Path) -> RunState | None:
     if not path.exists():
         return None
     try:
-        with _open(path, "pt") as file:
-            scalars = _read_header(file)
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            checksum = json.loads(file.metadata()["state"]).get(CHECKSUM)
-        if checksum is not None and checksum != _checksum(scalars, tensors):
-            raise ValueError("its content does not have the checksum that it was written with")
+        fields, tensors = read_table(path)
+        scalars = _scalars_of(fields)
         if "version" not in scalars:
             tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
         return _make_state(scalars, tensors)
@@ -133,7 +154,7 @@ def _open(path: Path, framework: str) -> Any:
     return safe_open(path, framework)
 
 
-def _checksum(scalars: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     from fedblend.core.trees import digest_of
 
     return hashlib.sha256(f"{json.dumps(scalars, sort_keys=True)}\0{digest_of(tensors)}".encode()).hexdigest()
@@ -163,19 +184,24 @@ def round_of(folder: Path) -> int | None:
     """Return the round of the folder's checkpoint, or ``None`` if it is missing or damaged. Reads no tensors."""
     try:
         with _open(folder / NAME, "np") as file:
-            return _read_header(file)["round"]
+            return _scalars_of(_read_fields(file))["round"]
     except DAMAGED:
         return None
 
 
-def _read_header(file: Any) -> dict[str, int]:
-    """Return the integers of the header. Files with one byte for each of ``holders`` have no "clients".
-
-    Raises :class:`ValueError` for values that are no integers, or too small.
-    """
+def _read_fields(file: Any) -> dict[str, Any]:
+    """Return the JSON values of the header. Raises :class:`ValueError` for a header that is no table."""
     header = json.loads((file.metadata() or {})["state"])
     if not isinstance(header, dict):
         raise ValueError(f"its header is a {type(header).__name__}, not a table")
+    return header
+
+
+def _scalars_of(header: Mapping[str, Any]) -> dict[str, int]:
+    """Return the integers of a header. Files with one byte for each of ``holders`` have no "clients".
+
+    Raises :class:`ValueError` for values that are no integers, or too small.
+    """
     scalars = {name: header[name] for name in SCALARS if name in header or name not in OPTIONAL}
     for name, value in scalars.items():
         # A bool is an int in Python.
