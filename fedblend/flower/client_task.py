@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context
 
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.setup import Setup
+from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import MessageContent, Tensors, to_record
 from fedblend.flower.site import Site
+from fedblend.runs import checkpoint
+
+KEPT = ("parts", "parts-before", "own", "own-before", "shared")
+"""Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,22 @@ class Memory:
     """Tables of tensors by name, each with a mark that says which one it is (a round, a digest).
 
     Flower hands the context of a node to every process that answers one of its messages, for as long as the run and
-    the SuperNode live.
+    the SuperNode live. A site with a site file also keeps the tables of :data:`KEPT` on its disk, in the folder
+    ``audit.state`` for ``audit.jsonl``: one file for each Flower run and client, which :meth:`save` replaces whole. A
+    restarted SuperNode has no context and reads the file. Only the site's user can read the folder.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.state = context.state
+    def __init__(self, context: Context, site: Site | None = None, client: int = 0) -> None:
+        self.state, self.path = context.state, None
+        if site is not None and site.audit is not None:
+            folder = Path(site.audit).with_suffix(".state")
+            # Of the run only Flower's number: the server chooses the experiment's name.
+            self.path = folder / f"{context.run_id}-{client}.safetensors"
 
     def keep(self, name: str, mark: str, tensors: Tensors) -> None:
         """Keep a table in place of the previous one."""
+        if name in KEPT:
+            self._restore()
         self.state[name] = to_record(tensors)
         self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
 
@@ -64,6 +79,47 @@ class Memory:
 
     def recall(self, name: str, mark: str) -> dict[str, torch.Tensor] | None:
         """The kept table, or ``None`` if its mark is another."""
+        if name in KEPT:
+            self._restore()
         if self.mark(name) != mark:
             return None
         return {key: torch.from_numpy(array.numpy()) for key, array in self.state.array_records[name].items()}
+
+    def save(self) -> None:
+        """Write the tables that nobody else has to the site's disk. Raises :class:`FedblendError` if that fails."""
+        if self.path is None:
+            return
+        marks = {name: mark for name in KEPT if (mark := self.mark(name)) is not None}
+        tables = {f"{name}/": self.recall(name, mark) or {} for name, mark in marks.items()}
+        tensors = {path: t for name, table in tables.items() for path, t in add_prefix(name, table).items()}
+        self._require_private(self.path.parent)
+        checkpoint.write_table(self.path, {"marks": marks}, tensors)
+
+    def _restore(self) -> None:
+        """Read the tables from the site's disk, where this SuperNode has none of them. Raises :class:`FedblendError`."""
+        if self.path is None or any(self.mark(name) is not None for name in KEPT) or not self.path.exists():
+            return
+        self._require_private(self.path.parent)
+        try:
+            fields, tensors = checkpoint.read_table(self.path)
+            marks = {name: str(mark) for name, mark in fields["marks"].items() if name in KEPT}
+        except (*checkpoint.DAMAGED, AttributeError) as error:
+            raise FedblendError(
+                f"{self.path}: is damaged: {legible(error)}; it has what only this site keeps of a run; restore it "
+                "from a copy, or begin a new run"
+            ) from None
+        for name, mark in marks.items():
+            self.state[name] = to_record(strip_prefix(f"{name}/", tensors))
+            self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
+
+    def _require_private(self, folder: Path) -> None:
+        """Make the folder, or raise :class:`FedblendError` if it cannot be used, or others can read it."""
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            mode = folder.stat().st_mode
+        except OSError as error:
+            raise FedblendError(
+                f"{folder}: cannot be used for what this site keeps of a run: {error.strerror}"
+            ) from None
+        if mode & 0o077:
+            raise FedblendError(f"{folder}: other users can read what this site keeps of a run; run: chmod 700 {folder}")

@@ -42,6 +42,9 @@ MAX_ENTRIES = 10**8
 LACKS = "lacks"
 """Field of a reply: what the client received earlier and no longer has, because its SuperNode was restarted."""
 
+LASTS = "kept for the Flower run, with a site file also while its SuperNode restarts"
+"""How long a client has what nobody else has."""
+
 
 def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
     """Return what the client shares. Where the sharing sends nothing, the reply has only the number of entries."""
@@ -61,6 +64,7 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if sharing.leaves_client:
         return {}, payload
     task.memory.keep("shared", "", payload)
+    task.memory.save()
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
 
 
@@ -191,6 +195,8 @@ def _trained(
             # The server may not receive this round's reply; the next round then begins with the same weights.
             task.memory.keep("own-before", fields["mark"], start)
         task.memory.keep("own", str(task.round), finite_or(trained.weights, start))
+    if kept or experiment.keeps_client_weights:
+        task.memory.save()
     if fields["begins"] == "own" and protects(task):
         raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
     outputs = trained.outputs
@@ -254,19 +260,21 @@ def _train_task(
 def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> dict[str, torch.Tensor]:
     """Return what parts keep at this client: their first tables, or those kept under the server's mark.
 
-    Raises :class:`FedblendError` where it is gone.
+    Raises :class:`FedblendError` where it is gone, or not of this experiment.
     """
-    method, mark = task.setup.experiment.method, fields["state"]
+    experiment, mark = task.setup.experiment, fields["state"]
+    first = first_client_state(experiment.method, experiment.train, model_spec(task.setup, task.engine.model), start)
     if mark is not None:
         kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
         if kept is None:
             raise FedblendError(
-                f"it no longer has what the method keeps at it since round {mark} (kept as long as the Flower run and "
-                "the SuperNode), and nobody else has it; begin a new run"
+                f"it no longer has what the method keeps at it since round {mark} ({LASTS}), and nobody else has it; "
+                "begin a new run"
             )
-        return kept
-    spec = model_spec(task.setup, task.engine.model)
-    return first_client_state(method, task.setup.experiment.train, spec, start)
+        if fault := fault_of(kept, first):
+            raise FedblendError(f"what it keeps since round {mark} is not of this experiment: {fault}; begin a new run")
+        return {name: kept[name] for name in first}
+    return first
 
 
 def protects(task: ClientTask) -> bool:
@@ -395,14 +403,18 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
     own = _kept(task, fields["mark"])
     if own is None:
         raise FedblendError(
-            f"it no longer has its own weights of round {fields['mark']} (they live as long as the Flower run and the "
-            "SuperNode), and nobody else has them; begin a new run"
+            f"it no longer has its own weights of round {fields['mark']} ({LASTS}), and nobody else has them; begin a "
+            "new run"
         )
     return {name: own[name] for name in task.setup.model.state_dict()}
 
 
 def _kept(task: ClientTask, mark: str) -> dict[str, torch.Tensor] | None:
-    return task.memory.recall("own", mark) or task.memory.recall("own-before", mark)
+    """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
+    own = task.memory.recall("own", mark) or task.memory.recall("own-before", mark)
+    if own is not None and (fault := fault_of(own, task.setup.weights())):
+        raise FedblendError(f"its own weights of round {mark} are not of this experiment: {fault}; begin a new run")
+    return own
 
 
 def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | str | None:
@@ -447,7 +459,11 @@ def _made_here(task: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
     noise), so that they can be made anywhere.
     """
     if sharing.own_only:
+        if task.client not in owners:
+            return gather({})
         kept = task.memory.recall("shared", "")
-        return gather({task.client: kept} if kept is not None and task.client in owners else {})
+        if kept is None:
+            raise FedblendError(f"it no longer has its own data to mix with ({LASTS}); begin a new run")
+        return gather({task.client: kept})
     made = {owner: shared(task, task.setup.weights(), owner, 0) for owner in np.unique(owners).tolist()}
     return gather({owner: payload for owner, payload in made.items() if payload is not None})

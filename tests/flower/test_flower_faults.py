@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,11 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from test_flower import by_loop, experiment, nodes, sites_with_data
+from test_flower import by_loop, experiment, nodes, site_files, sites_with_data
 
 from fedblend.core.errors import FedblendError
+from fedblend.experiment.config import Experiment
+from fedblend.flower import client as at_site
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
 from fedblend.flower.server import run
@@ -316,6 +319,164 @@ def test_lost_client_weights_are_an_error(tmp_path: Path) -> None:
     run(nodes(), asked, tmp_path, QUICK)
     with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has its own weights of round 0"):
         run(nodes(), asked.model_copy(update={"rounds": 2}), tmp_path, QUICK)
+
+
+# What only a site keeps ----------------------------------------------------------------------------------------
+
+KEEPERS: dict[str, dict[str, Any]] = {
+    "scaffold": {"method": "scaffold"},
+    "fedper": {"method": "fedper", "holdout": 0.2},
+    "ditto": {"method": "ditto"},
+    "moon": {"method": "moon"},
+    "fd": {"method": "fd"},
+    "adam": {"method": "fedavg", "train": {**ALL, "optimizer": "adam", "optimizer_state": "keep"}},
+    "local means": {"method": {"name": "fedmix", "sharing": "local-means"}},
+}
+
+
+def keeping(keeper: str) -> Experiment:
+    return experiment(**{"train": ALL, "rounds": 3, "partition": {"name": "iid", "clients": 4}, **KEEPERS[keeper]})
+
+
+def sites_of(folder: Path, run_id: int = 1) -> Nodes:
+    """Four sites with site files in ``folder``."""
+    folder.mkdir(exist_ok=True)
+    return Nodes(site_files(folder, 4), run_id=run_id)
+
+
+def trained_in(message: Message) -> int | None:
+    """The round of a request to train, counted from 0; ``None`` for other messages."""
+    return unpack(message.content)[0]["round"] if message.metadata.message_type == "train" else None
+
+
+def restart(grid: Nodes, who: int) -> None:
+    """Begin a site's app anew: nothing is left in its memory, and its node has another number."""
+    (old,) = [node for node in grid.contexts if grid.client(node) == who]
+    context = grid.contexts.pop(old)
+    context.state = RecordDict()
+    grid.contexts[old + 5000] = context
+    at_site.engine_of.cache_clear()
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_a_site_that_restarts_goes_on_with_what_only_it_keeps(keeper: str, tmp_path: Path) -> None:
+    asked, grid = keeping(keeper), sites_of(tmp_path / "sites")
+
+    def spoil(who: int, message: Message, reply: Message) -> Message:
+        if trained_in(message) == who % 2:
+            restart(grid, who)
+        return reply
+
+    grid.spoil = spoil
+    finished = run(grid, asked, tmp_path / "restarted", QUICK)
+
+    whole = run(sites_of(tmp_path / "others"), asked, tmp_path / "whole", QUICK)
+    lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (finished, whole)]
+    assert lines[0] == lines[1]
+    assert all(torch.equal(finished.state.weights[n], t) for n, t in whole.state.weights.items())
+
+
+def test_a_site_without_a_file_that_lost_its_own_means_does_not_train_without_them(tmp_path: Path) -> None:
+    grid = nodes()
+
+    def spoil(who: int, message: Message, reply: Message) -> Message:
+        if (who, trained_in(message)) == (0, 0):
+            restart(grid, who)
+        return reply
+
+    grid.spoil = spoil
+    records = run(grid, keeping("local means"), tmp_path, QUICK).directory.metrics()
+    assert [[one["client"] for one in line.get("refused", ())] for line in records] == [[], [], [0], [0]]
+    assert "no longer has its own data to mix with" in records[2]["refused"][0]["reason"]
+
+
+def test_a_site_that_ends_before_its_reply_goes_on_with_what_the_server_knows_of(tmp_path: Path) -> None:
+    asked = keeping("scaffold")
+
+    def finished(folder: str, restarts: bool) -> Any:
+        grid = sites_of(tmp_path / folder)
+
+        def spoil(who: int, message: Message, reply: Message) -> Message | None:
+            if (who, trained_in(message)) != (0, 1):
+                return reply
+            if restarts:
+                restart(grid, who)
+            return None
+
+        grid.spoil = spoil
+        return run(grid, asked, tmp_path / f"{folder}-run", QUICK)
+
+    restarted, silent = finished("restarted", True), finished("silent", False)
+    refused = [[one["client"] for one in line.get("refused", ())] for line in restarted.directory.metrics()]
+    assert refused == [[], [], [0], []]
+    assert all(torch.equal(restarted.state.weights[n], t) for n, t in silent.state.weights.items())
+
+
+def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
+    asked = keeping("scaffold")
+    first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
+    with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has what the method keeps at it since"):
+        run(sites_of(tmp_path / "sites", run_id=2), asked, tmp_path / "run", QUICK)
+    # A new run begins as the first one did, and each has a file of its own.
+    new = run(sites_of(tmp_path / "sites", 3), asked.model_copy(update={"rounds": 1}), tmp_path / "new", QUICK)
+    assert all(torch.equal(new.state.weights[n], t) for n, t in first.state.weights.items())
+    folder = tmp_path / "sites" / "audit-0.state"
+    assert {path.name for path in folder.iterdir()} == {"1-0.safetensors", "3-0.safetensors"}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "1-0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+SPOILED = {
+    "a changed bit": (damaged, "does not have the checksum .* restore it from a copy, or begin a new run"),
+    "a file cut short": (lambda folder: (folder / "1-0.safetensors").write_bytes(b"x"), "is damaged: .* begin a new"),
+    "a folder that others read": (lambda folder: folder.chmod(0o755), "other users can read .* chmod 700"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_site_whose_kept_state_is_spoiled_says_so_and_takes_no_part(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil_folder, reason = SPOILED[how]
+    grid = sites_of(tmp_path / "sites")
+
+    def spoil(who: int, message: Message, reply: Message) -> Message:
+        if (who, trained_in(message)) == (0, 0):
+            restart(grid, who)
+            spoil_folder(tmp_path / "sites" / "audit-0.state")
+        return reply
+
+    grid.spoil = spoil
+    records = run(grid, keeping("scaffold"), tmp_path / "run", QUICK).directory.metrics()
+
+    for record in records[2:]:
+        ((client, told),) = [(one["client"], one["reason"]) for one in record["refused"]]
+        assert client == 0
+        assert re.search(reason, told)
+        assert str(tmp_path) not in told
+    assert str(tmp_path / "sites" / "audit-0.state") in caplog.text
+
+
+def test_a_changed_experiment_does_not_take_what_a_site_keeps_of_another(tmp_path: Path) -> None:
+    grid, asked = sites_of(tmp_path / "sites"), keeping("scaffold")
+
+    def spoil(who: int, message: Message, reply: Message) -> Message:
+        if (who, trained_in(message)) == (0, 0):
+            # What a site of another model would have kept in the same run.
+            kept = at_site.Memory(*[c for c in grid.contexts.values() if grid.client(c.node_id) == 0])
+            kept.keep("parts", "0", {name: t[:-1] for name, t in kept.recall("parts", "0").items()})
+        return reply
+
+    grid.spoil = spoil
+    (refused,) = run(grid, asked, tmp_path / "run", QUICK).directory.metrics()[2]["refused"]
+    assert refused["client"] == 0
+    assert re.search(r"keeps since round 0 is not of this experiment: .* is of shape", refused["reason"])
 
 
 def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Path) -> None:
