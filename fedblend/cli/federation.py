@@ -155,7 +155,7 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
 
     A new file permits what the method sends, and trusts the code and the files that the experiment names.
     """
-    from fedblend.flower.site import KINDS, SAFE, files_of, site_text
+    from fedblend.flower.site import KINDS, MOST_ROUNDS, SAFE, files_of, site_text
 
     path = folder / "site.toml"
     if not path.exists():
@@ -166,7 +166,10 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
         # Means of hidden states are new in each round, and masked means in each start of a trial.
         sharings = max(1, experiment.rounds) if sharing.each_round or sharing.secure_aggregated else 1
         trusted = [*foreign_code(as_table(experiment)), *files_of(experiment.data).values()]
-        write_atomically(path, site_text(path, None, SAFE + permitted, sharings=sharings, trusted=trusted))
+        # A trial that is begun again counts rounds anew.
+        rounds = experiment.rounds + MOST_ROUNDS
+        text = site_text(path, None, SAFE + permitted, sharings=sharings, trusted=trusted, rounds=rounds)
+        write_atomically(path, text)
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment
 from fedblend.flower.audit import AuditLog
-from fedblend.flower.site import RefusedByPolicy, Site
+from fedblend.flower.site import MOST_ROUNDS, RefusedByPolicy, Site
 
 SIMULATION_ONLY = {
     "adversary": "a site that sends a corrupted upload can leave another site's model alone in a sum",
@@ -107,12 +107,11 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
     most = getattr(site, field) if field else None
     if most is not None and record.times_sent(kind) >= most:
         raise RefusedByPolicy(f"this site has sent {most} {kind} in all runs, and sends no more ({field} in its file)")
-    if trained and site.rounds is not None:
-        rounds = record.rounds_trained()
-        if len(rounds) >= site.rounds:
-            raise RefusedByPolicy(
-                f"this site has trained in {len(rounds)} rounds, and takes part in no more (rounds in its site file)"
-            )
+    if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
+        raise RefusedByPolicy(
+            f"this site has trained in {rounds} rounds, and takes part in no more (rounds in its site file; default: "
+            f"{MOST_ROUNDS})"
+        )
 
 
 def check_schedule(experiment: Experiment, round: int) -> None:

@@ -50,6 +50,9 @@ SAFE = ("weights", "masked", "keys", "outputs", "prototypes", "means", "answers"
 """Kinds that a site allows by default: none that holds single samples, and no metrics."""
 
 
+MOST_ROUNDS = 1000
+"""Rounds that a site trains in by default, over all runs: a server that lies learns something in each."""
+
 MOST_CLIENTS = 10**7
 """Largest number of clients of an experiment that a site accepts: it keeps one number for each."""
 
@@ -109,8 +112,8 @@ class Site(BaseModel):
     """
     max_seeds: Count | None = None
     """Most seeds, or features, that this site sends for one request (XorMixFL, FLea); default: no limit."""
-    rounds: Count | None = None
-    """Rounds that this site trains in, over all runs in its audit log; default: no limit."""
+    rounds: Count = MOST_ROUNDS
+    """Rounds that this site trains in, over all runs in its audit log."""
     max_answers: Count | None = None
     """Answers to server steps that this site sends, over all runs in its audit log; default: no limit. An experiment
     with `aggenhance-secure` requests two a round.
@@ -358,8 +361,8 @@ sharings = {sharings}
 # Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
 # max_seeds = 100
 
-# Rounds in which this site trains, over all runs in its audit log; without this line: no limit.
-# rounds = 200
+# Rounds in which this site trains, over all runs in its audit log. A server that lies learns something in each.
+rounds = {rounds}
 
 # Scores of models on held-out samples, and answers to server steps, over all runs; without these lines: no limit.
 # max_scores = 100
@@ -406,6 +409,7 @@ def site_text(
     min_mean: int = 2,
     sharings: int = 1,
     trusted: Sequence[str] = (),
+    rounds: int = MOST_ROUNDS,
 ) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data`` (an ``.npz`` file)."""
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
@@ -417,6 +421,7 @@ def site_text(
         min_mean=min_mean,
         trusted=_toml_list(trusted),
         sharings=sharings,
+        rounds=rounds,
         audit=_toml(f"{path.stem}.audit.jsonl"),
         data=table,
     )

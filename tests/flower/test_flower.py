@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -164,6 +165,29 @@ def test_a_site_limits_its_rounds_over_all_runs(tmp_path: Path) -> None:
         told = finished.directory.metrics()[1].get("refused")
         assert (told and [one["client"] for one in told]) == refused
     assert "has trained in 2 rounds" in told[0]["reason"]
+
+
+def test_a_site_whose_file_has_no_rounds_trains_in_a_thousand_over_all_runs(tmp_path: Path) -> None:
+    configs = site_files(tmp_path, 4)
+    asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)
+    run(Nodes(configs), asked, tmp_path / "first", FederationLimits(deadline=5))
+    # Client 0 has trained in 1,000 rounds of many runs, client 1 in 999 rounds.
+    for client, number in ((0, 1000), (1, 999)):
+        (line,) = [line for line in audit(tmp_path, client) if line.get("trained")]
+        lines = [{**line, "run": f"another name/{100 + i}"} for i in range(number)]
+        (tmp_path / f"audit-{client}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+
+    two = asked.model_copy(update={"rounds": 2})
+    records = run(Nodes(configs, run_id=2), two, tmp_path / "second", FederationLimits(deadline=5)).directory.metrics()
+
+    assert [[one["client"] for one in line.get("refused", ())] for line in records] == [[], [0], [0, 1]]
+    assert records[1]["refused"][0]["reason"] == (
+        "this site has trained in 1000 rounds, and takes part in no more (rounds in its site file; default: 1000)"
+    )
+    (tmp_path / "more.toml").write_text('rounds = 1002\naudit = "audit-0.jsonl"\n')
+    configs[0]["site"] = str(tmp_path / "more.toml")
+    more = run(Nodes(configs, run_id=3), two, tmp_path / "third", FederationLimits(deadline=5)).directory.metrics()
+    assert [[one["client"] for one in line.get("refused", ())] for line in more] == [[], [1], [1]]
 
 
 def test_a_site_applies_its_own_protection(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     data = write_samples(tmp_path / "a b.npz")
     init_site(tmp_path / "s" / "site.toml", data, 20)
     site = read_site(tmp_path / "s" / "site.toml")
-    assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, None, None, "cpu")
+    assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, 1000, None, "cpu")
     assert (site.data.name, site.data.path) == ("npz", str(data))
     assert site.audit == str(tmp_path / "s" / "site.audit.jsonl")
     with pytest.raises(FedblendError, match="exists already"):

@@ -89,6 +89,8 @@ def test_a_trial_warns_who_can_run_code_and_its_sites_trust_what_the_experiment_
         warning,
     )
     assert [site.trusted for site in begun] == [("trial_net:Net",)]
+    # Enough for the run, and for rounds of a trial that is begun again.
+    assert [site.rounds for site in begun] == [TINY["rounds"] + 1000]
     guide = Path(__file__).parents[2] / "docs" / "deployment.md"
     assert "A trial on a shared machine" in guide.read_text(encoding="utf-8")
 
