@@ -159,6 +159,7 @@ class FlowerEngine:
                 if client in lost:
                     continue
                 fault = fault or kind.fault(sent, begun, self.setup.task) or fault_of(extras, expected)
+                fault = fault or aggregator.fault(sent, begun)
                 fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
                 if fault:
                     result.refused.append({"client": client, "reason": fault})

@@ -26,6 +26,7 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.work import runs_of
+from fedblend.methods.aggregators.mean import WeightedMean
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 QUICK = FederationLimits(min_sites=2, deadline=0.4)
@@ -108,6 +109,51 @@ def test_a_wrong_upload_is_refused_and_the_round_uses_the_others(fault: str, tmp
     # The mean of the three others, in float64.
     without = run(spoiling(2, "train", lambda w, t: pack({"fault": "no"})), asked, tmp_path / "b", QUICK)
     assert all(torch.equal(finished.state.weights[n], t) for n, t in without.state.weights.items())
+
+
+def extras_only(change: Any) -> Any:
+    """Change what goes beside the model only."""
+    return tensors_only(lambda n, t: change(t) if n.startswith("extras/") else t)
+
+
+BESIDE = {
+    "nan": (extras_only(lambda t: t * torch.nan), "'terms.0/.*' holds NaN or infinity"),
+    "infinity": (extras_only(lambda t: t + torch.inf), "'terms.0/.*' holds NaN or infinity"),
+    "shape": (extras_only(lambda t: t[..., :-1]), "'terms.0/.*' is of shape"),
+    "type": (extras_only(lambda t: t.double()), "'terms.0/.*' is of type torch.float64"),
+    "nothing": (
+        lambda fields, tensors: pack(fields, to_record({n: t for n, t in tensors.items() if "extras/" not in n})),
+        r"missing \['terms.0/",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BESIDE)
+def test_what_is_wrong_beside_a_model_is_refused_with_the_model(fault: str, tmp_path: Path) -> None:
+    change, reason = BESIDE[fault]
+    asked = experiment("scaffold", train=ALL, rounds=1)
+
+    finished = run(spoiling(2, "train", change), asked, tmp_path, QUICK)
+
+    ((client, told),) = [(one["client"], one["reason"]) for one in finished.directory.metrics()[1]["refused"]]
+    assert client == 2
+    assert re.search(reason, told)
+    without = run(spoiling(2, "train", lambda w, t: pack({"fault": "no"})), asked, tmp_path / "b", QUICK)
+    for table in ("weights", "server_state"):
+        made, expected = getattr(finished.state, table), getattr(without.state, table)
+        assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_upload_that_the_aggregator_refuses_is_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def far(self: Any, upload: Any, start: Any) -> str:
+        return "it moved too far" if any(bool(((upload[n] - t).abs() > 10).any()) for n, t in start.items()) else ""
+
+    monkeypatch.setattr(WeightedMean, "fault", far)
+    grid = spoiling(2, "train", tensors_only(lambda n, t: t + 100))
+    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    assert record["refused"] == [{"client": 2, "reason": "it moved too far"}]
 
 
 def test_an_app_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
