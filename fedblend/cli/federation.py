@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +22,9 @@ from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
 from fedblend.runs.files import write_atomically
+
+if TYPE_CHECKING:
+    from fedblend.flower.app_folder import FederationLimits
 
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
@@ -79,12 +84,37 @@ def _require_real(experiment: Experiment) -> None:
         raise FedblendError(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
 
 
+def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
+    """Return the limits of a federation of so many clients; ``None`` where only the data tell how many.
+
+    Raises :class:`FedblendError` for limits with which no round could begin.
+    """
+    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
+
+    if deadline is not None and not 1 <= deadline < math.inf:
+        raise FedblendError(f"--deadline {deadline:g}: is not valid; valid: a number of seconds from 1")
+    server = experiment.method.sharing.server
+    sites = min_sites if clients is None else clients - (server is not None)
+    if min_sites > sites:
+        itself = "" if server is None else f", because client {server} of {clients} is the server"
+        raise FedblendError(f"--min-sites {min_sites}: the federation has {sites} sites{itself}; valid: 1 to {sites}")
+    return FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline)
+
+
 def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
-    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
+    from fedblend.flower.app_folder import write_app
+    from fedblend.flower.site import MOST_ROUNDS
 
     _require_real(experiment)
-    write_app(out, experiment, folder, FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline))
+    limits = _limits(experiment, getattr(experiment.partition, "clients", None), min_sites, deadline)
+    write_app(out, experiment, folder, limits)
+    if experiment.rounds > MOST_ROUNDS:
+        text = (
+            f"warning: this run has {experiment.rounds:,} rounds, and a site trains in {MOST_ROUNDS:,} of all runs "
+            "unless its file sets rounds"
+        )
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
 
 
@@ -96,15 +126,14 @@ def run_trial(
     Raises :class:`FedblendError` if the run fails, and :class:`Stopped` after Ctrl-C.
     """
     import fedblend.flower  # noqa: F401  (raises where Flower is missing)
-    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits, write_app
+    from fedblend.flower.app_folder import write_app
     from fedblend.flower.site import read_site
     from fedblend.flower.trial import LoopbackTrial
 
     _require_real(experiment)
     if len(files) not in (0, sites):
         raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
-    if min_sites > sites:
-        raise FedblendError(f"--min-sites {min_sites}: the trial has {sites} sites; valid: 1 to {sites}")
+    limits = _limits(experiment, sites, min_sites, deadline)
     audits = [read_site(path).audit for path in files]
     if twice := {audit for audit in audits if audit is not None and audits.count(audit) > 1}:
         raise FedblendError(f"--site-file: two sites have the audit log {min(twice)}; each needs one of its own")
@@ -120,12 +149,7 @@ def run_trial(
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
             with console.status("starting the SuperLink") as status:
                 trial.begin()
-                write_app(
-                    folder / "app",
-                    experiment,
-                    run,
-                    FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline),
-                )
+                write_app(folder / "app", experiment, run, limits)
                 paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
                 for site, path in enumerate(paths):
                     trial.start_node(site, {"site": str(path.absolute())})

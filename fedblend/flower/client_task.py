@@ -92,14 +92,17 @@ class Memory:
         marks = {name: mark for name in KEPT if (mark := self.mark(name)) is not None}
         tables = {f"{name}/": self.recall(name, mark) or {} for name, mark in marks.items()}
         tensors = {path: t for name, table in tables.items() for path, t in add_prefix(name, table).items()}
-        self._require_private(self.path.parent)
+        _require_private(self.path.parent)
         checkpoint.write_table(self.path, {"marks": marks}, tensors)
 
     def _restore(self) -> None:
-        """Read the tables from the site's disk, where this SuperNode has none of them. Raises :class:`FedblendError`."""
+        """Read the tables from the site's disk, where this SuperNode has none of them.
+
+        Raises :class:`FedblendError` if the file is damaged.
+        """
         if self.path is None or any(self.mark(name) is not None for name in KEPT) or not self.path.exists():
             return
-        self._require_private(self.path.parent)
+        _require_private(self.path.parent)
         try:
             fields, tensors = checkpoint.read_table(self.path)
             marks = {name: str(mark) for name, mark in fields["marks"].items() if name in KEPT}
@@ -112,14 +115,13 @@ class Memory:
             self.state[name] = to_record(strip_prefix(f"{name}/", tensors))
             self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
 
-    def _require_private(self, folder: Path) -> None:
-        """Make the folder, or raise :class:`FedblendError` if it cannot be used, or others can read it."""
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            mode = folder.stat().st_mode
-        except OSError as error:
-            raise FedblendError(
-                f"{folder}: cannot be used for what this site keeps of a run: {error.strerror}"
-            ) from None
-        if mode & 0o077:
-            raise FedblendError(f"{folder}: other users can read what this site keeps of a run; run: chmod 700 {folder}")
+
+def _require_private(folder: Path) -> None:
+    """Make the folder. Raises :class:`FedblendError` if it cannot be used, or if others can read it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise FedblendError(f"{folder}: cannot be used for what this site keeps of a run: {error.strerror}") from None
+    if mode & 0o077:
+        raise FedblendError(f"{folder}: other users can read what this site keeps of a run; run: chmod 700 {folder}")

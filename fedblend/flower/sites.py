@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,14 +105,17 @@ class Sites:
         setup_fields: dict[str, Any],
         server_client: int | None = None,
     ) -> None:
-        if not 1 <= min_sites <= clients:
-            raise FedblendError(f"min_sites: {min_sites}: the experiment has {clients} clients; valid: 1 to {clients}")
-        if not deadline > 0:
+        self.expected = set(range(clients)) - {server_client}
+        """Clients whose sites take part; only these count as connected or missing."""
+        if not 1 <= min_sites <= (most := len(self.expected)):
+            itself = "" if server_client is None else f", of which client {server_client} is the server"
+            raise FedblendError(
+                f"min_sites: {min_sites}: the experiment has {clients} clients{itself}; valid: 1 to {most}"
+            )
+        if not 0 < deadline < math.inf:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
         self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
         self.setup_fields = setup_fields
-        self.expected = set(range(clients)) - {server_client}
-        """Clients whose sites take part; only these count as connected or missing."""
         self.nodes: dict[int, int] = {}
         """Node of each connected client."""
         self.hello_fields: dict[int, dict[str, Any]] = {}

@@ -218,6 +218,10 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=3, deadline=0.2))
     with pytest.raises(FedblendError, match="min_sites: 5: the experiment has 4 clients; valid: 1 to 4"):
         run(grid, experiment(), tmp_path, FederationLimits(min_sites=5, deadline=0.2))
+    with pytest.raises(FedblendError, match=r"min_sites: 4: .* of which client 0 is the server; valid: 1 to 3"):
+        run(grid, experiment("xormixfl"), tmp_path, FederationLimits(min_sites=4, deadline=0.2))
+    with pytest.raises(FedblendError, match="deadline: inf is not valid"):
+        run(grid, experiment(), tmp_path, FederationLimits(deadline=float("inf")))
 
 
 def test_sites_with_their_own_data_begin_without_one_that_is_absent(

@@ -127,14 +127,40 @@ def test_a_trial_shows_which_sites_are_connected_while_it_waits(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_trial_that_cannot_work_is_refused_before_anything_is_started() -> None:
+@pytest.mark.parametrize("command", ["up", "app"])
+def test_limits_with_which_no_round_begins_are_refused_before_anything_is_started_or_written(command: str) -> None:
+    own = write(Path("own.toml"), {"method": "xormixfl"}, TINY)
+    of_clients = TINY["partition"]["clients"]
+    words = {"up": ("--sites", of_clients, "--out", "out"), "app": ("--out", "out", "--folder", "run")}[command]
+    for file, sites, why in (
+        (write(Path("tiny.toml")), of_clients, ""),
+        # Client 0 is the server, which is no site.
+        (own, of_clients - 1, f", because client 0 of {of_clients} is the server"),
+    ):
+        more = here("federation", command, file, *words, "--min-sites", sites + 1)
+        refused(more, f"--min-sites {sites + 1}: the federation has {sites} sites{why}; valid: 1 to {sites}")
+        for deadline in ("nan", "inf"):
+            told = here("federation", command, file, *words, "--deadline", deadline)
+            refused(told, f"--deadline {deadline}: is not valid; valid: a number of seconds from 1")
+        assert here("federation", command, file, *words, "--deadline", 0).code == 2
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_app_of_more_rounds_than_sites_train_by_default_says_so() -> None:
+    for rounds, warns in ((1000, False), (1001, True)):
+        file = write(Path("long.toml"), {"rounds": rounds}, TINY)
+        made = here("federation", "app", file, "--out", "out", "--folder", "run", "--min-sites", 1)
+        assert made.code == 0
+        assert ("warning: this run has 1,001 rounds, and a site trains in 1,000" in made.err) == warns
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_trial_whose_sites_have_one_audit_log_is_refused_before_anything_is_started() -> None:
     file = write(Path("tiny.toml"))
-    more = here("federation", "up", file, "--sites", 3, "--min-sites", 4, "--out", "out")
-    refused(more, "--min-sites 4: the trial has 3 sites; valid: 1 to 3")
     Path("site.toml").write_text("")
     files = [word for _ in range(3) for word in ("--site-file", "site.toml")]
     refused(here("federation", "up", file, "--sites", 3, *files, "--out", "out"), "two sites have the audit log", "own")
-    assert here("federation", "up", file, "--sites", 3, "--deadline", 0).code == 2
     assert not Path("out").exists()
 
 
