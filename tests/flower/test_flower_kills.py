@@ -19,8 +19,9 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 from flwr.app import Message
-from test_flower import experiment, nodes
+from test_flower import audit, experiment, nodes, site_files
 
+from fedblend.experiment.config import as_table, resolve
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.process_guard import PROC, marked_processes
@@ -195,6 +196,42 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
     assert rounds[3][2] in NOT_CONNECTED
     assert rounds[4][1] == late
     assert rounds[4][2] in (late, *NOT_CONNECTED)
+    state, expected = checkpoint.read(planned.run.path), in_memory(planned, tmp_path / "memory")
+    assert state is not None
+    for name, tensor in expected.items():
+        assert (state.weights[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
+def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
+
+    def has_trained(client: int, round: int) -> bool:
+        return any(line.get("trained") and line["round"] == round for line in audit(tmp_path, client))
+
+    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
+        planned = PlannedTrial(tmp_path, trial)
+        planned.asked = resolve({**as_table(planned.asked), "method": "scaffold", "rounds": 3})
+        planned.plan(client0_1="wait")
+        trial.begin()
+        for site, config in enumerate(configs):
+            trial.start_node(site, config)
+        planned.begin(SITES)
+        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
+        planned.wait(lambda: has_trained(1, 1), "site 1 has trained in round 2")
+        trial.stop_one("site-1")
+        trial.start_node(1, configs[1])
+        planned.plan()
+        planned.wait_for_end("done")
+
+    assert has_trained(1, 2)
+    assert "refused" not in planned.run.metrics()[3]
     state, expected = checkpoint.read(planned.run.path), in_memory(planned, tmp_path / "memory")
     assert state is not None
     for name, tensor in expected.items():
