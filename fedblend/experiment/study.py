@@ -35,6 +35,8 @@ class Study:
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
     """All experiments of a file: methods x grid x seeds, and those of its variants.
 
+    A file without method and grid has the experiments of its variants only, if each of these names a method.
+
     ``seeds`` replaces the file's. A table ``tune`` must be valid, and has no effect: its fields have the file's values.
     Raises :class:`FedblendError` with one message that names the field.
     """
@@ -43,7 +45,8 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
     if "tune" in table:
         read_tune(table)
     base = {k: v for k, v in table.items() if k not in STUDY_KEYS}
-    methods = _methods(table, base)
+    variants = _variants(table, base)
+    methods = _methods(table, base, variants)
     grid = _grid(table.get("grid", {}))
     chosen = _seeds(table.get("seeds") if seeds is None else list(seeds), base)
     experiments: dict[str, Experiment] = {}
@@ -67,7 +70,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
         if slug in experiments:
             raise FedblendError(f"methods: two runs would both be called '{slug}'; give them labels of their own")
         experiments[slug] = experiment
-    for variant in _variants(table, base):
+    for variant in variants:
         more = expand(variant, chosen).experiments
         if both := sorted(set(more) & set(experiments)):
             raise FedblendError(f"variants: two runs would both be called '{both[0]}'; give them labels of their own")
@@ -109,9 +112,18 @@ def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mappi
         ) from None
 
 
-def _methods(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+def _methods(
+    table: Mapping[str, Any], base: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any] | None]:
+    """The file's own methods: none where only its variants name methods; None for the method of ``base`` or FedAvg."""
     if "methods" not in table:
-        return [None]
+        own = (
+            "method" in base
+            or "grid" in table
+            or not variants
+            or not all({"method", "methods"} & set(one) for one in variants)
+        )
+        return [None] if own else []
     given = table["methods"]
     if "method" in base:
         raise FedblendError("methods: cannot be combined with 'method'; give only one of them")

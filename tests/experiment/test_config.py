@@ -554,6 +554,16 @@ def test_a_method_without_a_name_is_named_after_the_preset_with_its_parts(method
     assert resolve(as_table(resolve({**SMALL, "method": method}))).method.name == name
 
 
+def test_a_file_of_variants_with_methods_runs_these_only() -> None:
+    variants = [{"method": "fedavg"}, {"method": {"name": "fedavg", "label": "one local step"}, "train": {"steps": 1}}]
+
+    assert list(expand_study({**SMALL, "variants": variants}).experiments) == ["fedavg-seed0", "one-local-step-seed0"]
+    with pytest.raises(FedblendError, match="two runs would both be called 'fedavg-seed0'"):
+        expand_study({**SMALL, "variants": [{"method": "fedmix"}, {"rounds": 1}]})
+    both = expand_study({**SMALL, "grid": {"rounds": [1]}, "variants": [{"method": "fedmix"}]})
+    assert list(both.experiments) == ["fedavg-rounds-1-seed0", "fedmix-seed0"]
+
+
 def test_a_grid_over_a_method_without_a_name_is_labelled_by_the_name_of_its_parts() -> None:
     study = expand_study({**SMALL, "grid": {"train.lr": [0.1], "method.aggregator": ["mean", "median"]}})
 
