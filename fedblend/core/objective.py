@@ -104,8 +104,11 @@ class Net(Protocol):
         """For ``scalar(x) -> (value, aux)`` return d value / d x, value and aux, all differentiable."""
         ...
 
-    def with_weights(self, weights: Tensors) -> Net:
-        """The same model with other weights, by name."""
+    def with_weights(self, weights: Tensors, training: bool = True) -> Net:
+        """The same model with other weights, by name.
+
+        Without ``training`` it is as in a test: dropout drops nothing, and batch norm uses its running statistics.
+        """
         ...
 
     @property

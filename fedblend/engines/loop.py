@@ -326,7 +326,8 @@ class LoopEngine:
         x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
         total = [torch.zeros_like(param) for param in self.params]
         with lent_generator(self.setup.experiment.seed, "gradient", round, client):
-            for rows in torch.arange(samples, device=self.device).split(SCORE_BATCH):
+            # Of equal sizes, because batch norm cannot be trained on a rest of one sample.
+            for rows in torch.arange(samples, device=self.device).tensor_split(-(-samples // SCORE_BATCH)):
                 loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
                 gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
                 total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]

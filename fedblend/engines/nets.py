@@ -18,12 +18,12 @@ class _ModuleNet:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def with_weights(self, weights: Tensors) -> FunctionalNet:
+    def with_weights(self, weights: Tensors, training: bool = True) -> FunctionalNet:
         """Return the model with other weights, and copies of their buffers, which batch norm changes in training."""
         buffers = {name: weights[name].clone() for name, _ in self.model.named_buffers() if name in weights}
         # Of a tensor that layers share, the first name alone.
         parameters = {name: weights[name] for name, _ in self.model.named_parameters() if name in weights}
-        return FunctionalNet(self.model, {**parameters, **buffers})
+        return FunctionalNet(self.model, {**parameters, **buffers}, training)
 
     @property
     def layers(self) -> int:
@@ -57,14 +57,21 @@ class EagerNet(_ModuleNet):
 class FunctionalNet(_ModuleNet):
     """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
 
-    def __init__(self, model: nn.Module, weights: Tensors) -> None:
+    def __init__(self, model: nn.Module, weights: Tensors, training: bool = True) -> None:
         super().__init__(model)
-        self.weights = dict(weights)
+        self.weights, self.training = dict(weights), training
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return the model's outputs, or hidden states of a staged model."""
         inputs = (x,) if start == 0 and stop is None else (x, start, stop)
-        return functional_call(self.model, self.weights, inputs)
+        if self.training:
+            return functional_call(self.model, self.weights, inputs)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return functional_call(self.model, self.weights, inputs)
+        finally:
+            self.model.train(was_training)
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor

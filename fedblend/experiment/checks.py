@@ -273,8 +273,14 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
             f"method.aggregator: '{method.aggregator.name}' computes how far the steps of SGD move a client; valid: "
             "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
         )
+    inert = not train.momentum and not any(term.proximal_mu for term in method.terms)
+    if method.aggregator.counts_steps and len(objective.phases()) > 1 and not inert:
+        raise ValueError(
+            f"method.aggregator: '{method.aggregator.name}' does not know how momentum and proximal terms act in the "
+            f"two steps a batch of '{objective.name}'; valid: neither of them, or another aggregator"
+        )
     personal, step = method.personal, method.server_step
-    if personal.own_steps(1) is not None and train.accumulate > 1:
+    if personal.own_steps(2) is not None and train.accumulate > 1:
         raise ValueError(
             f"train.accumulate: {train.accumulate}: '{personal.name}' changes its layers within an epoch, and a group "
             "of batches would be for both; valid: 1"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from fedblend.core.engine import client_parts
+from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import Experiment
@@ -29,10 +31,31 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
 def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
     """The noise on each kind of payload, "weights" and "means", or why it gives no (epsilon, delta).
 
-    The noise is a table of the fields of :class:`Mechanism`. "means" is missing where nothing is shared.
+    The noise is a table of the fields of :class:`Mechanism`, and ``keeps``: whether clients keep something on which
+    their later uploads depend. "means" is missing where nothing is shared.
     """
     noises = {"weights": _weights_noise(experiment), "means": _means_noise(experiment)}
-    return {kind: asdict(noise) if isinstance(noise, Mechanism) else noise for kind, noise in noises.items() if noise}
+    keeps = _keeps(experiment)
+    return {
+        kind: asdict(noise) | {"keeps": keeps} if isinstance(noise, Mechanism) else noise
+        for kind, noise in noises.items()
+        if noise
+    }
+
+
+def _keeps(experiment: Experiment) -> bool:
+    """Whether clients keep something from round to round on which their uploads depend.
+
+    Such an upload also depends on earlier cohorts, and no proof covers what drawing these in secret would gain.
+    """
+    method = experiment.method
+    parts = client_parts(method).values()
+    return (
+        experiment.begins_at_clients
+        or experiment.train.optimizer_state == "keep"
+        or method.personal.keeps_layers
+        or any(type(part).init_client_state is not ClientPart.init_client_state for part in parts)
+    )
 
 
 def _weights_noise(experiment: Experiment) -> Mechanism | str:

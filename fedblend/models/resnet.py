@@ -50,8 +50,7 @@ class ResNet(Normed):
                 width = self.width * 2**stage
                 stages.append(self._block(inputs, width, stride=2 if stage and not block else 1))
                 inputs = width * self.expansion
-        stages.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, outputs)))
-        return Staged(*stages)
+        return Staged(*stages, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(inputs, outputs))
 
     def _convolution(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
         # A norm subtracts the mean and has its own bias.

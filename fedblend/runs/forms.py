@@ -128,6 +128,7 @@ class NoiseFacts(Table):
     distribution: Literal["gaussian", "laplace"]
     multiplier: Annotated[float, Field(gt=0)]
     at_server: bool
+    keeps: bool = False
 
 
 Reason = Annotated[str, Field(min_length=1)]

@@ -205,6 +205,28 @@ def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
     assert real.epsilon > simulated.epsilon
 
 
+@pytest.mark.parametrize(
+    ("changes", "gains"),
+    [
+        ({"method": {**PLAIN, "personal": "ditto"}}, True),
+        ({"method": {**PLAIN, "terms": ["feddyn"]}}, False),
+        ({"method": {**PLAIN, "terms": ["moon"]}}, False),
+        ({"method": {**PLAIN, "personal": "fedper"}}, False),
+        ({"train": {"momentum": 0.9, "optimizer_state": "keep"}}, False),
+    ],
+)
+def test_secret_cohorts_gain_nothing_where_uploads_depend_on_what_clients_keep(
+    changes: dict[str, Any], gains: bool
+) -> None:
+    """Such an upload also depends on earlier cohorts: not on data and released models alone."""
+    pytest.importorskip("dp_accounting")
+    made = experiment(**{"protection": {**NOISY, "side": "server"}, "method": PLAIN, **changes})
+
+    (stated,) = run_statements(outcome(made, "stacked"))
+
+    assert stated.epsilon == epsilon([Release("gaussian", 4.0, 4, (10, 2) if gains else None)], 1e-5)
+
+
 @pytest.mark.parametrize(("delta", "stated"), [(0.1, False), (0.5, False), (0.09, True)])
 def test_no_epsilon_is_stated_at_a_delta_of_one_over_clients(delta: float, stated: bool) -> None:
     noisy = experiment(protection=NOISY, method=PLAIN, delta=delta)

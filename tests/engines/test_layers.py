@@ -23,8 +23,8 @@ STAGES = {
     "xormixfl-cnn": 4,
     "vgg16": 16,
     "convnet": 9,
-    "resnet18": 10,
-    "resnet50": 18,
+    "resnet18": 11,
+    "resnet50": 19,
 }
 """The number of stages of each model; a stage is a convolution, a residual block or a dense layer."""
 
@@ -291,7 +291,7 @@ def test_hidden_states_can_be_read_and_continued_from(spec: Spec, shape: tuple[i
 
 
 @pytest.mark.parametrize(("name", "stages"), STAGES.items())
-def test_a_stage_is_a_convolution_a_block_or_a_dense_layer(name: str, stages: int) -> None:
+def test_a_stage_is_a_convolution_a_block_a_mean_over_the_image_or_a_dense_layer(name: str, stages: int) -> None:
     model = built(*SMALL[name])
     assert isinstance(model, Staged)
 

@@ -18,8 +18,11 @@ from torch.nn import functional as F
 from fedblend.core.aggregator import LocalWork
 from fedblend.core.callbacks import Callback
 from fedblend.core.loop import RoundLoop
+from fedblend.core.server_step import ServerContext
+from fedblend.core.setup import model_spec
 from fedblend.engines.loop import LoopEngine
 from fedblend.methods.aggregators.fednova import NormalisedMean
+from fedblend.methods.server_steps.fedopt import FedAdagrad
 
 STEPS, LR, CLIENTS = 3, 0.1, 4
 
@@ -267,6 +270,18 @@ def test_server_optimisers(name: str) -> None:
         x = x + 0.02 * m / (np.sqrt(v) + tau)
 
     near(of.flat(of.trained().weights), x)
+
+
+def test_adagrads_steps_get_shorter() -> None:
+    made = setup()
+    step, spec, weights = FedAdagrad(), model_spec(made, made.model), made.weights()
+    name, state, moves = spec.trained[0], step.init_server_state(spec, weights), []
+    for _ in range(5):
+        context = ServerContext(**vars(spec), round=0, lr=1.0, rng=np.random.default_rng(0), start=weights, state=state)
+        moved, state = step.refine({one: w + 0.01 for one, w in weights.items()}, context)
+        moves.append(float((moved[name] - weights[name]).mean()))
+        weights = moved
+    assert moves == sorted(moves, reverse=True)
 
 
 def test_moon() -> None:

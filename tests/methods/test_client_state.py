@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import experiment, run, same_up_to_rounding, setup, without_machine
+from helpers import experiment, images, run, same_up_to_rounding, setup, without_machine
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.engines import autotune
+from fedblend.engines import autotune, loop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
@@ -135,3 +135,20 @@ def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
         experiment(**{"method": "scaffold", **changes})
+
+
+def test_a_full_gradient_with_batch_norm_has_no_rest_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SCORE_BATCH", 4)
+    term = {"name": "scaffold", "option": "I"}
+    made = setup(
+        images(),
+        [list(range(5))],
+        method={"name": "scaffold", "terms": [term]},
+        model={"name": "module", "path": "helpers:BatchNormNet"},
+        train={"cohort": 1},
+    )
+    weights = made.weights()
+
+    gradient = LoopEngine(made).full_gradient(0, 0, 5, weights)
+
+    assert all(torch.isfinite(tensor).all() for tensor in gradient.values())

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation, loss_of, run, same, same_up_to_rounding, setup, tanh_net, weight_gradient
+from helpers import (
+    examples,
+    federation,
+    images,
+    loss_of,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    tanh_net,
+    weight_gradient,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, train_all
+from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.objective import Batch, Context, Net, Task
@@ -16,6 +31,7 @@ from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.moon import representation
 from fedblend.methods.objectives.terms import Proximal
 
 # Through the engine ---------------------------------------------------------------------------------------
@@ -153,3 +169,53 @@ def test_targets_are_encoded_as_vectors() -> None:
 
     assert CLASSES.encode(classes).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert torch.equal(NUMBERS.encode(values), values)
+
+
+# Fixed models -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_train_is_as_in_a_test() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).train()
+    x = torch.randn(6, 4)
+    received = {name: tensor.clone() + 1 for name, tensor in net.state_dict().items()}
+    tested = copy.deepcopy(net).eval()
+    tested.load_state_dict(received)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+    fixed = EagerNet(net).with_weights(received, training=False)(x)
+
+    assert torch.equal(fixed, tested(x))
+    assert net.training
+    assert net[2].training
+    assert same(net.state_dict(), before)
+
+
+@pytest.mark.parametrize("method", ["moon", "fedntd", "flea"])
+def test_the_models_that_a_method_compares_with_do_not_train(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    with_weights = EagerNet.with_weights
+    monkeypatch.setattr(
+        EagerNet,
+        "with_weights",
+        lambda self, weights, training=True: called.append(training) or with_weights(self, weights, training),
+    )
+    run(federation(method=method, model={"name": "mlp", "hidden": [5]}), 2)
+    assert called
+    assert not any(called)
+
+
+@pytest.mark.parametrize(
+    "model", [{"name": "resnet18", "width": 4}, {"name": "lenet5"}, {"name": "mlp", "hidden": [6, 5]}]
+)
+def test_a_representation_is_what_the_last_layer_takes(model: dict[str, Any]) -> None:
+    made = setup(images(side=28), model=model)
+    taken: list[torch.Tensor] = []
+    last = [layer for layer in made.model.modules() if isinstance(layer, nn.Linear)][-1]
+    last.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
+    made.model.eval()
+    x = made.scale(made.samples(0, 4)[0])
+
+    z = representation(EagerNet(made.model), x)
+    made.model(x)
+
+    assert torch.equal(z, taken[-1])

@@ -13,13 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.methods.personal.layers import FedRep
 
 DEEP = {"name": "mlp", "hidden": [5]}
+DEEPER = {"name": "mlp", "hidden": [5, 5]}
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 HEAD = ("stages.1.weight", "stages.1.bias")
 BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
@@ -87,6 +90,41 @@ def test_fedrep_is_the_papers(share: float) -> None:
     near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
     for k, head in heads.items():
         near(state.client_states[k][f"own/{HEAD[0]}"].double().numpy(), head[0].numpy())
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "head"), [(0.5, 2, 1), (0.9, 2, 1), (0.1, 2, 1), (0.5, 5, 2), (1.0, 2, 2), (0.0, 3, 0)]
+)
+def test_both_phases_of_fedrep_have_a_step_where_there_are_two(share: float, steps: int, head: int) -> None:
+    assert FedRep(head_share=share).own_steps(steps) == head
+
+
+def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
+    """Beside clients of several steps, in one stack."""
+    groups = [list(range(3)), list(range(10, 22)), list(range(25, 32))]
+    train = {"cohort": 3, "epochs": 1, "batch_size": 4}
+    made = setup(images(), groups, method="fedrep", model=DEEP, holdout=0.2, train=train)
+    first = made.weights()
+
+    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=3)))
+
+    assert LoopEngine(made).assign(TrainTask(0, first, None, made.sizes(0)), 0).steps == 1
+    assert not torch.equal(loop.client_states[0][f"own/{HEAD[0]}"], first[HEAD[0]])
+    for name in BODY:
+        torch.testing.assert_close(stacked.weights[name], loop.weights[name], rtol=1e-5, atol=1e-6)
+    for client in range(3):
+        for name in HEAD:
+            kept = (one.client_states[client][f"own/{name}"] for one in (stacked, loop))
+            torch.testing.assert_close(*kept, rtol=1e-5, atol=1e-6)
+    alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
+    moved = run(RoundLoop(alone, LoopEngine(alone)), 1)[0].weights
+    assert not torch.equal(moved[BODY[0]], alone.weights()[BODY[0]])
+
+
+def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
+    method = {"name": "fedrep", "personal": {"head_share": 1.0}, "aggregator": "fednova"}
+    made = setup(images(), method=method, model=DEEP, holdout=0.2)
+    assert same(run(RoundLoop(made, LoopEngine(made)), 1)[0].weights, made.weights())
 
 
 @pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.1}, {"clip_norm": 0.1}])
@@ -322,6 +360,14 @@ def test_layers_that_take_turns_are_not_accumulated() -> None:
 def test_fednova_refuses_steps_that_it_cannot_count(train: dict[str, Any]) -> None:
     with pytest.raises(FedblendError, match="'fednova' computes how far the steps of SGD move a client"):
         setup(images(), method="fednova", train=train)
+
+
+@pytest.mark.parametrize("changes", [{"train": {"momentum": 0.5}}, {"method": {"terms": ["proximal"]}}])
+def test_fednova_refuses_momentum_and_proximal_terms_in_two_steps_a_batch(changes: dict[str, Any]) -> None:
+    method = {"name": "fedmix-hidden", "aggregator": "fednova", **changes.get("method", {})}
+    setup(images(), method={"name": "fedmix-hidden", "aggregator": "fednova"}, model=DEEPER)
+    with pytest.raises(FedblendError, match="'fednova' does not know how momentum and proximal terms act"):
+        setup(images(), method=method, model=DEEPER, train=changes.get("train", {}))
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])

@@ -134,10 +134,11 @@ def _release(
     """The releases so far: sums of clients drawn in secret from a ``population``, or those of one client's rounds.
 
     Where cohorts are public (``population`` is ``None``), the sums that a client is in are known: those of its rounds.
+    So they count where clients keep something on which their later uploads depend.
     """
     given = noise["distribution"], noise["multiplier"]
     if kind == "means":
         return Release(*given, counts["shared"])
-    if noise["at_server"] and population is not None:
+    if noise["at_server"] and population is not None and not noise.get("keeps"):
         return Release(*given, counts["rounds"], (population, cohort))
     return Release(*given, counts["most"])

@@ -30,7 +30,10 @@ class CannotStack(Exception):
 
 
 class MaskedDropout(nn.Module):
-    """Dropout by given masks: float32 with the input's shape, 0 or 1 / (1 - p). Without ``masks`` it drops nothing."""
+    """Dropout by given masks: float32 with the input's shape, 0 or 1 / (1 - p).
+
+    Without ``masks``, and in evaluation mode, it drops nothing.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -40,7 +43,7 @@ class MaskedDropout(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x times its mask."""
-        return x if self.masks is None else x * self.masks(x, self.p)
+        return x if self.masks is None or not self.training else x * self.masks(x, self.p)
 
 
 class FusedSequential(nn.Sequential):

@@ -36,7 +36,9 @@ class Stack:
         firsts = _padded([one.bounds[:-1] for one in clients], self.steps)
         self.device_sizes, self.firsts = (to_device(torch.from_numpy(t), self.device) for t in (self.sizes, firsts))
         own_steps = [experiment.method.personal.own_steps(len(one.sizes)) for one in clients]
-        self.own_firsts = None if None in own_steps else to_device(torch.tensor(own_steps), self.device)
+        # -1: all layers in every step.
+        own_firsts = torch.tensor([-1 if first is None else first for first in own_steps])
+        self.own_firsts = to_device(own_firsts, self.device) if (own_firsts >= 0).any() else None
         self.accumulates = experiment.train.accumulate > 1
         self.ends = _padded([one.ends for one in clients], self.steps) == 1
         self.device_ends = to_device(torch.from_numpy(self.ends), self.device) if self.accumulates else None
@@ -200,7 +202,10 @@ class Stack:
             sources = np.where(active, np.arange(len(active)), active.argmax())
             drawn_rows = to_device(torch.from_numpy(sources), self.device)
             drawn = {name: values.index_select(0, drawn_rows) for name, values in drawn.items()}
-        turn = None if self.own_firsts is None else step < self.own_firsts[rows]
+        turn = None
+        if self.own_firsts is not None:
+            own = self.own_firsts[rows]
+            turn = torch.stack([(step < own) | (own < 0), step >= own])
         factor = None if self.factors is None else self.factors[rows, step]
         ending, steps = None, True
         if self.device_ends is not None:

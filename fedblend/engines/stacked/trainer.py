@@ -127,9 +127,9 @@ class StepBatch:
     """Dropout masks in the order of the layers' calls, one table for each phase of the objective."""
     active: torch.Tensor | None
     """Bool [n], false for clients that do not change in this step; ``None`` where all are active."""
-    own_turn: torch.Tensor | None = None
-    """Bool [n], true for clients that train their own layers alone in this step, false for those that train the others
-    alone; ``None`` where clients train all layers."""
+    turn: torch.Tensor | None = None
+    """Bool [2, n]: clients that train their own layers in this step, and clients that train the others; ``None`` where
+    clients train all layers."""
     factor: torch.Tensor | None = None
     """Factors of the learning rate, float32 [n]; ``None`` where it does not change in the round."""
     ending: torch.Tensor | None = None
@@ -139,13 +139,13 @@ class StepBatch:
 
     def leaves(self) -> list[torch.Tensor]:
         """Return all tensors."""
-        optional = [t for t in (self.active, self.own_turn, self.factor, self.ending) if t is not None]
+        optional = [t for t in (self.active, self.turn, self.factor, self.ending) if t is not None]
         return [self.x, self.y, *self.drawn.values(), *(t for table in self.masks for t in table.values()), *optional]
 
     def copy(self) -> StepBatch:
         """Return a deep copy."""
         masks = [_clone_all(table) for table in self.masks]
-        flags = (self.active, self.own_turn, self.factor, self.ending)
+        flags = (self.active, self.turn, self.factor, self.ending)
         active, turn, factor, ending = (None if flag is None else flag.clone() for flag in flags)
         drawn = _clone_all(self.drawn)
         return StepBatch(_clone(self.x), _clone(self.y), drawn, masks, active, turn, factor, ending, self.steps)
@@ -371,11 +371,11 @@ class StackTrainer:
 
     def _turns(self, batch: StepBatch, active: torch.Tensor | None) -> list[tuple[Sequence[int], torch.Tensor | None]]:
         """Return positions of parameters, and which of the ``active`` clients change them in this step."""
-        names, own, turn = self.engine.names, self.engine.setup.own_layers, batch.own_turn
+        names, own, turn = self.engine.names, self.engine.setup.own_layers, batch.turn
         if turn is None:
             return [(range(len(names)), active)]
         turns: list[tuple[Sequence[int], torch.Tensor | None]] = []
-        for is_own, clients in ((True, turn), (False, ~turn)):
+        for is_own, clients in zip((True, False), turn, strict=True):
             positions = [i for i, name in enumerate(names) if (name in own) == is_own]
             turns.append((positions, clients if active is None else clients & active))
         return turns

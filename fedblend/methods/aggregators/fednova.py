@@ -73,6 +73,8 @@ class NormalisedMean(Aggregator):
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
         """The global weights after the normalised change; buffers are the mean's."""
+        if not partial.weight:  # no client made a step on what is shared
+            return dict(weights)
         mean, samples = partial.mean(), self.work.samples
         # tau_eff sum_k p_k / |a_k|_1; the mean is over p_k / |a_k|_1.
         factor = sum(n * self.norm(n) for n in samples) * partial.weight / sum(samples) ** 2

@@ -48,9 +48,9 @@ class CalibratedNet:
         """As :meth:`Net.input_gradient`; ``scalar`` calls this net."""
         return self.net.input_gradient(scalar, x)
 
-    def with_weights(self, weights: Tensors) -> CalibratedNet:
+    def with_weights(self, weights: Tensors, training: bool = True) -> CalibratedNet:
         """The net with other weights, and the same change of its outputs."""
-        return CalibratedNet(self.net.with_weights(weights), self.calibrate)
+        return CalibratedNet(self.net.with_weights(weights, training), self.calibrate)
 
     @property
     def weights(self) -> Tensors:
@@ -113,9 +113,10 @@ class Calibrated(WithBase):
 class FedLC(Calibrated):
     """Subtract tau n_c^(-1/4) from the logit of class c, of which the client holds n_c samples (Zhang et al. 2022).
 
-    Equation 8: the loss of a sample is -log(e^(f_y - tau n_y^(-1/4)) / sum_c e^(f_c - tau n_c^(-1/4))). A class without
-    samples counts as 1e-8 samples: it takes no part in the softmax, as in the limit of no sample, and the loss stays
-    finite where a mixed target has a share of it. tau = 0 is the base.
+    The loss of a sample is -log(e^(f_y - tau n_y^(-1/4)) / sum_c e^(f_c - tau n_c^(-1/4))), equation 8 with the sum
+    over all classes, as in public codes. A class without samples counts as 1e-8 samples: it takes no part in the
+    softmax, as in the limit of no sample, and the loss stays finite where a mixed target has a share of it. tau = 0 is
+    the base.
     """
 
     tau: NonNegative = 1.0

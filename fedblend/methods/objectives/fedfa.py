@@ -53,9 +53,10 @@ class FedFA(Objective):
     the next c and V, the variance of m between these clients; the first V is 1. Both go to the next round's clients.
     So statistics over a client's samples leave it, however few samples these are.
 
-    In the paper each client sends m alone and the server sees each; all clients take part in every round. The authors'
-    code takes one variance of all clients and channels together for V, and unbiased variances. Test samples are not
-    perturbed. Needs a network whose hidden states are maps of images.
+    In the paper each client sends m alone and the server sees each; all clients take part in every round. In the
+    authors' code clients go on from the mean c in each round. Here each goes on from its own m, so that V also has the
+    differences in how often clients took part. Their code takes one variance of all clients and channels together for
+    V, and unbiased variances. Test samples are not perturbed. Needs a network whose hidden states are maps of images.
     """
 
     broadcasts = sends = tracks = True

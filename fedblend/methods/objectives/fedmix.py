@@ -154,9 +154,9 @@ class Tail:
         """As :meth:`Net.input_gradient`, with respect to the hidden states."""
         return self.net.input_gradient(scalar, x)
 
-    def with_weights(self, weights: Tensors) -> Tail:
+    def with_weights(self, weights: Tensors, training: bool = True) -> Tail:
         """The same layers with other weights."""
-        return Tail(self.net.with_weights(weights), self.first)
+        return Tail(self.net.with_weights(weights, training), self.first)
 
     @property
     def weights(self) -> Tensors:

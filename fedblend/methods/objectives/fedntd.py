@@ -20,8 +20,8 @@ class FedNTD(Term):
 
     q(c) = exp(z_c / tau) / sum_{c' != y} exp(z_c' / tau) for the logits z of the round's global model (q_g) and of the
     model in training (q_l), without the sample's class y; the mean over the batch. No gradient flows into the global
-    model. The factor tau^2, in the authors' code and not in equation 3, keeps the gradients' size for every tau. Each
-    step takes one further forward pass.
+    model, which is in evaluation mode. The factor tau^2, in the authors' code and not in equation 3, keeps the
+    gradients' size for every tau. Each step takes one further forward pass.
     """
 
     beta: NonNegative = 1.0
@@ -34,7 +34,7 @@ class FedNTD(Term):
         require_classes(context, "method.terms: 'fedntd' leaves out a sample's class")
         own = context.task.encode(batch.y) * EXCLUDED
         with torch.no_grad():
-            teacher = F.log_softmax((net.with_weights(context.start)(batch.x) + own) / self.tau, -1)
+            teacher = F.log_softmax((net.with_weights(context.start, training=False)(batch.x) + own) / self.tau, -1)
         student = F.log_softmax((net(batch.x) + own) / self.tau, -1)
         return self.beta * self.tau**2 * (teacher.exp() * (teacher - student)).sum(-1).mean()
 

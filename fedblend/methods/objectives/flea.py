@@ -33,9 +33,10 @@ class FLea(Objective):
     Needs the sharing ``features`` of the same layer: features of single samples, with their targets, go to the server
     and to the other clients. DC makes inputs harder to rebuild from features; it gives no (epsilon, delta).
 
-    The equation is that of the authors' code for images. Here the clients of a round share before they train, by the
-    round's model; in the paper the last round's clients share, by the same model, and the first round mixes nothing.
-    The weight of DC is constant; the authors' begins at 3 and falls to 1 in 20 rounds.
+    The equation is that of the authors' code for images; as there, h_t is in evaluation mode. Here the clients of a
+    round share before they train, by the round's model; in the paper the last round's clients share, by the same model,
+    and the first round mixes nothing. The weight of DC is constant; the authors' begins at 3 and falls to 1 in 20
+    rounds.
     """
 
     needs = ("x", "y")
@@ -68,7 +69,7 @@ class FLea(Objective):
         mixed_targets = ratio[:, None] * task.encode(batch.y) + (1 - ratio[:, None]) * targets
         outputs, of_mixed, of_shared = net(torch.cat([features, mixed, shared]), self.layer).chunk(3)
         with torch.no_grad():
-            teacher = F.log_softmax(net.with_weights(context.start)(shared, self.layer), -1)
+            teacher = F.log_softmax(net.with_weights(context.start, training=False)(shared, self.layer), -1)
         divergence = (teacher.exp() * (teacher - F.log_softmax(of_shared, -1))).sum(-1).mean()
         correlation = distance_correlation(batch.x.flatten(1), features.flatten(1))
         loss = task.loss(outputs, batch.y) + task.loss(of_mixed, mixed_targets)

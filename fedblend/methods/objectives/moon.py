@@ -18,9 +18,9 @@ class Moon(Term):
     batch, with the cosine similarity sim (Li, He and Song 2021, equations 3 and 4). z is the representation before the
     last layer by the model in training, z_glob by the round's global model, z_prev by the model that the client had
     after its last round, which the client keeps; before its first round that is the global model. No gradient flows
-    into the two fixed models. The paper adds a projection head to the network; here z is the input of the last layer
-    of the given network (the papers' networks are rows of layers), and of a network that is no such row its output.
-    Each step takes three further forward passes.
+    into the two fixed models, which are in evaluation mode, as in the authors' code. The paper adds a projection head
+    to the network; here z is the input of the last layer of the given network (the papers' networks are rows of
+    layers), and of a network that is no such row its output. Each step takes three further forward passes.
     """
 
     mu: NonNegative = 5.0
@@ -36,8 +36,8 @@ class Moon(Term):
         """mu times the mean contrastive loss of the batch."""
         z = representation(net, batch.x)
         with torch.no_grad():
-            z_global = representation(net.with_weights(context.start), batch.x)
-            z_previous = representation(net.with_weights(context.client_state), batch.x)
+            z_global = representation(net.with_weights(context.start, training=False), batch.x)
+            z_previous = representation(net.with_weights(context.client_state, training=False), batch.x)
         near, far = (F.cosine_similarity(z, other, dim=-1) / self.tau for other in (z_global, z_previous))
         # -log(e^near / (e^near + e^far)) = log(1 + e^(far - near))
         return self.mu * F.softplus(far - near).mean()

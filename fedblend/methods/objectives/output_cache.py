@@ -34,9 +34,9 @@ class OutputCache:
         """As :meth:`Net.input_gradient`."""
         return self.net.input_gradient(scalar, x)
 
-    def with_weights(self, weights: Tensors) -> Net:
+    def with_weights(self, weights: Tensors, training: bool = True) -> Net:
         """The net with other weights, without a cache."""
-        return self.net.with_weights(weights)
+        return self.net.with_weights(weights, training)
 
     @property
     def weights(self) -> Tensors:

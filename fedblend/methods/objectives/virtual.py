@@ -91,8 +91,8 @@ class VirtualHomogeneity(VirtualSamples):
     with features z of length 1, the inputs of the network's last layer. As all clients hold the same virtual samples,
     these draw the features of a class to the same place at every client. For targets that are distributions y_j = y_i
     becomes the weight sum_c y_ic y_jc. A sample without another of its class has a_i = 0. The authors' code gives the
-    virtual classes outputs of their own; here virtual class c is class c, as the network's outputs are fixed. Each step
-    takes two further forward passes.
+    virtual classes outputs of their own; here virtual class c is class c, as the network's outputs are fixed. Their
+    code aligns in the first five local epochs only, here in all. Each step takes two further forward passes.
     """
 
     weight: NonNegative = 0.5

@@ -69,8 +69,14 @@ class FedRep(OwnHead):
     """Share of a client's steps that train the head; the steps after these train the body."""
 
     def own_steps(self, steps: int) -> int | None:
-        """So many of the steps, rounded; ``None`` where no layer is a client's own."""
-        return round(self.head_share * steps) if self.layers else None
+        """So many of the steps, rounded, and of two or more steps at least one for each phase that has a share.
+
+        ``None``, that is both phases at once, for a single step, and where no layer is a client's own.
+        """
+        if not self.layers or (steps == 1 and 0 < self.head_share < 1):
+            return None
+        least, most = int(self.head_share > 0), steps - int(self.head_share < 1)
+        return min(max(round(self.head_share * steps), least), most)
 
 
 @part("personal", "fedbn")

@@ -25,7 +25,8 @@ class PFedMe(Personal):
 
     The personal model, with which ``evaluate_model = "each"`` tests a client, is theta for the last w_k, by the same
     steps on the task's mean loss over all of the client's samples; the authors take the theta of the last batch. It is
-    kept at the client and is never sent. With one step and lambda x personal_lr = 1 the global model is FedAvg's.
+    kept at the client and is never sent. In the authors' code theta goes on from the last batch's theta, and the server
+    weights clients by samples. With one step and lambda x personal_lr = 1 the global model is FedAvg's.
     """
 
     lam: Positive = 15.0

@@ -53,7 +53,13 @@ class Adaptive(ServerStep):
 
 @part("server_step", "fedadagrad")
 class FedAdagrad(Adaptive):
-    """v <- v + Delta^2, so that steps only get shorter (beta_2 plays no part)."""
+    """v <- v + Delta^2, so that steps only get shorter (beta_2 plays no part).
+
+    There is no momentum (beta_1 = 0), as in the authors' code.
+    """
+
+    beta_1: Beta = 0.0
+    """Decay of the mean of changes."""
 
     def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
         """v + Delta^2."""
