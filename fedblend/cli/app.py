@@ -14,7 +14,7 @@ typer.core.HAS_RICH = False
 
 
 def _group(text: str) -> typer.Typer:
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, suggest_commands=False)
 
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # Click does
 )
 data_app = _group("Show data sets and how they are split.")
 privacy_app = _group("Measure how much shared samples reveal.")

@@ -109,7 +109,7 @@ name = "{dataset}"
 [model]              # fedblend list models
 {model}
 
-[train]              # local SGD at lr * lr_decay^round
+[train]              # local SGD at lr * lr_decay^(round - 1)
 cohort = {COHORTS.get(dataset, 5)}           # clients a round
 epochs = 2
 batch_size = 10

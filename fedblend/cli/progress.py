@@ -95,7 +95,7 @@ class RunProgress:
         self.bytes[slug] += sum(record.bytes_up.values()) + sum(record.bytes_down.values())
         facts = [f"accuracy {latest['accuracy']:.3f}"] if "accuracy" in latest else []
         facts += [f"loss {latest['loss']:.3f}"] if "loss" in latest else []
-        facts.append(f"{self.bytes[slug] / 1e6:.1f} MB")
+        facts.append(f"{self.bytes[slug] / 1e6:.1f} MB sent")
         text, round = "  ".join(facts), record.round
         if self.live:
             if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:

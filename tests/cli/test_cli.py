@@ -308,3 +308,9 @@ def test_data_show_draws_the_split_and_prints_its_measures() -> None:
     assert "samples a client" in printed
     assert "Picture: split.png" in printed
     assert not Path("runs").exists()
+
+
+def test_a_misspelt_command_has_one_suggestion() -> None:
+    told = here("rum").err
+    assert "No such command 'rum'" in told
+    assert told.lower().count("did you mean") <= 1
