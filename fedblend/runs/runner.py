@@ -227,8 +227,8 @@ def _start_or_resume(
 ) -> tuple[RunState, RoundRecord]:
     """Return the state to continue from, the checkpoint's or a new one, and its record.
 
-    ``cut`` is the earlier experiment of a run that is not done. Such a run may have been cut after its callbacks had ended
-    it; it makes no further round then.
+    ``cut`` is the earlier experiment of a run that is not done. Such a run may have been cut after its callbacks had
+    ended it; it makes no further round then.
     """
     setup, state = loop.setup, checkpoint.read(directory.path)
     if state is None:

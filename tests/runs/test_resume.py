@@ -285,9 +285,10 @@ def killed_before_its_status(path: Path, monkeypatch: pytest.MonkeyPatch, own: b
             raise Killed
         set_status(directory, state, *rest)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "set_status", kill)
-        run_to_the_end(path, own, **changes)
+        with pytest.raises(Killed):
+            run_to_the_end(path, own, **changes)
     assert status(path)["state"] == "running"
 
 
@@ -347,9 +348,10 @@ def test_a_done_run_that_goes_on_and_is_killed_at_once_goes_on_again(
     def kill(*given: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(fedblend.core.loop.RoundLoop, "round", kill)
-        run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
+        with pytest.raises(Killed):
+            run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
     run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
 
     assert status(tmp_path / "run") == {"state": "done", "round": 4, "reason": "ended by early-stopping"}
