@@ -9,6 +9,7 @@ from pathlib import Path
 from fedblend import report
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
+from fedblend.cli.interrupts import stop_announced
 from fedblend.cli.progress import RunProgress
 from fedblend.core.errors import FedblendError, listed
 from fedblend.engines.distributed.ranks import rank_here
@@ -32,6 +33,7 @@ def serve_other_rank() -> bool:
     return True
 
 
+@stop_announced()
 def run_file(
     file: Path,
     changes: Sequence[Change],
@@ -62,6 +64,7 @@ def run_file(
     run_in(study, folder, resume, jobs)
 
 
+@stop_announced()
 def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
     """Resume one run, or all runs of a study's folder; on another number of ranks if ``ranks`` is given."""
     if RunDirectory.is_run(path):

@@ -72,7 +72,7 @@ class RoundLoop:
         self.experiment = setup.experiment
         self.method = setup.experiment.method
         self.ended_by = ""
-        """The callbacks that ended the run before its last round."""
+        """What ended the run: callbacks, and the target; empty after its last round."""
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
         self._require_possible()
@@ -125,20 +125,25 @@ class RoundLoop:
         """Make the rounds that are left, until all are made, the run has converged, or a callback ends it."""
         for callback in self.callbacks:
             callback.on_run_begin(self.setup, state)
-        if state.round and self.selection.reaches_target(record):
-            self.ended_by = "target"  # a resumed run that was cut before its end was noted
+        # A resumed run may have been cut between the end that its state or record has and the writing of its status.
+        self.ended_by = self._end_of(state, record)
         while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
             state, record = self.round(state)
             names = []
             for callback in self.callbacks:
                 if callback.on_round_end(state, record):
                     names.append(getattr(callback, "name", type(callback).__name__))
-                    # The last round is evaluated; callbacks that write the record come later.
-                    state, record = self._evaluated(state, record)
-            self.ended_by = ", ".join([*names, *(["target"] if self.selection.reaches_target(record) else [])])
+                    # The last round is evaluated; callbacks that write the state and the record come later.
+                    state, record = self._evaluated(replace(state, ended_by=", ".join(names)), record)
+            self.ended_by = self._end_of(state, record)
         for callback in self.callbacks:
             callback.on_run_end(state)
         return state
+
+    def _end_of(self, state: RunState, record: RoundRecord) -> str:
+        """What ends the run after a round before its last: callbacks and the target; empty if it goes on."""
+        target = "target" if state.round and self.selection.reaches_target(record) else ""
+        return ", ".join(filter(None, [state.ended_by, target]))
 
     def round(self, state: RunState) -> tuple[RunState, RoundRecord]:
         """Make one round: share if due, train a cohort, aggregate, refine, evaluate."""
@@ -165,7 +170,7 @@ class RoundLoop:
             weights, state = self._refine(state, weights, begun)
         weights = self.setup.tied(weights)
         facts |= self._change(before, weights, outputs, facts)
-        state = replace(state, round=state.round + 1, weights=weights)
+        state = replace(state, round=state.round + 1, weights=weights, ended_by="")
         return self.selection.note_best(state, self._record(state, costs, facts))
 
     def draw_cohort(self, round: int) -> np.ndarray:

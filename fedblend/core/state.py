@@ -42,6 +42,8 @@ class RunState:
     goes on from its own (federated distillation, a lost downlink); ``personal/...`` is its personal model, ``own/...``
     are its own layers of the global model.
     """
+    ended_by: str = ""
+    """The callbacks that ended the run after this round, with commas; empty where it goes on."""
 
     def server_part(self, slot: str) -> dict[str, torch.Tensor]:
         """What the part at ``slot`` keeps at the server."""

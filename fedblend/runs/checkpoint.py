@@ -67,7 +67,7 @@ def write(folder: Path, state: RunState) -> None:
         "shared_round": state.shared_round,
         "clients": len(state.has_pool),
     }
-    write_table(folder / NAME, scalars, tensors)
+    write_table(folder / NAME, scalars | ({"ended_by": state.ended_by} if state.ended_by else {}), tensors)
 
 
 def write_table(path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -114,7 +114,9 @@ def read(folder: Path) -> RunState | None:
         scalars = _scalars_of(fields)
         if "version" not in scalars:
             tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
-        return _make_state(scalars, tensors)
+        if not isinstance(ended_by := fields.get("ended_by", ""), str):
+            raise ValueError(f"ended_by: {ended_by!r:.40} in its header is no text")
+        return replace(_make_state(scalars, tensors), ended_by=ended_by)
     except DAMAGED as error:
         raise FedblendError(
             f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it: "

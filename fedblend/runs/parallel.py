@@ -33,7 +33,7 @@ from fedblend.experiment.study import Study
 from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
 from fedblend.runs.faults import describe_fault, user_error
-from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, require_no_run
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, require_no_run
 from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, RoundRecord], None]
@@ -138,10 +138,9 @@ def _has_ended(run: RunDirectory, experiment: Experiment) -> bool:
     """Whether a run ended early by what the experiment still has: it would make one round more in each resume."""
     if not RunDirectory.is_run(run.path) or (status := run.status())["state"] != "done":
         return False
-    by, before = str(status.get("reason", "")).removeprefix("ended by ").split(", "), run.experiment()
-    same = all(getattr(before, name) == getattr(experiment, name) for name in ("rounds", "callbacks", "target"))
-    anew = any(callback.counts_anew for callback in experiment.callbacks if callback.name in by)
-    return same and str(status.get("reason", "")).startswith("ended by ") and not anew
+    reason = str(status.get("reason", ""))
+    ended = reason.startswith("ended by ")
+    return ended and is_ended_by(reason.removeprefix("ended by "), run.experiment(), experiment)
 
 
 def _default_jobs(study: Study) -> int:

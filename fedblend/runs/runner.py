@@ -161,14 +161,16 @@ def _run(
         before, started = directory.status(), False
         checkpoints.saved_round = before["round"]
         try:
+            cut = None
             if RunDirectory.is_run(directory.path):
+                cut = directory.experiment() if before["state"] != "done" else None
                 directory.set_experiment(experiment)
                 # Runs of fedblend 0.1 lack the facts on privacy.
                 directory.update_facts({"engine": plan.table(), "privacy": privacy_facts(experiment)})
             else:
                 facts = collect_facts(loop.setup) | {"engine": plan.table()}
                 directory.create(experiment, facts, describe_split(loop.setup))
-            state, record = _start_or_resume(directory, loop, plan, records)
+            state, record = _start_or_resume(directory, loop, plan, records, cut)
             checkpoints.saved_round, started = state.round, True
             try:
                 state = loop.run(state, record)
@@ -214,10 +216,20 @@ def first_difference(directory: RunDirectory, experiment: Experiment) -> str:
     return ""
 
 
+def is_ended_by(names: str, before: Experiment, now: Experiment) -> bool:
+    """Whether what ended a run, by name, still ends it now, so that a resume makes no further round."""
+    same = all(getattr(before, field) == getattr(now, field) for field in ("rounds", "callbacks", "target"))
+    return same and not any(one.counts_anew for one in now.callbacks if one.name in names.split(", "))
+
+
 def _start_or_resume(
-    directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, watching: list[Callback]
+    directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, watching: list[Callback], cut: Experiment | None
 ) -> tuple[RunState, RoundRecord]:
-    """Return the state to continue from, the checkpoint's or a new one, and its record."""
+    """Return the state to continue from, the checkpoint's or a new one, and its record.
+
+    ``cut`` is the earlier experiment of a run that is not done. Such a run may have been cut after its callbacks had
+    ended it; it makes no further round then.
+    """
     setup, state = loop.setup, checkpoint.read(directory.path)
     if state is None:
         directory.truncate_metrics(-1)
@@ -240,6 +252,10 @@ def _start_or_resume(
             if isinstance(callback, RecordListener):
                 for earlier in records:
                     callback.listener(earlier)
+        if state.ended_by and not (cut and is_ended_by(state.ended_by, cut, setup.experiment)):
+            # Written before the status: a run that is killed in its next round still goes on.
+            state = replace(state, ended_by="")
+            checkpoint.write(directory.path, state)
     directory.set_status("running", state.round)
     return state, record
 

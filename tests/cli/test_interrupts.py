@@ -1,10 +1,11 @@
-"""Ctrl-C in real processes of `fedblend attack`: the best images so far are kept, however often it is pressed."""
+"""Ctrl-C in real processes: `attack` keeps its best images, and `run` says at once what happens."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,12 +17,26 @@ from typing import Any
 
 import pytest
 import torch
-from cli_helpers import TINY, Outcome, changed, finish, here, start_process
+from cli_helpers import (
+    TINY,
+    Outcome,
+    changed,
+    finish,
+    here,
+    same_end,
+    start,
+    start_process,
+    status,
+    succeeded,
+    wait_until,
+    write,
+)
 
 from fedblend.analysis.attacks import outcome
 from fedblend.analysis.attacks.outcome import attack_run
 from fedblend.experiment.config import resolve
 from fedblend.runs import api, parallel
+from fedblend.runs.directory import RunDirectory
 
 COMMAND = "from fedblend.cli import main, progress; progress.LINE_EVERY = 0.0; main()"
 """The command with a progress line for every tenth iteration."""
@@ -119,6 +134,110 @@ def test_before_the_attack_has_begun_nothing_is_written(
     assert len(pressed) < 2
     assert after is signal.default_int_handler
     assert list((tmp_path / "none").iterdir()) == []
+
+
+BUSY = """\
+import ctypes, os, sys, threading
+from fedblend import Callback, part
+
+FIFO = {fifo!r}
+
+@part("callback", "busy")
+class Busy(Callback):
+    "After round 2 this computes until somebody opens the FIFO, in C, so that Python handles no signal meanwhile."
+
+    def on_round_end(self, state, record):
+        if state.round != 2 or not os.path.exists(FIFO):
+            return
+        mutex, c, opened = ctypes.create_string_buffer(64), ctypes.CDLL(None), []
+        c.pthread_mutex_lock(mutex)
+
+        def release():
+            open(FIFO).close()
+            opened.append(True)
+            c.pthread_mutex_unlock(mutex)
+
+        threading.Thread(target=release, name="fedblend", daemon=True).start()
+        try:
+            print("busy", file=sys.stderr, flush=True)
+            c.pthread_mutex_lock(mutex)
+        except KeyboardInterrupt:
+            if not opened:  # the signal came between the two lines
+                c.pthread_mutex_lock(mutex)
+            raise
+"""
+
+
+def busy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of two runs of three rounds, each of which is busy after its second."""
+    (folder / "mine.py").write_text(BUSY.format(fifo=str(folder / "fifo")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    return write(folder / "busy.toml", {"rounds": 3, "seeds": [0, 1], "callbacks": ["mine:Busy"]})
+
+
+def pressed_while_busy(file: Path, jobs: int, ranks: int = 1) -> subprocess.Popen[str]:
+    """Run the file until it is busy, press Ctrl-C, and wait for the line that says what happens."""
+    os.mkfifo(file.with_name("fifo"))
+    more = ("--jobs", jobs, "--set", f"ranks={ranks}")
+    process = start("run", file, "--out", file.with_name("out"), *more)
+    assert process.stderr is not None
+    for _ in range(jobs):
+        assert "busy\n" in iter(process.stderr.readline, ""), "it ended before it was busy"
+    os.kill(process.pid, signal.SIGINT)
+    told = "fedblend: stopping after the step that is being computed; press Ctrl-C again to stop at once"
+    assert next_line(process).startswith(told)
+    return process
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    wait_until(lambda: bool(select.select([process.stderr], [], [], 0)[0]), process)
+    return process.stderr.readline()
+
+
+def goes_on_to_the_same_bits(file: Path) -> None:
+    file.with_name("fifo").unlink()
+    succeeded(here("resume", file.with_name("out"), "--jobs", 1))
+    succeeded(here("run", file, "--out", file.with_name("whole"), "--jobs", 1))
+    for slug in ("fedavg-seed0", "fedavg-seed1"):
+        same_end(file.with_name("out") / slug, file.with_name("whole") / slug)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
+def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = busy(tmp_path, monkeypatch)
+    process = pressed_while_busy(file, jobs=1)
+    (tmp_path / "fifo").open("w").close()
+
+    result = finish(process)
+
+    assert result.code == 130
+    assert f"fedblend: stopped; each run is kept up to its last checkpoint. Go on with: fedblend resume {tmp_path}" in (
+        result.err
+    )
+    assert "press Ctrl-C" not in result.err
+    assert status(tmp_path / "out" / "fedavg-seed0")["state"] == "stopped"
+    goes_on_to_the_same_bits(file)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
+@pytest.mark.parametrize(("jobs", "ranks"), [(1, 1), (1, 2), (2, 1)])
+def test_a_second_ctrl_c_stops_at_once_what_resumes_to_the_same_bits(
+    jobs: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = busy(tmp_path, monkeypatch)
+    process = pressed_while_busy(file, jobs, ranks)
+    os.kill(process.pid, signal.SIGINT)
+
+    result = finish(process)  # its output ends when the last of its processes has ended
+
+    assert (result.code, result.err) == (130, "")
+    assert RunDirectory(tmp_path / "out" / "fedavg-seed0").status()["state"] == "killed"
+    goes_on_to_the_same_bits(file)
 
 
 class OnceStopped:

@@ -69,6 +69,16 @@ def test_every_hook_is_called_in_order_with_the_rounds_own_cohort() -> None:
     ]
 
 
+def test_the_state_names_the_callbacks_that_ended_the_run_until_another_round_is_made() -> None:
+    made = setup(train={"cohort": 2}, rounds=4)
+    loop = RoundLoop(made, LoopEngine(made), [Diary(stop_after=2), Ends(), Diary()])
+
+    ended = loop.run(*loop.start())
+
+    assert (ended.round, ended.ended_by) == (2, "Diary, Ends")
+    assert loop.round(ended)[0].ended_by == ""
+
+
 def test_a_callback_ends_a_run_which_is_then_done_with_a_checkpoint_and_can_go_on(tmp_path: Path) -> None:
     made = experiment(**TINY)
 

@@ -104,6 +104,7 @@ def test_a_header_of_another_form(tmp_path: Path, header: str, words: str) -> No
         ({}, {"owner": torch.tensor([-1, 2])}, "client -1 is not valid; valid: 0 to 2"),
         ({}, {"client/3/weights/w": torch.ones(2)}, "client 3 is not valid; valid: 0 to 2"),
         ({}, {"client/one/weights/w": torch.ones(2)}, "'one'"),
+        ({"ended_by": ["target"]}, {}, "ended_by: ['target'] in its header is no text"),
     ],
 )
 def test_tensors_that_do_not_go_together(

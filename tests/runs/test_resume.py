@@ -20,7 +20,9 @@ import torch
 from cli_helpers import (
     CHECKPOINT,
     PATIENCE_S,
+    TINY,
     alive,
+    changed,
     contents,
     finish,
     here,
@@ -39,8 +41,12 @@ from cli_helpers import (
 from helpers import same_state
 from safetensors.torch import load_file, save_file
 
+import fedblend
+from fedblend.core.record import RoundRecord
 from fedblend.core.state import RunState
+from fedblend.experiment.config import resolve
 from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
 
 SLUG = "fedmix-seed0"
 
@@ -241,6 +247,114 @@ def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path: Path) 
 
     assert found is not None
     assert same_state(found, state)
+
+
+# Killed between its end and its status ---------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing of the run handles it."""
+
+
+class AfterCalls(fedblend.Callback):
+    """Ends the run at its second call; a resumed run counts from 0."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+        self.calls += 1
+        return self.calls == 2
+
+
+STOPPING = {"name": "early-stopping", "monitor": "loss", "mode": "max", "patience": 2}
+"""Ends the tiny run after round 3, since its loss falls from round 1 on."""
+
+
+def run_to_the_end(path: Path, own: bool, resume: bool = False, **changes: Any) -> None:
+    given: dict[str, Any] = {"callbacks": [AfterCalls()]} if own else {}
+    fedblend.run(resolve(changed(TINY, {"rounds": 6, **changes})), path, resume=resume, **given)
+
+
+def killed_before_its_status(path: Path, monkeypatch: pytest.MonkeyPatch, own: bool = False, **changes: Any) -> None:
+    """Make a run that is killed when all but its last status is written."""
+    set_status = RunDirectory.set_status
+
+    def kill(directory: RunDirectory, state: str, *rest: Any) -> None:
+        if state == "done":
+            raise Killed
+        set_status(directory, state, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "set_status", kill)
+        with pytest.raises(Killed):
+            run_to_the_end(path, own, **changes)
+    assert status(path)["state"] == "running"
+
+
+@pytest.mark.parametrize("every", [1, 4], ids=["kept by its round", "kept by its end"])
+@pytest.mark.parametrize(
+    ("own", "changes", "rounds", "by"),
+    [
+        (False, {"callbacks": [STOPPING]}, 3, "early-stopping"),
+        (True, {}, 2, "AfterCalls"),
+        (True, {"callbacks": [{**STOPPING, "patience": 1}]}, 2, "early-stopping, AfterCalls"),
+        (True, {"target": 0.0, "stop_at_target": True, "eval_every": 2}, 2, "AfterCalls, target"),
+    ],
+)
+def test_a_run_that_was_killed_between_its_end_and_its_status_makes_no_further_round(
+    own: bool, changes: Any, rounds: int, by: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**changes, "checkpoint_every": every}
+    run_to_the_end(tmp_path / "whole", own, **changes)
+    killed_before_its_status(tmp_path / "run", monkeypatch, own, **changes)
+
+    run_to_the_end(tmp_path / "run", own, resume=True, **changes)
+
+    assert status(tmp_path / "run") == {"state": "done", "round": rounds, "reason": f"ended by {by}"}
+    same_end(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"callbacks": []}, {"callbacks": [{**STOPPING, "patience": 9}]}, {"callbacks": [STOPPING], "rounds": 5}]
+)
+def test_a_run_that_was_killed_after_its_end_goes_on_with_other_callbacks_or_rounds(
+    changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_before_its_status(tmp_path / "run", monkeypatch, callbacks=[STOPPING])
+
+    run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
+
+    assert status(tmp_path / "run")["round"] > 3
+
+
+def test_a_time_limit_counts_anew_in_a_run_that_was_killed_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = {"name": "time-limit", "minutes": 1e-9}  # shorter than any round
+    killed_before_its_status(tmp_path / "run", monkeypatch, callbacks=[limit])
+
+    run_to_the_end(tmp_path / "run", own=False, resume=True, callbacks=[limit])
+
+    assert status(tmp_path / "run") == {"state": "done", "round": 2, "reason": "ended by time-limit"}
+
+
+def test_a_done_run_that_goes_on_and_is_killed_at_once_goes_on_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"callbacks": [STOPPING]}
+    run_to_the_end(tmp_path / "run", own=False, **changes)
+
+    def kill(*given: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fedblend.core.loop.RoundLoop, "round", kill)
+        with pytest.raises(Killed):
+            run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
+    run_to_the_end(tmp_path / "run", own=False, resume=True, **changes)
+
+    assert status(tmp_path / "run") == {"state": "done", "round": 4, "reason": "ended by early-stopping"}
 
 
 # Stopped ---------------------------------------------------------------------------------------------------

@@ -119,12 +119,12 @@ def run_worker() -> None:
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C inside, in this process and in those that it starts."""
+    """Ignore Ctrl-C inside, by a handler that does nothing: the command line still sees a second one, and ends."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may set signal handlers; it also receives all interrupts.
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         yield
     finally:
@@ -151,7 +151,10 @@ def interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if can_block:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if noted:
+        if noted and callable(before):
+            # Not raised again, since it would count as a second Ctrl-C.
+            before(signal.SIGINT, None)
+        elif noted:
             signal.raise_signal(signal.SIGINT)
 
 
