@@ -55,7 +55,7 @@ class PageTable:
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:
-    best = [best_row(rows, column.text, column.value, column.sign) for column in columns]
+    best = [best_row(rows, column) for column in columns]
     lines = []
     for i, row in enumerate(rows):
         cells = []
@@ -168,7 +168,10 @@ def privacy_table(found: Sequence[Guarantee]) -> PageTable | None:
 
 
 def _bytes_column(name: str, heading: str, explanation: str, sign: int) -> Column:
-    return Column(heading, lambda row: megabytes(row[name], ""), lambda row: row[name] / MEGABYTE, sign, explanation)
+    def value(row: MethodRow) -> float:
+        return float(row[name] / MEGABYTE)
+
+    return Column(heading, lambda row: megabytes(row[name], ""), value, sign, explanation, exact=True)
 
 
 def _seconds_column(name: str) -> Column:

@@ -138,7 +138,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         notes.append(BOLD_RULE)
     columns = []
     for column in _comparison_columns(rows, baseline):
-        best = best_row(rows, column.text, column.value, column.sign)
+        best = best_row(rows, column)
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
@@ -154,9 +154,7 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
         Column("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         Column("accuracy\n% ± std" if accuracy else "loss\n± std", final_score, lambda row: row["final"], sign),
         *(
-            replace(
-                one, heading=f"difference\n{textwrap.fill(f'to {baseline}', HEADING_WIDTH, break_long_words=False)}"
-            )
+            replace(one, heading=f"difference\n{_in_lines(one.heading.removeprefix('difference '))}")
             for one in difference_columns(rows, baseline)
         ),
         Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
@@ -176,14 +174,14 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
         )
     return [
         *columns,
-        Column("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
-        Column("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
+        Column("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1, exact=True),
+        Column("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1, exact=True),
         Column(f"time\n{unit}", time, lambda row: row["seconds"], -1),
     ]
 
 
-def _epsilon(row: MethodRow) -> str:
-    return row["guarantee"].short if row["guarantee"] else NOTHING
+def _in_lines(heading: str) -> str:
+    return textwrap.fill(heading, HEADING_WIDTH, break_long_words=False)
 
 
 def _epsilon_note(guarantee: Guarantee) -> str:
@@ -256,5 +254,5 @@ def _site_cells(rows: Sequence[MethodRow], value: CellValue) -> list[Text]:
     def text(row: MethodRow) -> str:
         return plus_minus(value(row))
 
-    best = best_row(rows, text, value, 1)
+    best = best_row(rows, Column("", text, value, 1))
     return [Text(text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]

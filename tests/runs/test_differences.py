@@ -29,9 +29,24 @@ def test_a_seed_that_diverged_has_no_difference():
     assert (one.seeds, one.mean) == ((0, 1), 2.5)
 
 
-def test_equal_differences_have_an_interval_without_width():
-    one = paired_difference({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})
+def test_equal_differences_of_counted_values_have_an_interval_without_width():
+    one = paired_difference({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0}, exact=True)
     assert (one.low, one.mean, one.high) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(("seeds", "certain"), [(2, False), (3, False), (4, True), (10, True)])
+def test_equal_differences_of_measured_values_may_be_one_step(seeds, certain):
+    values, others = ({seed: (first + 60 * seed) / 100 for seed in range(seeds)} for first in (12, 10))
+    assert len({values[seed] - others[seed] for seed in values}) > 1  # rounding of floats alone
+    one = paired_difference(values, others)
+    assert one.mean == pytest.approx(0.02)
+    assert one.half == pytest.approx(stats.t.ppf(0.975, seeds - 1) * 0.02 / math.sqrt(6 * seeds))
+    assert (one.low > 0) == certain
+
+
+def test_seeds_without_any_difference_have_none():
+    one = paired_difference({0: 0.5, 1: 0.6}, {0: 0.5, 1: 0.6})
+    assert (one.low, one.high) == (0, 0)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
