@@ -129,6 +129,22 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
     return [Column(f"difference to {baseline}{of}", text, value, 0, why)]
 
 
+def evaluated_alike(rows: Sequence[MethodRow]) -> bool:
+    """Whether all methods were evaluated in the same rounds, so that what is taken over evaluations compares."""
+    return len({row["eval_every"] for row in rows if row["seeds"]}) < 2
+
+
+def evaluations_note(rows: Sequence[MethodRow]) -> str:
+    """The rounds between evaluations of each method where they are not the same in all."""
+    if evaluated_alike(rows):
+        return ""
+    texts = [f"{row['method']} every {row['eval_every']}" for row in rows if row["seeds"]]
+    return (
+        f"Rounds of evaluation differ: {', '.join(texts)}. So means of the last evaluations, best ones and rounds to a "
+        "target do not compare, and are never bold."
+    )
+
+
 def rounds_note(groups: Sequence[Group]) -> str:
     """The number of rounds of each method where it is not the same in all: scores and costs are of whole runs."""
     rounds = {g.name: sorted({o.round for o in g.counted}) for g in groups if g.counted[0].finished}

@@ -11,7 +11,7 @@ from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
 from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
-from fedblend.report.columns import BOLD_RULE
+from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
 from fedblend.report.figures import Chart
@@ -129,7 +129,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "guarantees": section.guarantees,
         "scope": SCOPE,
         "words_note": WORDS_NOTE,
-        "rule": BOLD_RULE,
+        "rule": f"{BOLD_RULE} {evaluations_note(section.rows)}".rstrip(),
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),
     }

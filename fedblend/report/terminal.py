@@ -25,6 +25,8 @@ from fedblend.report.columns import (
     best_row,
     chosen_columns,
     difference_columns,
+    evaluated_alike,
+    evaluations_note,
     final_score,
     last_evaluations,
     measure_of,
@@ -130,7 +132,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.outcomes[0])]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
-    notes += filter(None, [rounds_note(groups)])
+    notes += filter(None, [rounds_note(groups), evaluations_note(rows)])
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
     weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
     notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
@@ -148,6 +150,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
 def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
     accuracy = measure_of(rows) == "accuracy"
     sign = 1 if accuracy else -1
+    over_evaluations = sign if evaluated_alike(rows) else 0
     last, mean_of_last = last_evaluations(rows)
     unit, time = times(rows)
     columns = [
@@ -157,7 +160,7 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
             replace(one, heading=f"difference\n{_in_lines(one.heading.removeprefix('difference '))}")
             for one in difference_columns(rows, baseline)
         ),
-        Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
+        Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], over_evaluations),
     ]
     columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in chosen_columns(rows)]
     columns += metric_columns(rows)
@@ -165,7 +168,11 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
     if targets:
         to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
         to = to.replace(" on ", "\non ")
-        columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -1))
+        columns.append(
+            Column(
+                to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -abs(over_evaluations)
+            )
+        )
     if any(row["guarantee"] for row in rows):
         columns.append(
             Column(
@@ -241,18 +248,19 @@ def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
     lines = [
         *(_site_cells(rows, at(site)) for site in sites),
         _site_cells(rows, lambda row: fmean(row["sites"].values()) if row["sites"] else math.nan),
-        _site_cells(rows, lambda row: min(row["sites"].values(), default=math.nan)),
+        # Never bold: each seed may have another worst site, so that the seeds' minima are another number.
+        _site_cells(rows, lambda row: min(row["sites"].values(), default=math.nan), sign=0),
     ]
     by_method = [(row["method"], [line[k] for line in lines]) for k, row in enumerate(rows)]
     names = [*sites, "mean over sites", "worst site"]
     return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", BOLD_RULE, footer=2)
 
 
-def _site_cells(rows: Sequence[MethodRow], value: CellValue) -> list[Text]:
+def _site_cells(rows: Sequence[MethodRow], value: CellValue, sign: int = 1) -> list[Text]:
     """Accuracies of the methods, the best in bold by the rule."""
 
     def text(row: MethodRow) -> str:
         return plus_minus(value(row))
 
-    best = best_row(rows, Column("", text, value, 1))
+    best = best_row(rows, Column("", text, value, sign))
     return [Text(text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]

@@ -350,6 +350,29 @@ def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
     assert rounds_note(group([runs[2], runs[3], stopped])) == ""
 
 
+@pytest.mark.parametrize(
+    ("every", "bold", "told"),
+    [
+        (1, {"final accuracy (%)", "mean of last 4", "best", "rounds to 50 %"}, ""),
+        (2, {"final accuracy (%)"}, "Rounds of evaluation differ: fedavg every 1, fedmix every 2. So means of"),
+    ],
+)
+def test_what_is_taken_over_evaluations_is_not_bold_where_methods_are_evaluated_in_other_rounds(
+    every, bold, told, tmp_path
+):
+    runs = []
+    for method, own, curve in (("fedavg", 1, (0.2, 0.3, 0.4, 0.5)), ("fedmix", every, (0.3, 0.6, 0.7, 0.8))):
+        for seed in range(4):  # with four seeds equal differences are certain
+            shifted = [value + seed / 100 * (method == "fedmix") for value in curve]
+            made = [record(0, 0.1), *(record(i, v if i % own == 0 else None) for i, v in enumerate(shifted, 1))]
+            more = {"method": method, "seed": seed, "rounds": 4, "eval_every": own}
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, **more))
+    columns = {"final accuracy (%)", "mean of last 4", "mean of last n", "best", "rounds to 50 %"}
+    assert {heading for _, heading in bold_in_page(runs)} & columns == bold
+    text = printed(runs, 200)
+    assert told in text if told else "Rounds of evaluation" not in text
+
+
 def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
     runs = []
     for method, gain in (("fedmix", 0.3), ("fedavg", 0.0)):
