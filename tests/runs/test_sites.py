@@ -186,7 +186,7 @@ def test_the_worst_site_of_the_means_is_never_bold(tmp_path):
         for seed, (north, south) in enumerate(seeds):
             run = RunDirectory(tmp_path / f"{method}{seed}")
             run.path.mkdir()
-            run.create(experiment(method=method, seed=seed), {}, {})
+            run.create(experiment(method=method, seed=seed, rounds=0), {}, {})
             scores = {"accuracy": 0.7, "sites": {"north": north, "south": south}}
             run.add_record(RoundRecord(0, loss=1.0, **scores, bytes_up={}, bytes_down={}, machine={}))
             run.set_status("done", 0)
