@@ -93,7 +93,6 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
             Column("best", best_score, lambda row: row["best"], over_evaluations,
                    "the best of all evaluations; it was selected on the test samples"),
         ]),
-        *metric_columns(rows),
     ]  # fmt: skip
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
@@ -109,6 +108,12 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
         Column("status", lambda row: str(row["states"]), lambda row: row["unfinished"], 0, "whether all runs finished"),
     ]
     return _page_table(rows, columns)
+
+
+def metrics_table(rows: Sequence[MethodRow]) -> PageTable | None:
+    """The final values of the experiment's metrics; ``None`` without any. They would make the main table too wide."""
+    columns = metric_columns(rows)
+    return _page_table(rows, columns) if columns else None
 
 
 def time_table(rows: Sequence[MethodRow]) -> PageTable | None:

@@ -163,7 +163,7 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
         Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], over_evaluations),
     ]
     columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in chosen_columns(rows)]
-    columns += metric_columns(rows)
+    columns += [replace(one, heading=_in_lines(one.heading)) for one in metric_columns(rows)]
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"

@@ -12,11 +12,11 @@ from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
-from fedblend.report import compare
+from fedblend.report import compare, write
 from fedblend.report.columns import rounds_note
 from fedblend.report.privacy import epsilon_text
 from fedblend.report.sections import dataset_sections
-from fedblend.report.tables import results_table
+from fedblend.report.tables import metrics_table, results_table
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
@@ -438,6 +438,21 @@ def test_bytes_are_counted_so_two_equal_differences_make_the_fewest_bold(way, tm
             runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
     assert bold_in_page(runs) == {("fedmix", f"{way} (MB)")}
     assert re.findall(r"\x1b\[1m *([\d.]+)\x1b", printed(runs, 200)) == ["8.0"]
+
+
+def test_metrics_have_a_table_of_their_own_in_the_page_and_long_names_are_wrapped_in_the_terminal(tmp_path):
+    runs = []
+    for seed in range(2):
+        made = [record(0, 0.1), record(1, 0.2), record(2, 0.3, metrics={"balanced-accuracy": 0.25, "ece": 0.5})]
+        runs.append(write_run(tmp_path / str(seed), made, seed=seed))
+    [section] = dataset_sections(runs)
+    assert [heading for heading, _ in metrics_table(section.rows).headings] == ["balanced-accuracy", "ece"]
+    assert not {"balanced-accuracy", "ece"} & {heading for heading, _ in results_table(section.rows).headings}
+    assert re.search(r" balanced- .*\n.* accuracy ", re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200)))
+    write(runs, tmp_path / "page.html")
+    assert "Metrics by method" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    [section] = dataset_sections([write_run(tmp_path / "none", [record(0, 0.1), record(1, 0.2), record(2, 0.3)])])
+    assert metrics_table(section.rows) is None
 
 
 def test_terminal_has_a_table_for_each_data_set(tmp_path):
