@@ -80,10 +80,10 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _with_firsts(leaks: Sequence[Leak]) -> list[tuple[Leak, bool, bool]]:
     """Each leak, and whether it is the first of its run, and of its kind there."""
-    befores = [("", ""), *((leak.run, leak.kind) for leak in leaks)]
+    earlier = [("", ""), *((leak.run, leak.kind) for leak in leaks)]
     return [
         (leak, leak.run != before[0], (leak.run, leak.kind) != before)
-        for leak, before in zip(leaks, befores, strict=False)
+        for leak, before in zip(leaks, earlier, strict=False)
     ]
 
 
