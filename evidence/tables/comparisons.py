@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedblend.analysis.advice import BASE, LAST, Advice, Option
 from fedblend.report.advice_figure import draw_advice
-from fedblend.runs.differences import Difference, paired_difference
+from fedblend.runs.differences import Difference, certain_together, paired_difference
 from tables.common import FIGURES, RESULTS, Row, by_method, study_result, table
 
 SETTINGS = {
@@ -155,7 +155,10 @@ def of_map(kind: str) -> dict[str, Row]:
 
 
 def map_table(kind: str = "map") -> str:
-    """A row for each setting: FedAvg's accuracy, and each blend's difference to it. ``kind`` begins a study's name."""
+    """A row for each setting: FedAvg's accuracy, and each blend's difference to it. ``kind`` begins a study's name.
+
+    A dagger marks what is certain among all differences of a row (Holm's correction).
+    """
     results = of_map(kind)
     methods = _methods(results)
     rows = []
@@ -163,7 +166,12 @@ def map_table(kind: str = "map") -> str:
         options = {option["method"]: option for option in result["advice"]["options"]}
         cells = [f"{100 * fmean(options[BASE]['scores'].values()):.1f}"]
         impossible = result["advice"]["left_out"]
-        cells += [_cell(options[m]) if m in options else _missing(m, impossible) for m in methods]
+        marked = certain_together(
+            {m: given for m, option in options.items() if (given := difference_of(option)) is not None}
+        )
+        cells += [
+            _cell(options[m]) + " †" * (m in marked) if m in options else _missing(m, impossible) for m in methods
+        ]
         rows.append([MAP[setting], *cells])
     return table(["setting", f"{BASE} %", *methods], rows)
 
@@ -223,33 +231,42 @@ def _missing(method: str, impossible: Row) -> str:
     return "not possible" if method in impossible else "not tried"
 
 
-def _cell(option: Row) -> str:
+def difference_of(option: Row) -> Difference | None:
+    """A committed option's difference to FedAvg."""
     given = option["difference"]
+    return given and Difference(tuple(given["seeds"]), given["mean"], given["half"])
+
+
+def _cell(option: Row) -> str:
+    given = difference_of(option)
     if given is None and option["verdict"].startswith("failed"):
         return "diverged with all seeds but one"
-    return told(given and Difference(tuple(given["seeds"]), given["mean"], given["half"]), 100.0)
+    return told(given, 100.0)
+
+
+def advice_of(table: Row) -> Advice:
+    """Advice as :meth:`~fedblend.analysis.advice.Advice.table` writes it."""
+    options = [
+        Option(
+            one["method"],
+            {int(seed): score for seed, score in one["scores"].items()},
+            one["megabytes"],
+            tuple(one["leaves"]),
+            one["to_clients"],
+            {kind: math.nan if value is None else value for kind, value in one["membership"].items()},
+            math.nan if one["recognised"] is None else one["recognised"],
+            difference_of(one),
+            one["fault"],
+        )
+        for one in table["options"]
+    ]
+    return Advice(table["metric"], table["larger_is_better"], options, table["left_out"])
 
 
 def draw_maps() -> None:
     """The figure of each setting's advice, from its committed numbers."""
     for setting, result in of_map("map").items():
-        advice = result["advice"]
-        options = [
-            Option(
-                one["method"],
-                {int(seed): score for seed, score in one["scores"].items()},
-                one["megabytes"],
-                tuple(one["leaves"]),
-                one["to_clients"],
-                {kind: math.nan if value is None else value for kind, value in one["membership"].items()},
-                math.nan,
-                one["difference"] and Difference(*(one["difference"][name] for name in ("seeds", "mean", "half"))),
-                one["fault"],
-            )
-            for one in advice["options"]
-        ]
-        picture = draw_advice(Advice(advice["metric"], advice["larger_is_better"], options), MAP[setting])
-        (FIGURES / f"map-{setting}.png").write_bytes(picture)
+        (FIGURES / f"map-{setting}.png").write_bytes(draw_advice(advice_of(result["advice"]), MAP[setting]))
 
 
 def map_costs(kind: str = "map") -> str:

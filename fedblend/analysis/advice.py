@@ -17,7 +17,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.study import expand
-from fedblend.runs.differences import Difference, paired_difference
+from fedblend.runs.differences import Difference, certain_together, paired_difference
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, group
 from fedblend.runs.summary import MEGABYTE, NOTHING, costs
@@ -137,15 +137,20 @@ class Advice:
         return next(option for option in self.options if option.method == BASE)
 
     @property
+    def compared(self) -> dict[str, Difference]:
+        """The difference of each method to FedAvg that was tested."""
+        return {option.method: option.difference for option in self.options if option.difference is not None}
+
+    @property
     def helping(self) -> list[Option]:
-        """The allowed options that certainly help, the best score first."""
-        sign = -1 if self.larger_is_better else 1
-        helping = [option for option in self.options if not option.fault and self.verdict(option) == "helps"]
-        return sorted(helping, key=lambda option: sign * option.score)
+        """The allowed options that help or may help: those that help first, of these the best score first."""
+        sign, words = -1 if self.larger_is_better else 1, ("helps", "may help")
+        helping = [option for option in self.options if not option.fault and self.verdict(option) in words]
+        return sorted(helping, key=lambda option: (words.index(self.verdict(option)), sign * option.score))
 
     @property
     def best(self) -> Option | None:
-        """The allowed option with the best score of those that certainly help; ``None`` if none does."""
+        """The first of :attr:`helping`; ``None`` if there is none."""
         return next(iter(self.helping), None)
 
     @property
@@ -156,7 +161,9 @@ class Advice:
     def verdict(self, option: Option) -> str:
         """Whether an option "helps", "hurts", is "level" with FedAvg as far as the seeds can tell, or is the "base".
 
-        An option of which a seed failed or diverged "failed", whatever the others say.
+        It "may help" or "may hurt" where zero lies outside its own interval, but the difference is not certain among
+        all that were tested (:func:`~fedblend.runs.differences.certain_together`). An option of which a seed failed or
+        diverged "failed", whatever the others say.
         """
         if option.method == BASE:
             return "base"
@@ -165,7 +172,10 @@ class Advice:
         if (d := option.difference) is None:
             return "one seed"
         low, high = (d.low, d.high) if self.larger_is_better else (-d.high, -d.low)
-        return "helps" if low > 0 else "hurts" if high < 0 else "level"
+        if low <= 0 <= high:
+            return "level"
+        word = "help" if low > 0 else "hurt"
+        return f"{word}s" if option.method in certain_together(self.compared) else f"may {word}"
 
     def told(self, value: float, signed: bool = False) -> str:
         """A score in words: accuracies in percent."""
@@ -196,9 +206,12 @@ class Advice:
                     f"The best guess is {guess.method}: {self.interval(guess)}{unit}; more seeds would decide it."
                 )
             return found
+        word = self.verdict(best)
         found = [
-            f"{best.method} helps: {self.interval(best)}{unit} over FedAvg's {self.told(base.score)}, {seeds} seeds."
+            f"{best.method} {word}: {self.interval(best)}{unit} over FedAvg's {self.told(base.score)}, {seeds} seeds."
         ]
+        if word == "may help":
+            found.append(f"This is not certain among {len(self.compared)} comparisons; more seeds would decide it.")
         more = best.megabytes - base.megabytes
         found.append(f"It costs a client {best.megabytes:.3g} MB in all, {more:+.3g} MB beside FedAvg.")
         found.append(f"What leaves a client beside its model: {best.given_away}.")
@@ -212,7 +225,7 @@ class Advice:
                 f"(FedAvg: {base.exposure:.3f}; 0 is guessing)."
             )
         found += [
-            f"{other.method} helps too: {self.interval(other)}{unit}, {other.megabytes:.3g} MB in all; "
+            f"{other.method} {self.verdict(other)} too: {self.interval(other)}{unit}, {other.megabytes:.3g} MB in all; "
             f"beside its model a client gives away {other.given_away}."
             for other in self.helping[1:]
         ]

@@ -41,9 +41,9 @@ NOT_GIVEN: tuple[Any, ...] = (None, [])
 
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
-    "95 % intervals, each of one comparison: if none of nine blends changed anything, chance would let some seem to "
-    "help in about one search of six. MB: sent and received by a client. Leak: an attacker's advantage in telling "
-    "members from others (0 or below: guessing, 1: certain)."
+    "95 % intervals. Helps, hurts: certain among all comparisons of the table (Holm's correction, 5 % in all). May "
+    "help, may hurt: zero lies outside the interval, which is of one comparison. MB: sent and received by a client. "
+    "Leak: an attacker's advantage in telling members from others (0 or below: guessing, 1: certain)."
 )
 
 

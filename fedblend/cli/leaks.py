@@ -25,9 +25,6 @@ from fedblend.runs.summary import megabytes
 
 FIGURE = "leaks.png"
 
-TEXTS = 4
-"""Columns of texts, the first ones of the table; the others have numbers, or nothing."""
-
 NOTES = (
     "MSE on the model's scale, PSNR (dB) and SSIM of pictures in [0, 1], means over images. Images that an attack "
     "rebuilt from weights are compared with the originals. Means and mixtures are compared with the nearest raw sample "
@@ -51,7 +48,8 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
             steps("runs", number, len(runs))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
-    console.print(_leaks_table(leaks))
+    console.print(_sent_table(leaks))
+    console.print(_rebuilt_table(leaks))
     for card in cards:
         if card.by_size:
             console.print(_sizes_table(card))
@@ -80,37 +78,54 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _leaks_table(leaks: Sequence[Leak]) -> Table:
-    """A row a leak; the run, the kind and the bytes stand in the first row that has them.
+def _with_firsts(leaks: Sequence[Leak]) -> list[tuple[Leak, bool, bool]]:
+    """Each leak, and whether it is the first of its run, and of its kind there."""
+    earlier = [("", ""), *((leak.run, leak.kind) for leak in leaks)]
+    return [
+        (leak, leak.run != before[0], (leak.run, leak.kind) != before)
+        for leak, before in zip(leaks, earlier, strict=False)
+    ]
 
-    Columns of numbers that are all empty are left out.
-    """
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    rows: list[tuple[str, ...]] = []
-    previous: Leak | None = None
-    for leak in leaks:
-        new_run = previous is None or previous.run != leak.run
-        new_kind = new_run or (previous is not None and previous.kind != leak.kind)
-        what = f"{leak.kind}: {leak.shape}" if leak.shape else leak.kind
-        sent = f"{leak.times:,} times by {leak.senders:,} clients, {megabytes(leak.bytes)}"
-        row: tuple[str, ...] = (
+
+def _sent_table(leaks: Sequence[Leak]) -> Table:
+    """A row for each kind of payload of a run: what left, and how well an attacker tells members."""
+    rows = [
+        (
             leak.run if new_run else "",
-            what if new_kind else "",
-            sent if new_kind else "",
-            leak.how,
+            f"{leak.kind}: {leak.shape}" if leak.shape else leak.kind,
+            f"{leak.times:,} times by {leak.senders:,} clients, {megabytes(leak.bytes)}",
             _number(100 * leak.accuracy, 1) if new_run else "",
+            _number(leak.membership, 3),
+        )
+        for leak, new_run, new_kind in _with_firsts(leaks)
+        if new_kind
+    ]
+    return _table(("run", "what left", "sent", "test %", "member"), rows, texts=3)
+
+
+def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
+    """A row for each measure of how much was rebuilt."""
+    rows = [
+        (
+            leak.run if new_run else "",
+            leak.kind if new_kind else "",
+            leak.how,
             _number(leak.mse, 3),
             _number(leak.psnr, 2),
             _number(leak.ssim, 3),
             "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
-            _number(leak.membership, 3) if new_kind else "",
         )
-        rows.append(row)
-        previous = leak
-    headings = ("run", "what left", "sent", "rebuilt by", "test %", "MSE", "PSNR", "SSIM", "recognised", "member")
-    filled = [place for place in range(len(headings)) if place < TEXTS or any(row[place] for row in rows)]
+        for leak, new_run, new_kind in _with_firsts(leaks)
+    ]
+    return _table(("run", "kind", "rebuilt by", "MSE", "PSNR", "SSIM", "recognised"), rows, texts=3)
+
+
+def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]], texts: int) -> Table:
+    """A table of which the first columns are ``texts``, and columns of numbers that are all empty are left out."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    filled = [place for place in range(len(headings)) if place < texts or any(row[place] for row in rows)]
     for place in filled:
-        if place < TEXTS:
+        if place < texts:
             table.add_column(headings[place], overflow="fold")
         else:
             table.add_column(headings[place], justify="right", no_wrap=True)
@@ -121,11 +136,8 @@ def _leaks_table(leaks: Sequence[Leak]) -> Table:
 
 def _sizes_table(card: LeakReport) -> Table:
     """The distance of means to raw samples by M_k (samples a mean); the run's own M_k is marked."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=f"{card.run}: means by M_k")
-    for heading in ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance"):
-        table.add_column(heading, justify="right")
-    for row in card.by_size:
-        table.add_row(
+    rows = [
+        (
             f"{row['samples_per_mean']}{' (the run)' if row['own'] else ''}",
             str(row["samples"]),
             _number(row["distance"], 0),
@@ -135,6 +147,11 @@ def _sizes_table(card: LeakReport) -> Table:
             f"{row['recognised']:.0%}",
             f"{row['by_chance']:.1%}",
         )
+        for row in card.by_size
+    ]
+    headings = ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance")
+    table = _table(headings, rows, texts=0)
+    table.title = Text(f"{card.run}: means by M_k")
     return table
 
 

@@ -92,6 +92,8 @@ class Quantity(_Table):
     unit: str = ""
     digits: int = 1
     """Digits after the point in tables."""
+    exact: bool = False
+    """Whether it is counted or computed, so that equal differences over seeds are certain."""
     paper: dict[str, tuple[float, ...]] = {}
     """The paper's numbers by row, in the order of the columns; ``nan`` where it has none, ``inf`` for "never"."""
     spread: dict[str, tuple[float, ...]] = {}

@@ -131,7 +131,8 @@ def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
                 "paper_std": _as_json(numbers[1]),
             }
         )
-    return {"label": quantity.label, "unit": quantity.unit, "digits": quantity.digits, "cells": cells}
+    told = {name: getattr(quantity, name) for name in ("label", "unit", "digits")}
+    return {**told, **({"exact": True} if quantity.exact else {}), "cells": cells}
 
 
 def _as_json(value: Any, infinite: str = "never") -> Any:

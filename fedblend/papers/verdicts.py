@@ -9,16 +9,16 @@ cohorts on both sides (:class:`fedblend.papers.claims.Check`). A verdict is draw
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedblend.papers.claims import Cells, check_line, parse_claim
+from fedblend.runs.differences import half_width
 
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t distribution with 1, 2, ... degrees of freedom; 2.262 is used beyond."""
+DIGITS = 5
+"""Digits of margins: written results have six digits, and a difference of two has an error in the sixth."""
 
 HOLDS, FAILS, PART, NOISE = "holds", "does not hold", "holds in part", "within noise"
 ONE_SEED = "one seed"
@@ -35,6 +35,8 @@ class LineVerdict:
     """Infinite where one side never reached its target."""
     held: tuple[bool, ...] = ()
     """Whether the whole claim holds, for each seed that decided it."""
+    exact: bool = False
+    """Whether the margins are of counted or computed numbers (:func:`~fedblend.runs.differences.half_width`)."""
 
     @property
     def mean(self) -> float:
@@ -49,10 +51,9 @@ class LineVerdict:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean margin; ``None`` for one seed, or where a margin is infinite."""
-        n = len(self.margins)
-        if n < 2 or not math.isfinite(sum(map(abs, self.margins))):
+        if len(self.margins) < 2 or not math.isfinite(sum(map(abs, self.margins))):
             return None
-        half = T_95[min(n - 2, len(T_95) - 1)] * statistics.stdev(self.margins) / math.sqrt(n)
+        half = half_width([round(margin, DIGITS) for margin in self.margins], self.exact)
         return self.mean - half, self.mean + half
 
     @property
@@ -96,7 +97,11 @@ class ClaimVerdict:
 
 
 def judge(
-    text: str, by_seed: Mapping[int, Cells], lines: Iterable[str], expected: Collection[tuple[str, str]] = ()
+    text: str,
+    by_seed: Mapping[int, Cells],
+    lines: Iterable[str],
+    expected: Collection[tuple[str, str]] = (),
+    exact: bool = False,
 ) -> ClaimVerdict:
     """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once).
 
@@ -111,7 +116,7 @@ def judge(
         checks = [check for check in every if check is not None]
         held = tuple(check.holds for check in checks if check.holds is not None)
         links = zip(*(check.margins for check in checks), strict=True)
-        verdicts = [LineVerdict(tuple(m for m in link if not math.isnan(m)), held) for link in links]
+        verdicts = [LineVerdict(tuple(m for m in link if not math.isnan(m)), held, exact) for link in links]
         found[line] = min(verdicts, key=_strength, default=LineVerdict(()))
     return ClaimVerdict(found)
 
@@ -127,14 +132,16 @@ def _strength(link: LineVerdict) -> tuple[int, float]:
 def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:
     """Judge a claim of a written result (:mod:`fedblend.papers.result`) on its numbers by seed."""
     by_seed: dict[int, dict[tuple[str, str], float]] = {}
-    cells = result["quantities"][claim["of"]]["cells"]
+    quantity = result["quantities"][claim["of"]]
+    cells = quantity["cells"]
     for cell in cells:
         for seed, value in cell["ours"].items():
             number = math.inf if value in ("never", "∞") else value
             if isinstance(number, (int, float)):
                 by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
     lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
-    return judge(claim["holds"], by_seed, lines, {(cell["row"], cell["column"]) for cell in cells})
+    expected = {(cell["row"], cell["column"]) for cell in cells}
+    return judge(claim["holds"], by_seed, lines, expected, quantity.get("exact", False))
 
 
 def count(verdicts: Iterable[ClaimVerdict]) -> Counter[str]:

@@ -20,7 +20,8 @@ MethodRow = dict[str, Any]
 
 BOLD_RULE = (
     "Bold: the best of a column where the 95 % interval of its difference to every other method, over the same seeds, "
-    "leaves out zero. Never bold: one seed, and a method that shares raw samples."
+    "leaves out zero. Never bold: one seed, two or three equal differences of measured values, and a method that "
+    "shares raw samples."
 )
 """The rule of :func:`best_row`, for readers."""
 
@@ -40,6 +41,8 @@ class Column:
     sign: int
     """1 where more is better, -1 where less is better, 0 where neither is."""
     explanation: str = ""
+    exact: bool = False
+    """Whether values are counted, such as bytes (:func:`~fedblend.runs.differences.half_width`)."""
 
 
 def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
@@ -58,12 +61,13 @@ def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
     ]
 
 
-def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: int) -> int | None:
-    """The index of the row that is best by ``value`` (largest by ``sign`` 1, smallest by -1) under :data:`BOLD_RULE`.
+def best_row(rows: Sequence[MethodRow], column: Column) -> int | None:
+    """The index of the row that is best in a column under :data:`BOLD_RULE`.
 
     Rows without a finite value, without a finished run, or of methods that share raw samples are not compared. There is
     none if another compared cell has the same text.
     """
+    text, value, sign = column.text, column.value, column.sign
     if not sign:
         return None
     compared = {
@@ -76,7 +80,7 @@ def best_row(rows: Sequence[MethodRow], text: CellText, value: CellValue, sign: 
     best = max(compared, key=lambda i: sign * value(rows[i]))
 
     def clear(i: int) -> bool:
-        found = paired_difference(compared[best], compared[i])
+        found = paired_difference(compared[best], compared[i], column.exact)
         leads = found is not None and min(sign * found.low, sign * found.high) > 0
         return leads and text(rows[i]) != text(rows[best])
 
@@ -123,6 +127,22 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
     )
     of = {"final": "", "chosen": " (best on validation)"}[which]
     return [Column(f"difference to {baseline}{of}", text, value, 0, why)]
+
+
+def evaluated_alike(rows: Sequence[MethodRow]) -> bool:
+    """Whether all methods were evaluated in the same rounds, so that what is taken over evaluations compares."""
+    return len({row["eval_every"] for row in rows if row["seeds"]}) < 2
+
+
+def evaluations_note(rows: Sequence[MethodRow]) -> str:
+    """The rounds between evaluations of each method where they are not the same in all."""
+    if evaluated_alike(rows):
+        return ""
+    texts = [f"{row['method']} every {row['eval_every']}" for row in rows if row["seeds"]]
+    return (
+        f"Rounds of evaluation differ: {', '.join(texts)}. So means of the last evaluations, best ones and rounds to a "
+        "target do not compare, and are never bold."
+    )
 
 
 def rounds_note(groups: Sequence[Group]) -> str:

@@ -16,7 +16,16 @@ from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import add_method_legend
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection, splits
-from fedblend.report.tables import Cell, PageTable, bytes_table, client_table, privacy_table, results_table, time_table
+from fedblend.report.tables import (
+    Cell,
+    PageTable,
+    bytes_table,
+    client_table,
+    metrics_table,
+    privacy_table,
+    results_table,
+    time_table,
+)
 from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -59,6 +68,7 @@ def export(sections: Sequence[DatasetSection], folder: Path) -> None:
 def _tables(section: DatasetSection) -> dict[str, PageTable]:
     found = {
         "results": results_table(section.rows, section.baseline),
+        "metrics": metrics_table(section.rows),
         "bytes": bytes_table(section.rows),
         "clients": client_table(section.groups),
         "time": time_table(section.rows),

@@ -11,7 +11,7 @@ from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
 from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
-from fedblend.report.columns import BOLD_RULE
+from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
 from fedblend.report.figures import Chart
@@ -20,7 +20,7 @@ from fedblend.report.sections import DatasetSection, dataset_sections, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
 from fedblend.report.svg import inline_svg
-from fedblend.report.tables import bytes_table, client_table, results_table, time_table
+from fedblend.report.tables import bytes_table, client_table, metrics_table, results_table, time_table
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
@@ -116,6 +116,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
         "results": results_table(section.rows, section.baseline),
+        "metrics": metrics_table(section.rows),
         "kinds": bytes_table(section.rows),
         "clients": client_table(section.groups),
         "phases": time_table(section.rows),
@@ -129,7 +130,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "guarantees": section.guarantees,
         "scope": SCOPE,
         "words_note": WORDS_NOTE,
-        "rule": BOLD_RULE,
+        "rule": f"{BOLD_RULE} {evaluations_note(section.rows)}".rstrip(),
         "galleries": galleries(section.groups),
         "sheets": sheets.sheets(section.groups),
     }

@@ -13,6 +13,7 @@ from fedblend.report.columns import (
     best_row,
     chosen_columns,
     difference_columns,
+    evaluated_alike,
     final_score,
     last_evaluations,
     measure_of,
@@ -55,7 +56,7 @@ class PageTable:
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:
-    best = [best_row(rows, column.text, column.value, column.sign) for column in columns]
+    best = [best_row(rows, column) for column in columns]
     lines = []
     for i, row in enumerate(rows):
         cells = []
@@ -70,6 +71,7 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
     """The main table of one data set: a row for each method over its seeds, with differences to ``baseline``."""
     accuracy = measure_of(rows) == "accuracy"
     sign = 1 if accuracy else -1
+    over_evaluations = sign if evaluated_alike(rows) else 0
     last, mean_of_last = last_evaluations(rows)
     unit, time = times(rows)
 
@@ -85,19 +87,19 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
         Column(f"final {'accuracy (%)' if accuracy else 'loss'}", final_score, lambda row: row["final"], sign,
                "after the last round; mean ± sample deviation over seeds"),
         *difference_columns(rows, baseline),
-        Column(last, mean_of_last, lambda row: row["last"], sign, "the mean of the last evaluations, ten at most"),
+        Column(last, mean_of_last, lambda row: row["last"], over_evaluations,
+               "the mean of the last evaluations, ten at most"),
         *(chosen_columns(rows) or [
-            Column("best", best_score, lambda row: row["best"], sign,
+            Column("best", best_score, lambda row: row["best"], over_evaluations,
                    "the best of all evaluations; it was selected on the test samples"),
         ]),
-        *metric_columns(rows),
     ]  # fmt: skip
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds to {targets.pop()}" if len(targets) == 1 else "rounds to target"
         where = " on the validation samples" if any(row["target_on_validation"] for row in rows) else ""
         why = f"the first evaluated round that reached it{where}, over the seeds that did"
-        columns.append(Column(to, rounds_to_target, rounds_of_all_seeds, -1, why))
+        columns.append(Column(to, rounds_to_target, rounds_of_all_seeds, -abs(over_evaluations), why))
     columns += [
         _bytes_column("bytes_up", "up (MB)", "sent by all clients together, in the whole run", -1),
         _bytes_column("bytes_down", "down (MB)", "sent to all clients together, in the whole run", -1),
@@ -106,6 +108,12 @@ def results_table(rows: Sequence[MethodRow], baseline: str | None = None) -> Pag
         Column("status", lambda row: str(row["states"]), lambda row: row["unfinished"], 0, "whether all runs finished"),
     ]
     return _page_table(rows, columns)
+
+
+def metrics_table(rows: Sequence[MethodRow]) -> PageTable | None:
+    """The final values of the experiment's metrics; ``None`` without any. They would make the main table too wide."""
+    columns = metric_columns(rows)
+    return _page_table(rows, columns) if columns else None
 
 
 def time_table(rows: Sequence[MethodRow]) -> PageTable | None:
@@ -168,7 +176,10 @@ def privacy_table(found: Sequence[Guarantee]) -> PageTable | None:
 
 
 def _bytes_column(name: str, heading: str, explanation: str, sign: int) -> Column:
-    return Column(heading, lambda row: megabytes(row[name], ""), lambda row: row[name] / MEGABYTE, sign, explanation)
+    def value(row: MethodRow) -> float:
+        return float(row[name] / MEGABYTE)
+
+    return Column(heading, lambda row: megabytes(row[name], ""), value, sign, explanation, exact=True)
 
 
 def _seconds_column(name: str) -> Column:

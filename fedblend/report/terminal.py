@@ -25,6 +25,8 @@ from fedblend.report.columns import (
     best_row,
     chosen_columns,
     difference_columns,
+    evaluated_alike,
+    evaluations_note,
     final_score,
     last_evaluations,
     measure_of,
@@ -130,7 +132,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.outcomes[0])]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
-    notes += filter(None, [rounds_note(groups)])
+    notes += filter(None, [rounds_note(groups), evaluations_note(rows)])
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
     weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
     notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
@@ -138,7 +140,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         notes.append(BOLD_RULE)
     columns = []
     for column in _comparison_columns(rows, baseline):
-        best = best_row(rows, column.text, column.value, column.sign)
+        best = best_row(rows, column)
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
@@ -148,26 +150,29 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
 def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
     accuracy = measure_of(rows) == "accuracy"
     sign = 1 if accuracy else -1
+    over_evaluations = sign if evaluated_alike(rows) else 0
     last, mean_of_last = last_evaluations(rows)
     unit, time = times(rows)
     columns = [
         Column("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
         Column("accuracy\n% ± std" if accuracy else "loss\n± std", final_score, lambda row: row["final"], sign),
         *(
-            replace(
-                one, heading=f"difference\n{textwrap.fill(f'to {baseline}', HEADING_WIDTH, break_long_words=False)}"
-            )
+            replace(one, heading=f"difference\n{_in_lines(one.heading.removeprefix('difference '))}")
             for one in difference_columns(rows, baseline)
         ),
-        Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], sign),
+        Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], over_evaluations),
     ]
     columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in chosen_columns(rows)]
-    columns += metric_columns(rows)
+    columns += [replace(one, heading=_in_lines(one.heading)) for one in metric_columns(rows)]
     targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
     if targets:
         to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
         to = to.replace(" on ", "\non ")
-        columns.append(Column(to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -1))
+        columns.append(
+            Column(
+                to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -abs(over_evaluations)
+            )
+        )
     if any(row["guarantee"] for row in rows):
         columns.append(
             Column(
@@ -176,14 +181,14 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
         )
     return [
         *columns,
-        Column("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1),
-        Column("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1),
+        Column("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1, exact=True),
+        Column("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1, exact=True),
         Column(f"time\n{unit}", time, lambda row: row["seconds"], -1),
     ]
 
 
-def _epsilon(row: MethodRow) -> str:
-    return row["guarantee"].short if row["guarantee"] else NOTHING
+def _in_lines(heading: str) -> str:
+    return textwrap.fill(heading, HEADING_WIDTH, break_long_words=False)
 
 
 def _epsilon_note(guarantee: Guarantee) -> str:
@@ -243,18 +248,19 @@ def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
     lines = [
         *(_site_cells(rows, at(site)) for site in sites),
         _site_cells(rows, lambda row: fmean(row["sites"].values()) if row["sites"] else math.nan),
-        _site_cells(rows, lambda row: min(row["sites"].values(), default=math.nan)),
+        # Never bold: each seed may have another worst site, so that the seeds' minima are another number.
+        _site_cells(rows, lambda row: min(row["sites"].values(), default=math.nan), sign=0),
     ]
     by_method = [(row["method"], [line[k] for line in lines]) for k, row in enumerate(rows)]
     names = [*sites, "mean over sites", "worst site"]
     return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", BOLD_RULE, footer=2)
 
 
-def _site_cells(rows: Sequence[MethodRow], value: CellValue) -> list[Text]:
+def _site_cells(rows: Sequence[MethodRow], value: CellValue, sign: int = 1) -> list[Text]:
     """Accuracies of the methods, the best in bold by the rule."""
 
     def text(row: MethodRow) -> str:
         return plus_minus(value(row))
 
-    best = best_row(rows, text, value, 1)
+    best = best_row(rows, Column("", text, value, sign))
     return [Text(text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]

@@ -150,10 +150,14 @@ class Monitor(Callback):
         return name in numbers
 
     def _may_have(self, name: str, record: RoundRecord) -> bool:
-        """Whether other rounds may have a number that a round lacks: it is undefined there, or no client trained."""
+        """Whether other rounds may have a number that a round lacks.
+
+        It is undefined there, or no client trained, or nothing of its kind was sent.
+        """
         flat = flatten(record.as_dict())
         undefined = flat.get(name, 0) is None or flat.get(f"{name.rpartition('.')[0]}.tested") == 0
-        return bool(self.seen) or undefined or (name in OF_TRAINING and not record.uploads)
+        of_bytes = name.startswith(("bytes_up.", "bytes_down."))
+        return bool(self.seen) or undefined or of_bytes or (name in OF_TRAINING and not record.uploads)
 
     def best(self, least: float = 0.0) -> tuple[int, float]:
         """The best round so far with its number; a later one must be better by more than ``least``."""

@@ -13,6 +13,9 @@ from fedblend.runs.groups import Group
 LEVEL = 0.95
 """Level of confidence of every interval."""
 
+ROUNDING = 1e-9
+"""Differences are equal whose deviation is at most this share of their mean: the rest is rounding of floats."""
+
 PLAIN = "fedavg"
 """The baseline where none is chosen."""
 
@@ -36,11 +39,22 @@ class Difference:
         """The upper end of the interval."""
         return self.mean + self.half
 
+    @property
+    def p_value(self) -> float:
+        """The probability of a mean at least as far from 0 if the methods did not differ (two-sided t test)."""
+        if not self.half:
+            return float(not self.mean)
+        degrees = len(self.seeds) - 1
+        return 1 - _within(abs(self.mean) / self.half * student_t(degrees), degrees)
 
-def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+
+def paired_difference(
+    values: Mapping[int, float], others: Mapping[int, float], exact: bool = False
+) -> Difference | None:
     """The difference of two methods, whose values are given by seed; ``None`` for fewer than two common seeds.
 
-    A seed with which the difference is not a finite number, as after a divergence, does not count.
+    A seed with which the difference is not a finite number, as after a divergence, does not count. For ``exact`` see
+    :func:`half_width`.
 
     >>> one = paired_difference({0: 3.0, 1: 5.0, 7: 9.0}, {0: 1.0, 1: 2.0})
     >>> one.seeds, one.mean, round(one.half, 3)  # 12.706 * 0.707 / sqrt(2)
@@ -50,8 +64,37 @@ def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) 
     found = {seed: value for seed, value in pairs.items() if math.isfinite(value)}
     if len(found) < 2:
         return None
-    error = stdev(found.values()) / math.sqrt(len(found))
-    return Difference(tuple(found), fmean(found.values()), student_t(len(found) - 1) * error)
+    return Difference(tuple(found), fmean(found.values()), half_width(list(found.values()), exact))
+
+
+def half_width(differences: Sequence[float], exact: bool = False) -> float:
+    """Half the width of the interval of the mean of at least two differences, by Student's t.
+
+    Measured values move in steps, such as one test sample or one evaluation, so equal differences do not show that
+    nothing varies. Their deviation is taken as that of rounding two numbers to a step, step / sqrt(6). The step is not
+    known; it is at most the difference itself, which is taken for it. So two or three equal differences are never
+    certain. ``exact`` values, such as bytes, are counted or computed: equal differences have width 0.
+
+    >>> round(half_width([3.0, 3.0, 3.0]), 2), half_width([3.0, 3.0, 3.0], exact=True)
+    (3.04, 0.0)
+    """
+    n, deviation, mean = len(differences), stdev(differences), fmean(differences)
+    if not exact and deviation <= ROUNDING * abs(mean):
+        deviation = abs(mean) / math.sqrt(6)
+    return student_t(n - 1) * deviation / math.sqrt(n)
+
+
+def certain_together(differences: Mapping[str, Difference]) -> set[str]:
+    """The names of differences that are not 0 where all are tested at once, by Holm's correction.
+
+    The probability that any of them is in truth 0 is at most 5 %: of k differences the smallest p-value must be at most
+    0.05 / k, the next 0.05 / (k - 1), and so on to the first that is larger.
+    """
+    order = sorted(differences, key=lambda name: differences[name].p_value)
+    for place, name in enumerate(order):
+        if differences[name].p_value * (len(order) - place) > 1 - LEVEL:
+            return set(order[:place])
+    return set(order)
 
 
 def student_t(degrees: int, level: float = LEVEL) -> float:

@@ -104,6 +104,7 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
       ``last_n_least``) and ``best``; ``loss`` is the final one;
+    - ``eval_every``: rounds from one evaluation to the next;
     - ``chosen``: the measure in the round that was best on validation, which is ``chosen_round``;
       ``chosen_by_seed``: seed -> round;
     - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
@@ -151,6 +152,7 @@ def _row(g: Group) -> dict[str, Any]:
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
         **_over_seeds("last", [_mean(_last(values)) for values in series]),
+        "eval_every": g.config.get("eval_every", 1),
         "last_n": max((len(_last(values)) for values in series), default=0),
         "last_n_least": min((len(_last(values)) for values in series), default=0),
         **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),

@@ -52,6 +52,26 @@ def test_a_blend_helps_if_the_interval_of_its_difference_is_above_zero() -> None
     assert made.answer()[0] == "a helps: +6.0 [+3.5, +8.5] points over FedAvg's 62.0, 3 seeds."
 
 
+@pytest.mark.parametrize(("others", "helps", "hurts"), [(4, "helps", "hurts"), (5, "may help", "may hurt")])
+def test_what_helps_is_certain_among_all_comparisons(others: int, helps: str, hurts: str) -> None:
+    # t = 6 sqrt(3) with two degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 0.00914, and 5 p = 0.046, 6 p = 0.055.
+    made = advice(option("a", SURE), *(option(f"b{k}", UNSURE) for k in range(others)))
+    assert made.verdict(made.options[1]) == helps
+    assert made.to_run is made.options[1]
+    assert ("This is not certain among 6 comparisons; more seeds would decide it." in made.answer()) == (others == 5)
+    worse = advice(option("a", WORSE), *(option(f"b{k}", UNSURE) for k in range(others)))
+    assert worse.verdict(worse.options[1]) == hurts
+    assert worse.to_run is worse.base
+
+
+def test_a_method_that_helps_comes_before_one_that_may() -> None:
+    # The larger gain has t = 10 / (3 / sqrt(3)) = 5.8, p = 0.029: twice that is above 0.05.
+    large, sure = option("large", (0.07, 0.10, 0.13)), option("sure", SURE)
+    made = advice(large, sure, *(option(f"b{k}", UNSURE) for k in range(2)))
+    assert [one.method for one in made.helping] == ["sure", "large"]
+    assert made.answer()[-1].startswith("large may help too: +10.0 [")
+
+
 def test_the_answer_tells_what_is_given_away_and_what_else_helps() -> None:
     shares = option("a", (0.07, 0.08, 0.09), leaves=("seeds",), to_clients=True, recognised=0.975, megabytes=3.0)
     other = option("d", SURE, leaves=("means",), megabytes=1.25)

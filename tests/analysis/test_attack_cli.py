@@ -264,6 +264,20 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_card_is_legible_in_eighty_columns(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = succeeded(here("leaks", study)).out
+    assert "…" not in told
+    tables = told.partition("MSE on the model's scale")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert re.search(r"MSE +PSNR +SSIM +recognised", tables)
+    # Texts are folded between words.
+    for text in ("weights: 4 tensors,", "2 clients,", "nearest raw sample", "5 (the run)"):
+        assert text in tables
+    firsts = [line.split()[0] for line in tables.splitlines() if line.startswith(" fd ")]
+    assert firsts == ["fd", "fd"]  # once in what left, once in what was rebuilt
+
+
 def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Path) -> None:
     told = succeeded(here("leaks", study, "--out", tmp_path / "card"))
 
@@ -332,7 +346,8 @@ def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monk
     assert NO_ATTACK in (tmp_path / "card" / "leaks.csv").read_text()
     assert not (tmp_path / "card" / "leaks.png").exists()
     assert "no figure, since nothing was rebuilt" in told.out
-    assert re.search(r"rebuilt by +test % +member", told.out)
+    assert re.search(r"run +what left +sent +test % +member", told.out)
+    assert re.search(r"run +kind +rebuilt by *\n", told.out)  # no column of numbers, since nothing was rebuilt
     assert re.search(r"\battacks rebuild\b", told.out)
 
 

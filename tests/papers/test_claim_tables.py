@@ -64,7 +64,7 @@ def rows_with(page: str, words: str) -> list[list[str]]:
 def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_path: Path) -> None:
     ours = {
         ("xormixfl", "authors"): [93.0, 94.0, 95.0],
-        ("standalone", "authors"): [88.0, 89.0, 90.0],
+        ("standalone", "authors"): [88.0, 90.0, 89.0],
         ("standalone-10", "authors"): [92.0, 95.0, 92.0],
     }
     write(tmp_path, "xormixfl/choice-network", ours)
@@ -72,7 +72,8 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
     page = pages.sensitivity()
 
     (two,) = rows_with(page, "the authors' network, [0, 1]; n = 2")
-    assert two[2:5] == ["holds", "+5", "+5 to +5"]
+    # Differences 5, 4 and 6: deviation 1, half 4.303 / sqrt(3) = 2.48.
+    assert two[2:5] == ["holds", "+5", "+2.52 to +7.48"]
     # Differences 1, -1 and 3: mean 1, deviation 2, half 4.303 * 2 / sqrt(3) = 4.97.
     (ten,) = rows_with(page, "the authors' network, [0, 1]; n = 10")
     assert ten[2:5] == ["within noise", "+1", "-3.97 to +5.97"]
@@ -286,6 +287,37 @@ def test_a_method_of_which_one_seed_is_left_says_so(pages: ModuleType) -> None:
     cell = sys.modules["tables.comparisons"]._cell
     assert cell({"difference": None, "verdict": "failed with a seed"}) == "diverged with all seeds but one"
     assert cell({"difference": None, "verdict": "one seed"}) == "one seed"
+
+
+def test_the_map_marks_what_is_certain_among_all_differences_of_a_row(
+    pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = sys.modules["tables.comparisons"]
+    base = {"method": "fedavg", "scores": {"0": 0.5, "1": 0.5, "2": 0.5}, "difference": None}
+    # With two degrees of freedom the ratio t = 4.303 mean / half has p = 1 - t / sqrt(t^2 + 2).
+    blends = [
+        {"method": name, "difference": {"seeds": [0, 1, 2], "mean": 0.1, "half": 0.1 * 4.303 / t}}
+        for name, t in (("sure", 12.0), ("alone", 5.0), ("level", 1.0))  # 0.007, 0.038 and 0.42
+    ]
+    result = {"advice": {"options": [base, *blends], "left_out": {}}}
+    monkeypatch.setattr(tables, "of_map", lambda _: {"heart": result})
+
+    (row,) = rows_with(tables.map_table(), "heart disease")
+
+    assert [(cell.startswith("**"), cell.endswith("†")) for cell in row[2:]] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+
+
+def test_committed_advice_has_the_verdicts_and_the_answer_of_todays_rule(pages: ModuleType) -> None:
+    tables = sys.modules["tables.comparisons"]
+    found = [json.loads(path.read_text()).get("advice") for path in sorted(tables.RESULTS.glob("studies/*.json"))]
+    advised = [advice for advice in found if advice]
+    assert len(advised) >= 28
+    for advice in advised:
+        assert json.loads(json.dumps(tables.advice_of(advice).table())) == advice
 
 
 def test_a_long_run_is_compared_at_every_twentieth_round(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ from fedblend.papers.items import all_papers
 from fedblend.papers.measures.attack import AttackFigure
 from fedblend.papers.measures.base import CellRun
 from fedblend.papers.measures.memory import most_kept
-from fedblend.papers.measures.models import AfterTraining
-from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, RoundsTo
+from fedblend.papers.measures.models import AfterTraining, Devices
+from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
@@ -256,6 +256,43 @@ def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reach
     assert RoundsTo(last=2).measured(cell_run(0.44)) == 5
     assert [RoundsTo(last=2).is_settled(cell_run(target)) for target in (0.44, 0.46)] == [True, False]
     assert not Accuracy().is_settled(cell_run(0.5))
+
+
+def test_costs_are_of_all_rounds_to_the_first_evaluated_one_that_reached_the_target(tmp_path: Path) -> None:
+    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
+    # Seeds are sent before the first round, which is round 1, and every second round is evaluated.
+    records = [RoundRecord(0, loss=1.0, accuracy=0.1, bytes_up={"seeds": 5})]
+    records += [
+        RoundRecord(n, loss=1.0, accuracy=None if n % 2 else n / 10, bytes_up={"weights": 10}) for n in range(1, 7)
+    ]
+
+    def up_to(target: float) -> float:
+        cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
+        vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
+        return Costs(figure="bytes_up", until_target=True).measured(cell)
+
+    assert [up_to(target) for target in (0.1, 0.2, 0.3, 0.7)] == [5, 25, 45, math.inf]
+
+
+def test_labels_without_test_samples_have_no_accuracy(tmp_path: Path) -> None:
+    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
+    cell = CellRun(one, None, tmp_path, lambda what, done, total: None)
+    record = RoundRecord(1, loss=1.0, accuracy=0.5, per_class=[0.5, None, 0.75])
+    vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 1}, [record], {"state": "done"}, {})
+
+    assert LabelAccuracy(labels=(0, 2)).measured(cell) == 62.5
+    assert LabelAccuracy(labels=(0, 1)).measured(cell) is None
+
+
+def test_the_variance_over_devices_does_not_depend_on_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
+    cell = CellRun(one, None, tmp_path, lambda what, done, total: None)
+    monkeypatch.setattr(CellRun, "cached", lambda *_: {"accuracy": [0.7, 0.8]})
+
+    # Deviations of 5 points from the mean: 50 over N - 1 = 1.
+    assert Devices(figure="variance").measured(cell) == pytest.approx(50)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

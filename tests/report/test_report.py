@@ -32,6 +32,7 @@ from fedblend.runs import api
 from fedblend.runs.api import expand_file
 from fedblend.runs.directory import METRICS, OWN_DATA, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
+from fedblend.runs.runner import execute
 from fedblend.runs.summary import table
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -410,3 +411,12 @@ def test_the_text_says_how_long_clients_train_and_whose_model_is_tested(changes,
     api.run(resolve(table), out=tmp_path / "run")
 
     assert words in describe_runs(group(find_runs([tmp_path]))).text
+
+
+def test_metrics_have_a_table_of_their_own_on_the_page(tmp_path):
+    for method in ("fedavg", "fedmix"):
+        execute(experiment(method, 0, rounds=1, metrics=["ece"]), tmp_path / "runs" / method)
+    report.write(find_runs([tmp_path / "runs"]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    metrics = page.split("Metrics by method</caption>")[1].split("</table>")[0]
+    assert re.findall(r'<button type="button">([^<]+)', metrics) == ["method", "ece"]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedblend.report.columns import best_row, method_rows
+from fedblend.report.columns import Column, best_row, method_rows
 from fedblend.report.privacy import Guarantee
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
@@ -66,7 +66,15 @@ def method_row(*values, unsafe=False):
     ],
 )
 def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, sign, best):
-    assert best_row(rows, lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], sign) == best
+    assert best_row(rows, Column("MB", lambda row: f"{row['mb']:.2f}", lambda row: row["mb"], sign)) == best
+
+
+@pytest.mark.parametrize(("seeds", "exact", "best"), [(2, False, None), (3, False, None), (4, False, 1), (2, True, 1)])
+def test_two_or_three_equal_differences_are_bold_only_of_what_is_counted(seeds, exact, best):
+    rows = [method_row(*[20.0] * seeds), method_row(*[10.0] * seeds)]
+    assert (
+        best_row(rows, Column("rounds", lambda row: f"{row['mb']:.0f}", lambda row: row["mb"], -1, "", exact)) == best
+    )
 
 
 def test_an_epsilon_has_words_for_how_little_it_protects():

@@ -16,7 +16,7 @@ from fedblend.report import compare
 from fedblend.report.columns import rounds_note
 from fedblend.report.privacy import epsilon_text
 from fedblend.report.sections import dataset_sections
-from fedblend.report.tables import results_table
+from fedblend.report.tables import metrics_table, results_table
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
@@ -220,10 +220,10 @@ def losses(folder, **by_method):
 
 
 def test_a_method_that_diverged_does_not_keep_others_from_being_compared(tmp_path):
-    runs = losses(tmp_path, fedavg=(1.0, 1.1), fedmix=(0.5, 0.6), fedprox=(math.inf, math.inf))
+    runs = losses(tmp_path, fedavg=(1.0, 1.1), fedmix=(0.5, 0.61), fedprox=(math.inf, math.inf))
     text = printed(runs, 200)
-    assert "-0.500 [-0.500, -0.500]" in text
-    assert re.search(r"\x1b\[1m *0.550 ± 0.071", text)  # the best, of the methods that have a loss
+    assert "-0.495 [-0.559, -0.431]" in text  # 12.706 * 0.00707 / sqrt(2) = 0.0635
+    assert re.search(r"\x1b\[1m *0.555 ± 0.078", text)  # the best, of the methods that have a loss
 
 
 def test_a_seed_that_diverged_is_named_in_place_of_a_mean_that_does_not_exist(tmp_path):
@@ -350,13 +350,107 @@ def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
     assert rounds_note(group([runs[2], runs[3], stopped])) == ""
 
 
+@pytest.mark.parametrize(
+    ("every", "bold", "told"),
+    [
+        (1, {"final accuracy (%)", "mean of last 4", "best", "rounds to 50 %"}, ""),
+        (2, {"final accuracy (%)"}, "Rounds of evaluation differ: fedavg every 1, fedmix every 2. So means of"),
+    ],
+)
+def test_what_is_taken_over_evaluations_is_not_bold_where_methods_are_evaluated_in_other_rounds(
+    every, bold, told, tmp_path
+):
+    runs = []
+    for method, own, curve in (("fedavg", 1, (0.2, 0.3, 0.4, 0.5)), ("fedmix", every, (0.3, 0.6, 0.7, 0.8))):
+        for seed in range(4):  # with four seeds equal differences are certain
+            shifted = [value + seed / 100 * (method == "fedmix") for value in curve]
+            made = [record(0, 0.1), *(record(i, v if i % own == 0 else None) for i, v in enumerate(shifted, 1))]
+            more = {"method": method, "seed": seed, "rounds": 4, "eval_every": own}
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, **more))
+    columns = {"final accuracy (%)", "mean of last 4", "mean of last n", "best", "rounds to 50 %"}
+    assert {heading for _, heading in bold_in_page(runs)} & columns == bold
+    text = printed(runs, 200)
+    assert told in text if told else "Rounds of evaluation" not in text
+
+
 def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
     runs = []
     for method, gain in (("fedmix", 0.3), ("fedavg", 0.0)):
         for seed in (0, 1):
             made = [record(0, 0.1), record(1, 0.5 + gain, best_round=1), record(2, 0.4, best_round=1)]
             runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
-    assert "+30.0 [+30.0, +30.0]" in printed(runs, 200)
+    text = re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200))
+    assert "+30.0 [-80.0, +140.0]" in text  # two equal differences: 12.706 * 30 / sqrt(6) / sqrt(2) = 110.0
+    assert re.search(r" to fedavg \(best .*\n.* on validation\) ", text)
+    [section] = dataset_sections(runs)
+    [(_, why)] = [
+        one
+        for one in results_table(section.rows, "fedavg").headings
+        if one[0] == "difference to fedavg (best on validation)"
+    ]
+    assert why.startswith("percentage points of accuracy in the round that was best on validation: ")
+
+
+def test_differences_are_of_the_last_round_where_one_method_does_not_validate(tmp_path):
+    runs = []
+    for method, best in (("fedmix", {"best_round": 1}), ("fedavg", {})):
+        for seed in (0, 1):
+            made = [record(0, 0.1), record(1, 0.8, **best), record(2, 0.4, **best)]
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    [section] = dataset_sections(runs)
+    headings = dict(results_table(section.rows, "fedavg").headings)
+    assert headings["difference to fedavg"].startswith("percentage points of accuracy after the last round: ")
+
+
+def bold_in_page(runs):
+    """The methods and headings of bold cells."""
+    [section] = dataset_sections(runs)
+    grid = results_table(section.rows, "fedavg")
+    return {(name, grid.headings[k][0]) for name, cells in grid.rows for k, cell in enumerate(cells) if cell.best}
+
+
+@pytest.mark.parametrize(
+    ("fedmix", "bold"),
+    [
+        ((2, 3, 2), True),  # 4, 3 and 5 rounds fewer: 4 - 4.303 / sqrt(3) = 1.5
+        ((2, 2, 3), False),  # four rounds fewer in each seed: 4 - 4.303 * 4 / sqrt(6) / sqrt(3) = -0.1
+        ((2, 3, 2, None), False),  # one seed never reached it
+    ],
+)
+def test_fewest_rounds_to_the_target_are_bold_in_the_page_if_every_seed_reached_it_clearly_sooner(
+    fedmix, bold, tmp_path
+):
+    runs = []
+    for method, reached in (("fedmix", fedmix), ("fedavg", (6, 6, 7, 6)[: len(fedmix)])):
+        for seed, at in enumerate(reached):
+            made = [record(i, 0.6 if at is not None and i >= at else 0.1) for i in range(9)]
+            more = {"method": method, "seed": seed, "rounds": 8}
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, **more))
+    assert (("fedmix", "rounds to 50 %") in bold_in_page(runs)) == bold
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_bytes_are_counted_so_two_equal_differences_make_the_fewest_bold(way, tmp_path):
+    runs = []
+    for method, sent in (("fedavg", 9_000_000), ("fedmix", 8_000_000)):
+        for seed in range(2):
+            made = [record(0, 0.1), record(1, 0.6), record(2, 0.6 + sent / 1e8, **{way: {"weights": sent}})]
+            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    assert bold_in_page(runs) == {("fedmix", f"{way} (MB)")}
+    assert re.findall(r"\x1b\[1m *([\d.]+)\x1b", printed(runs, 200)) == ["8.0"]
+
+
+def test_metrics_have_a_table_of_their_own_in_the_page_and_long_names_are_wrapped_in_the_terminal(tmp_path):
+    runs = []
+    for seed in range(2):
+        made = [record(0, 0.1), record(1, 0.2), record(2, 0.3, metrics={"balanced-accuracy": 0.25, "ece": 0.5})]
+        runs.append(write_run(tmp_path / str(seed), made, seed=seed))
+    [section] = dataset_sections(runs)
+    assert [heading for heading, _ in metrics_table(section.rows).headings] == ["balanced-accuracy", "ece"]
+    assert not {"balanced-accuracy", "ece"} & {heading for heading, _ in results_table(section.rows).headings}
+    assert re.search(r" balanced- .*\n.* accuracy ", re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200)))
+    [section] = dataset_sections([write_run(tmp_path / "none", [record(0, 0.1), record(1, 0.2), record(2, 0.3)])])
+    assert metrics_table(section.rows) is None
 
 
 def test_terminal_has_a_table_for_each_data_set(tmp_path):

@@ -97,6 +97,7 @@ def test_an_unknown_number_is_named_with_those_that_are_measured(tmp_path: Path)
             {"client_metrics": {"auc": {"mean": 1.0}}},
         ),
         ("change", {"change": None, "converged": False}, {"change": 1.0}),
+        ("bytes_up.weights", {"bytes_up": {"outputs": 9}}, {"bytes_up": {"weights": 1}}),
     ],
 )
 def test_a_round_that_lacks_the_number_does_not_count(

@@ -89,11 +89,12 @@ class LabelAccuracy(Measure):
     labels: tuple[int, ...] | Literal["targets"] = "targets"
     """The labels, or the labels that the split makes scarce (its ``targets``)."""
 
-    def measured(self, cell: CellRun) -> float:
-        """In per cent."""
+    def measured(self, cell: CellRun) -> float | None:
+        """In per cent; ``None`` where a label has no test samples."""
         labels = cell.experiment.partition.targets if self.labels == "targets" else self.labels
         by_label: Any = cell.outcome.evaluated[-1].per_class
-        return 100 * math.fsum(by_label[label] for label in labels) / len(labels)
+        found = [by_label[label] for label in labels]
+        return None if None in found else 100 * math.fsum(found) / len(found)
 
 
 @part("measure", "clients")
