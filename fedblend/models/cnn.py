@@ -150,7 +150,7 @@ class XorMixFLCNN:
     """XorMixFL's network: two convolutions, each with ReLU and a 2x2 max pool, then dense layers.
 
     The paper describes no network. The default is 5x5 convolutions of 6 channels and one dense layer: 2,032 weights
-    for images of 28x28. The authors' published code has one network of 1,135,074 weights for all methods: ``channels = 56,
+    for 28x28 images. The authors' published code has one network of 1,135,074 weights for all methods: ``channels = 56,
     kernel = 3, hidden = [784]``.
     """
 
