@@ -98,8 +98,8 @@ class Train(FrozenTable):
     """Local training: SGD at lr * lr_decay^(round - 1) by default, with FedMix's settings (appendix B)."""
 
     cohort: Count = 10
-    """Clients that are drawn for each round, of those that hold samples. Default: 10, or all where `partition.clients` is
-    less."""
+    """Clients that are drawn for each round, of those that hold samples. Default: 10, or all where `partition.clients`
+    is less."""
     epochs: Count = 2
     """Passes over a client's samples in a round."""
     steps: Count | None = None
