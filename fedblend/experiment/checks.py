@@ -267,24 +267,7 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                     f"{field}: '{rule.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
                     "valid: none"
                 )
-    plain = train.optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
-    if method.aggregator.counts_steps and not (plain and train.optimizer_state == "reset"):
-        raise ValueError(
-            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of SGD move a client; valid: "
-            "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
-        )
-    inert = not train.momentum and not any(term.proximal_mu for term in method.terms)
-    if method.aggregator.counts_steps and len(objective.phases()) > 1 and not inert:
-        raise ValueError(
-            f"method.aggregator: '{method.aggregator.name}' does not know how momentum and proximal terms act in the "
-            f"two steps a batch of '{objective.name}'; valid: neither of them, or another aggregator"
-        )
     personal, step = method.personal, method.server_step
-    if personal.own_steps(2) is not None and train.accumulate > 1:
-        raise ValueError(
-            f"train.accumulate: {train.accumulate}: '{personal.name}' changes its layers within an epoch, and a group "
-            "of batches would be for both; valid: 1"
-        )
     if personal.keeps and not (method.upload.is_model and method.upload.trains):
         raise ValueError(
             f"method.personal: '{personal.name}' trains beside a global model, but method.upload "
@@ -294,4 +277,26 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
         raise ValueError(
             f"method.server_step: '{step.name}' trains a whole model at the server, but '{personal.name}' keeps layers "
             "at each client; valid: none, or an optimiser such as fedadam"
+        )
+
+
+def check_steps(method: Method, train: Train) -> None:
+    """Parts that count a client's steps, or divide them between layers: what they need of training."""
+    plain = train.optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
+    if method.aggregator.counts_steps and not (plain and train.optimizer_state == "reset"):
+        raise ValueError(
+            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of SGD move a client; valid: "
+            "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
+        )
+    inert = not train.momentum and not any(term.proximal_mu for term in method.terms)
+    if method.aggregator.counts_steps and len(method.objective.phases()) > 1 and not inert:
+        raise ValueError(
+            f"method.aggregator: '{method.aggregator.name}' does not know how momentum and proximal terms act in the "
+            f"two steps a batch of '{method.objective.name}'; valid: neither of them, or another aggregator"
+        )
+    personal = method.personal
+    if personal.own_steps(2) is not None and train.accumulate > 1:
+        raise ValueError(
+            f"train.accumulate: {train.accumulate}: '{personal.name}' changes its layers within an epoch, and a group "
+            "of batches would be for both; valid: 1"
         )
