@@ -209,7 +209,7 @@ def _training(outcomes: Sequence[Outcome]) -> str:
         return f"No client trains. The server trains the model '{_field(outcomes, 'model.name')}'."
     one = field("cohort") == "1"
     schedules = {str(flatten(o.config).get("train.schedule.name", "")) for o in outcomes}
-    rate = f"{field('lr')} times {field('lr_decay')}^round"
+    rate = f"{field('lr')} times {field('lr_decay')}^(round - 1)"
     if schedules != {""}:
         rate = f"{field('lr')} with the schedule {field('schedule.name')} over rounds"
     names = dict.fromkeys(_optimizer(o.config) for o in outcomes)
