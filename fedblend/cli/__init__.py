@@ -43,6 +43,8 @@ def main() -> None:
         except click.ClickException as error:
             told = io.StringIO()
             error.show(file=told)
+            if isinstance(error, click.NoSuchOption):
+                told.write(_how_to_set(error))
             sys.stderr.write("".join(f"{printable(line)}\n" if line else "\n" for line in told.getvalue().splitlines()))
             raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
@@ -56,6 +58,19 @@ def main() -> None:
             _exit_with(describe_fault(error), FAULT)
     if isinstance(code, int) and code:
         raise SystemExit(code)
+
+
+def _how_to_set(error: click.NoSuchOption) -> str:
+    """How to set the field that was written as an option; empty if it is no field, or the command sets none."""
+    from fedblend.experiment.index import index
+
+    field = error.option_name.lstrip("-").replace("-", "_")
+    options = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
+    tables = [table for table in index().tables.values() if field in {option.name for option in table.options}]
+    if "--set" not in options or not tables:
+        return ""
+    path = f"{tables[0].where}.{field}".lstrip(".")
+    return f"To set the field {path} of the file: --set {path}=VALUE\n"
 
 
 def _exit_with(message: str, code: int) -> NoReturn:

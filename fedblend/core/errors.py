@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -46,16 +47,23 @@ def did_you_mean(
 ) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to ``word``, or ``""`` if none is ``alike``.
 
-    ``others`` are further words for known ones: further word -> known word.
+    ``others`` are further words for known ones: further word -> known word. Neither case nor separators count, nor the
+    order of words that are joined by ``+``, because papers and other libraries write names in several ways.
 
     >>> did_you_mean("fedmixx", ["fedavg", "fedmix"])
     " (did you mean 'fedmix'?)"
     >>> did_you_mean("learnrate", ["lr", "epochs"], others={"learning_rate": "lr"})
     " (did you mean 'lr'?)"
+    >>> did_you_mean("FashionMNIST", ["mnist", "fashion-mnist"]), did_you_mean("FedMix+FedProx", ["fedprox+fedmix"])
+    (" (did you mean 'fashion-mnist'?)", " (did you mean 'fedprox+fedmix'?)")
     """
-    words = {one: one for one in known}
-    words |= {other: one for other, one in others.items() if one in words}
-    near = difflib.get_close_matches(word, words, n=1, cutoff=alike)
+
+    def plain(name: str) -> str:
+        return "+".join(sorted(re.sub(r"[-_\s]", "", name).casefold().split("+")))
+
+    words = {plain(one): one for one in known}
+    words |= {plain(other): one for other, one in others.items() if one in words.values()}
+    near = difflib.get_close_matches(plain(word), words, n=1, cutoff=alike)
     return f" (did you mean '{words[near[0]]}'?)" if near else ""
 
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 import pydantic
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import ErrorDetails
 
 from fedblend.core.errors import FedblendError, brief, did_you_mean, legible
 from fedblend.core.paths import absolute
@@ -139,9 +140,10 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
         return spec
     fields = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
+        form = '[{name = "..."}]' if where.endswith("]") else '{name = "..."}'
+        field = where.rpartition(".")[2].partition("[")[0]
         raise FedblendError(
-            f'{where}: {brief(spec)} names no {kind}; write {kind} = {{name = "..."}} with one of '
-            f"{', '.join(known(kind))}"
+            f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
         )
     cls = find(kind, fields["name"], where)
     words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}
@@ -286,7 +288,7 @@ def explain(error: pydantic.ValidationError, where: str = "") -> str:
     if first["type"] in ("missing", "missing_argument"):
         return f"{field}: is missing; it must be given"
     # A field of several types has one fault for each of them.
-    alike = [_message(fault["msg"]) for fault in faults if _path(fault["loc"]) == path]
+    alike = [_message(fault) for fault in faults if _path(fault["loc"]) == path]
     message = ", or ".join(dict.fromkeys(alike))
     if first["type"] == "value_error" and not path:
         return f"{field}: {message}" if field else message
@@ -299,6 +301,10 @@ def _path(place: tuple[int | str, ...]) -> list[str]:
     return [FILE_WORDS.get(w, w) for w in words if w not in ("int", "float", "str", "bool")]
 
 
-def _message(text: str) -> str:
-    text = text.removeprefix("Value error, ")
+def _message(fault: ErrorDetails) -> str:
+    """A fault in the words of a file: tuples are lists there."""
+    if fault["type"] == "tuple_type":
+        alone = isinstance(fault["input"], (int, float))
+        return f"write a list, such as [{fault['input']}]" if alone else "write a list"
+    text = fault["msg"].removeprefix("Value error, ")
     return text[0].lower() + text[1:]

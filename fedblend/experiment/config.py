@@ -17,6 +17,7 @@ from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
 from fedblend.experiment import checks
 from fedblend.experiment.fields import (
+    LONGEST_NAME,
     Arrival,
     FrozenTable,
     Method,
@@ -49,7 +50,7 @@ class Experiment(FrozenTable):
         Experiment(data="digits", partition={"name": "classes", "clients": 20}, model="mlp", method="fedmix")
     """
 
-    name: Annotated[str, AfterValidator(_folder_name)] = "experiment"
+    name: Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_folder_name)] = "experiment"
     """Name of the study: its folder under `runs/`, and the report's title."""
     seed: Annotated[Int, Field(ge=0)] = 0
     """Seed of every random choice: partition, initial weights, cohorts, batches, mixing."""
@@ -270,21 +271,42 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
 
     ``extra`` are valid keys of a file that are no fields.
     """
-    _require_known(table, [*Experiment.model_fields, *extra], "")
-    for key, model in TABLES.items():
-        if isinstance(table.get(key), Mapping):
-            _require_known(table[key], list(model.model_fields), f"{key}.")
-
-
-def _require_known(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    top = [*Experiment.model_fields, *extra]
     for key in table:
-        if key not in known:
+        if key not in top:
             field = OTHER_WORDS.get(key, key)
-            in_tables = [] if where else [f"{name}.{field}" for name, t in TABLES.items() if field in t.model_fields]
-            meant = f" (did you mean '{in_tables[0]}'?)" if in_tables else did_you_mean(key, known, others=OTHER_WORDS)
-            if where and field in Experiment.model_fields:
-                meant = f" ('{field}' is a top-level field: write it above the first [table])"
-            raise FedblendError(f"{where}{key}: unknown key{meant}; valid: {', '.join(known)}")
+            raise _unknown_key(key, top, next((f"{t}.{field}" for t in TABLES if field in TABLES[t].model_fields), ""))
+    for name, model in TABLES.items():
+        given = table.get(name)
+        for key in given if isinstance(given, Mapping) else ():
+            if key in model.model_fields:
+                continue
+            if key in top:
+                where = f"'{key}' is a top-level field: write it above the first [table]"
+                raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(model.model_fields)}")
+            option = _option_of_part(model, given, key)
+            raise _unknown_key(f"{name}.{key}", list(model.model_fields), option and f"{name}.{option}")
+
+
+def _unknown_key(path: str, known: Sequence[str], meant: str) -> FedblendError:
+    """The error for an unknown key, with the field that is ``meant``, or if this is empty with the nearest one."""
+    key = path.rpartition(".")[2]
+    suggestion = f" (did you mean '{meant}'?)" if meant else did_you_mean(key, known, others=OTHER_WORDS)
+    return FedblendError(f"{path}: unknown key{suggestion}; valid: {', '.join(known)}")
+
+
+def _option_of_part(model: type[BaseModel], given: Mapping[str, Any], key: str) -> str:
+    """The path in a table of a part's option that was given as a key of the table, such as ``objective.lambda``."""
+    try:
+        table = model(**{field: value for field, value in given.items() if field in model.model_fields})
+    except (FedblendError, pydantic.ValidationError):
+        return ""
+    for field in model.model_fields:
+        value = getattr(table, field)
+        for path, part in ((f"{field}.{p.name}", p) for p in value) if isinstance(value, tuple) else [(field, value)]:
+            if registry.has_option(part, key):
+                return f"{path}.{key}"
+    return ""
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

@@ -14,11 +14,21 @@ from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
 
+LONGEST_NAME = 200
+"""Most characters of a name that is part of a folder's name; file systems allow 255 in all."""
+
 
 class FrozenTable(BaseModel):
     """Base of the tables of an experiment file: unknown keys are invalid, values cannot be changed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _require_table(cls, given: Any) -> Any:
+        if not isinstance(given, (Mapping, cls)):
+            raise ValueError(f"write a table with any of {', '.join(cls.model_fields)}")
+        return given
 
 
 def field_of_part(kind: str, where: str = "", before: Callable[[Any], Any] = lambda spec: spec) -> Any:
@@ -161,7 +171,7 @@ class Method(FrozenTable):
     """A preset (`fedblend list methods`) of the parts below, which other fields can change (default: the preset that
     has exactly these parts, if there is one).
     """
-    label: str = ""
+    label: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
     """Name of the method in tables, figures and the run's folder (default: its name)."""
     sharing: field_of_part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
     """The data that clients share before training, and their use at the server."""
@@ -185,6 +195,8 @@ class Method(FrozenTable):
     def _expand(cls, spec: Any) -> Any:
         if isinstance(spec, str):
             spec = {"name": spec}
+        if isinstance(spec, (list, tuple)):
+            raise ValueError('write one name or table; for several methods: methods = ["a", "b"]')
         if not isinstance(spec, Mapping):
             return spec
         # A resolved method contains all its parts; updating the preset with them changes nothing.

@@ -261,14 +261,25 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
         return given
     all_presets = presets()
     if not isinstance(name, str) or name not in all_presets:
-        raise FedblendError(
-            f"{where}.name: unknown method {brief(name)}{did_you_mean(str(name), all_presets)}; "
-            f"valid: {', '.join(all_presets)}"
-        )
+        meant = _how_to_combine(str(name), all_presets) or did_you_mean(str(name), all_presets)
+        raise FedblendError(f"{where}.name: unknown method {brief(name)}{meant}; valid: {', '.join(all_presets)}")
     parts = dict(all_presets[name][1])
     for field, value in given.items():
         parts[field] = overlay(parts.get(field), value, f"{where}.{field}")
     return parts
+
+
+def _how_to_combine(name: str, all_presets: Presets) -> str:
+    """How to combine two methods whose names are joined by ``+``; empty if a preset combines them, or one is unknown.
+
+    >>> print(_how_to_combine("fedmix+scaffold", presets()))
+     (to combine them, write method = {name = "fedmix", ...} with the parts of scaffold: terms, aggregator)
+    """
+    first, _, second = name.partition("+")
+    if f"{second}+{first}" in all_presets or not {first, second} <= set(all_presets):
+        return ""
+    parts = ", ".join(all_presets[second][1])
+    return f' (to combine them, write method = {{name = "{first}", ...}} with the parts of {second}: {parts})'
 
 
 def overlay(preset: Any, given: Any, where: str = "") -> Any:

@@ -68,14 +68,24 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
             raise
         slug = f"{slugify(experiment.method.label or experiment.method.name)}-seed{seed}"
         if slug in experiments:
-            raise FedblendError(f"methods: two runs would both be called '{slug}'; give them labels of their own")
+            raise _same_folder("methods", slug, experiments[slug], experiment)
         experiments[slug] = experiment
     for variant in variants:
         more = expand(variant, chosen).experiments
         if both := sorted(set(more) & set(experiments)):
-            raise FedblendError(f"variants: two runs would both be called '{both[0]}'; give them labels of their own")
+            raise _same_folder("variants", both[0], experiments[both[0]], more[both[0]])
         experiments |= more
     return Study(str(base.get("name", "experiment")), experiments)
+
+
+def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
+    """The error for two runs that would have one folder."""
+    labels = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label))
+    given = f", of the labels {' and '.join(labels)}" if len(labels) > 1 else ""
+    return FedblendError(
+        f"{field}: two runs would both be called '{slug}'{given}; give them labels of their own, which differ in "
+        "letters A to Z or digits"
+    )
 
 
 def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any]]:

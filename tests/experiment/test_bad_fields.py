@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bad_input_helpers import fedmix, refused_at_once, run
-from cli_helpers import TINY, refused
+from cli_helpers import TINY, here, refused
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
@@ -20,6 +20,100 @@ from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import parse_value, read_toml
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# Whole messages --------------------------------------------------------------------------------------------
+
+
+def message(text: str) -> str:
+    """The message for an experiment file of this content, without the list of valid words at its end."""
+    Path("bad.toml").write_text(text, encoding="utf-8")
+    refused_at_once(outcome := here("run", "bad.toml"))
+    return (
+        outcome.err.removeprefix("fedblend: error: ").partition("; valid: ")[0].partition(" with one of ")[0].rstrip()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("data = 3", 'data: 3 names no dataset; write data = {name = "..."}'),
+        ("callbacks = [3]", 'callbacks[0]: 3 names no callback; write callbacks = [{name = "..."}]'),
+        ("method = {sharing = 3}", 'method.sharing: 3 names no sharing; write sharing = {name = "..."}'),
+        (
+            'method = ["fedavg"]',
+            'method: [\'fedavg\'] is not valid: write one name or table; for several methods: methods = ["a", "b"]',
+        ),
+        ("validation = 0.1", "validation: 0.1 is not valid: write a table with any of server, clients, metric"),
+        ('model = {name = "mlp", hidden = 64}', "model.hidden: 64 is not valid: write a list, such as [64]"),
+        ('model = {name = "mlp", hidden = "64"}', "model.hidden: '64' is not valid: write a list"),
+        (
+            f'name = "{"a" * 201}"',
+            f"name: '{'a' * 76} ... {'a' * 37}' is not valid: string should have at most 200 characters",
+        ),
+        (
+            f'method = {{label = "{"a" * 201}"}}',
+            f"method.label: '{'a' * 76} ... {'a' * 37}' is not valid: string should have at most 200 characters",
+        ),
+        *(
+            (
+                f"[train]\n{key} = [0]",
+                f"train.{key}: unknown key ('{key}' is a top-level field: write it above the first [table])",
+            )
+            for key in ("methods", "seeds", "variants")
+        ),
+        (
+            'method = {name = "fedmix", lambda = 0.1}',
+            "method.lambda: unknown key (did you mean 'method.objective.lambda'?)",
+        ),
+        (
+            'method = {name = "fedprox", mu = 0.1}',
+            "method.mu: unknown key (did you mean 'method.terms.proximal.mu'?)",
+        ),
+        (
+            'train = {optimizer = "adam", beta1 = 0.1}',
+            "train.beta1: unknown key (did you mean 'train.optimizer.beta1'?)",
+        ),
+        *(
+            (f'method = "{name}"', f"method.name: unknown method '{name}' (did you mean '{meant}'?)")
+            for name, meant in (
+                ("SCAFFOLD", "scaffold"),
+                ("FedProx", "fedprox"),
+                ("fedmix+fedprox", "fedprox+fedmix"),
+                ("FedMix+FedProx", "fedprox+fedmix"),
+            )
+        ),
+        (
+            'method = "fedmix+scaffold"',
+            "method.name: unknown method 'fedmix+scaffold' (to combine them, write method = {name = \"fedmix\", ...} "
+            "with the parts of scaffold: terms, aggregator)",
+        ),
+        *(
+            (f'data = "{name}"', f"data.name: unknown dataset '{name}' (did you mean '{meant}'?)")
+            for name, meant in (
+                ("CIFAR10", "cifar10"),
+                ("CIFAR-10", "cifar10"),
+                ("cifar_100", "cifar100"),
+                ("FashionMNIST", "fashion-mnist"),
+            )
+        ),
+        (
+            'methods = [{name = "fedavg", label = "方"}, {name = "fedmix", label = "方法"}]',
+            "methods: two runs would both be called 'run-seed0', of the labels '方' and '方法'; give them labels of "
+            "their own, which differ in letters A to Z or digits",
+        ),
+        (
+            'method = {label = "方"}\n[[variants]]\nmethod = {label = "方法"}',
+            "variants: two runs would both be called 'run-seed0', of the labels '方' and '方法'; give them labels of "
+            "their own, which differ in letters A to Z or digits",
+        ),
+    ],
+)
+def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: str, told: str) -> None:
+    given = {line.partition(" =")[0] for line in text.splitlines()}
+    others = {"data": '"digits"', "partition": '"iid"', "model": '"mlp"'}
+    above = "".join(f"{field} = {value}\n" for field, value in others.items() if field not in given)
+    assert message(above + text) == told
 
 
 # Fields ---------------------------------------------------------------------------------------------------
@@ -82,7 +176,7 @@ def test_unknown_names_come_with_a_suggestion(changes: dict[str, Any], words: tu
         ({"name": 5}, ("name: 5", "string")),
         ({"unsafe": "perhaps"}, ("unsafe: 'perhaps'", "boolean")),
         ({"target": "high"}, ("target: 'high'", "number")),
-        ({"train": 5}, ("train: 5", "dictionary")),
+        ({"train": 5}, ("train: 5", "table")),
         ({"train": {"lr": "fast"}}, ("train.lr: 'fast'", "number")),
         ({"train": {"cohort": [2]}}, ("train.cohort: [2]", "integer")),
         ({"model": {"name": "mlp", "hidden": "wide"}}, ("model.hidden", "'wide'")),

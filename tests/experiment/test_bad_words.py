@@ -100,6 +100,22 @@ def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("option", "field"), [("--rounds", "rounds"), ("--lr", "train.lr"), ("--batch-size", "train.batch_size")]
+)
+def test_a_field_that_is_written_as_an_option_is_told_with_the_option_that_sets_it(option: str, field: str) -> None:
+    for words in (("run", "bad.toml", option, "3"), ("tune", "bad.toml", f"{option}=3")):
+        outcome = here(*words)
+        assert outcome.code == 2
+        assert f"No such option '{option}'." in outcome.err
+        assert outcome.err.splitlines()[-1] == f"To set the field {field} of the file: --set {field}=VALUE"
+
+
+@pytest.mark.parametrize("words", [("run", "bad.toml", "--nonsense"), ("resume", "runs", "--rounds", "3")])
+def test_other_options_that_are_none_have_no_such_hint(words: tuple[str, ...]) -> None:
+    assert "--set" not in here(*words).err
+
+
 @pytest.mark.parametrize("order", ["resume", "report", "compare", "inspect"])
 def test_runs_that_are_not_there(order: str) -> None:
     Path("empty").mkdir()
