@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import pkgutil
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -106,8 +109,12 @@ _registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_
 def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
 
-    Raises :class:`FedblendError` if another class has that name.
+    Raises :class:`FedblendError` if there is no such kind, or another class has that name.
     """
+    if kind not in _registry:
+        raise FedblendError(
+            f"part: unknown kind {brief(kind)}{did_you_mean(str(kind), MODULES)}; valid: {', '.join(MODULES)}"
+        )
 
     def declare(cls: type[T]) -> type[T]:
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
@@ -219,7 +226,10 @@ def require_trusted(path: str, where: str) -> str:
 
 
 def import_path(path: str, where: str) -> Any:
-    """The object at ``package.module:Name``. Raises :class:`FedblendError` if there is none, or it is not trusted."""
+    """The object at ``package.module:Name``.
+
+    Raises :class:`FedblendError` if there is none, it is not trusted, or the module raises an error, whose line it names.
+    """
     require_trusted(path, where)
     module, _, attribute = path.partition(":")
     if module.startswith("."):
@@ -227,13 +237,33 @@ def import_path(path: str, where: str) -> Any:
     try:
         imported = importlib.import_module(module)
         found = getattr(imported, attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+    except UntrustedCode:
+        raise
+    except Exception as error:
+        if not (line := _line_of(error)):
+            raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+        reason = getattr(error, "msg", error) if isinstance(error, SyntaxError) else error
+        kind = "" if isinstance(error, FedblendError) else f"{type(error).__name__}: "
+        raise FedblendError(f"{where}: cannot import '{path}': {line}: {kind}{reason}; mend this line") from None
     # A notebook's own module and built-in ones have no file.
     if file := getattr(imported, "__file__", None):
         inside = len(module.split(".")) - (0 if hasattr(imported, "__path__") else 1)
         imported_from.add(str(Path(file).resolve().parents[inside]))
     return found
+
+
+def _line_of(error: Exception) -> str:
+    """The file and line of an imported module, or of one that this imports, that raised an error; empty if none did.
+
+    Lines of Python, of installed packages and of fedblend count only where no other line is involved.
+    """
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return f"{error.filename}, line {error.lineno}"
+    # Without this module and importlib, which come first.
+    lines = [f for f in traceback.extract_tb(error.__traceback__)[2:] if not f.filename.startswith("<frozen importlib")]
+    packages = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
+    own = [line for line in lines if not line.filename.startswith(packages)]
+    return f"{(own or lines)[-1].filename}, line {(own or lines)[-1].lineno}" if lines else ""
 
 
 def fields_of(cls: type) -> tuple[str, ...]:

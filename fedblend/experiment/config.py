@@ -277,8 +277,8 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
             field = OTHER_WORDS.get(key, key)
             raise _unknown_key(key, top, next((f"{t}.{field}" for t in TABLES if field in TABLES[t].model_fields), ""))
     for name, model in TABLES.items():
-        given = table.get(name)
-        for key in given if isinstance(given, Mapping) else ():
+        given = inner if isinstance(inner := table.get(name), Mapping) else {}
+        for key in given:
             if key in model.model_fields:
                 continue
             if key in top:

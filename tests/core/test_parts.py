@@ -266,6 +266,45 @@ def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("x = 1\ndef f(:\n    pass\n", 2, "SyntaxError: invalid syntax"),
+        ("import no_such_package\n", 1, "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("from json import no_such_name\n", 1, "ImportError: cannot import name 'no_such_name' from 'json' ("),
+        ("\n\nx = y\n", 3, "NameError: name 'y' is not defined"),
+        ("import json\njson.loads('')\n", 2, "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        (
+            "import fedblend\n\n@fedblend.part('objektive', 'mine')\nclass Mine: pass\n",
+            3,
+            "part: unknown kind 'objektive' (did you mean 'objective'?); valid: dataset, scale, partition, model, ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("imported", ["by its name", "by another module"])
+def test_an_error_in_a_users_module_is_told_with_its_line(
+    text: str, line: int, told: str, imported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong_parts.py").write_text(text, encoding="utf-8")
+    (tmp_path / "more_parts.py").write_text("import wrong_parts\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = "wrong_parts:Mine" if imported == "by its name" else "more_parts:Mine"
+
+    with pytest.raises(FedblendError) as error:
+        build("objective", path, "method.objective")
+
+    place = f"{tmp_path / 'wrong_parts.py'}, line {line}: "
+    assert str(error.value).startswith(f"method.objective: cannot import '{path}': {place}{told}")
+    assert str(error.value).endswith("; mend this line")
+
+
+def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(FedblendError) as error:
+        part("losses", "mine")
+
+    assert str(error.value) == f"part: unknown kind 'losses'; valid: {', '.join(registry.MODULES)}"
+
+
 def test_a_users_part_is_validated_like_any(half: type) -> None:
     with pytest.raises(FedblendError, match="share: 'x' is not valid"):
         build("objective", {"name": f"{__name__}:Half", "share": "x"})
