@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 import sys
@@ -27,9 +28,10 @@ def import_from(folders: Iterable[str]) -> None:
 def read_text(path: str | Path, remedy: str, errors: str = "strict") -> str:
     """The text of a regular file, in UTF-8. ``errors`` says what becomes of other bytes, as in :func:`open`.
 
+    A byte-order mark, which Windows' Notepad writes, is no part of the text.
     Pipes and devices are not read: they may have no end. Raises :class:`FedblendError` that ends in ``remedy``.
     """
-    return _read(path, remedy, lambda file: file.read_text(encoding="utf-8", errors=errors))
+    return _read(path, remedy, lambda file: file.read_text(encoding="utf-8-sig", errors=errors))
 
 
 def read_bytes(path: str | Path, remedy: str) -> bytes:
@@ -46,7 +48,8 @@ def _read(path: str | Path, remedy: str, read: Callable[[Path], Content]) -> Con
     except FileNotFoundError:
         reason = "no such file"
     except UnicodeDecodeError as error:
-        reason = f"is no text in UTF-8 ({error})"
+        utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = "is UTF-16; save it as UTF-8" if utf16 else f"is no text in UTF-8 ({error})"
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
     raise FedblendError(f"{path}: {reason}; {remedy}")

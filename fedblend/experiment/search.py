@@ -54,6 +54,10 @@ class Tune(FrozenTable):
     @pydantic.model_validator(mode="after")
     def _require_values(self) -> Tune:
         for field, values in self.fields.items():
+            if field == "seed":
+                raise ValueError(
+                    "fields.seed: a search would choose the seed; valid: seeds = [0, 1, 2] for the best values"
+                )
             if values == []:
                 raise ValueError(f"fields.{field}: [] is not valid: at least one value is needed")
             if self.search == "grid" and isinstance(values, Interval):

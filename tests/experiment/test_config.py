@@ -416,6 +416,19 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
             read_toml(tmp_path / name)
 
 
+def test_a_file_with_a_byte_order_mark_is_read_and_one_in_utf_16_is_told_so(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.toml", 'name = "café"\r\nrounds = 3\r\n'
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert read_toml(path) == {"name": "café", "rounds": 3}
+
+    for order in ("le", "be"):
+        path.write_bytes(f"\ufeff{text}".encode(f"utf-16-{order}"))
+        with pytest.raises(FedblendError) as error:
+            read_toml(path)
+        told = f"{path}: is UTF-16; save it as UTF-8; give the path of an experiment file (TOML)"
+        assert str(error.value) == told
+
+
 @pytest.mark.parametrize(
     ("before", "path", "value", "after"),
     [

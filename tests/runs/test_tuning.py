@@ -181,6 +181,10 @@ def test_a_file_with_a_search_runs_with_its_own_values_and_a_note(tmp_path: Path
             {"tune": {"fields": {"train.l": [1.0]}}},
             "tune.fields: no method of the file has 'train.l' (did you mean 'train.lr'?)",
         ),
+        (
+            {"tune": {"fields": {"seed": [0, 1]}}},
+            "tune: fields.seed: a search would choose the seed; valid: seeds = [0, 1, 2] for the best values",
+        ),
         ({"tune": {"fields": {"train.lr": [-1.0]}}}, "none of 3 trials succeeded: train.lr"),
     ],
 )
