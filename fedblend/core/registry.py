@@ -228,7 +228,7 @@ def require_trusted(path: str, where: str) -> str:
 def import_path(path: str, where: str) -> Any:
     """The object at ``package.module:Name``.
 
-    Raises :class:`FedblendError` if there is none, it is not trusted, or the module raises an error, whose line it names.
+    Raises :class:`FedblendError` if there is none, it is not trusted, or the module raises an error; it names the line.
     """
     require_trusted(path, where)
     module, _, attribute = path.partition(":")

@@ -42,7 +42,11 @@ Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 SPLIT_CLIENTS = 500
 """Largest number of clients whose class counts a run directory has."""
 
+TARGET = ("target", "target_metric", "stop_at_target")
+"""Fields of the target."""
+
 MAY_CHANGE = {
+    *TARGET,
     "rounds",
     "engine",
     "stack",
@@ -218,8 +222,19 @@ def first_difference(directory: RunDirectory, experiment: Experiment) -> str:
 
 def is_ended_by(names: str, before: Experiment, now: Experiment) -> bool:
     """Whether what ended a run, by name, still ends it now, so that a resume makes no further round."""
-    same = all(getattr(before, field) == getattr(now, field) for field in ("rounds", "callbacks", "target"))
-    return same and not any(one.counts_anew for one in now.callbacks if one.name in names.split(", "))
+    if (before.rounds, before.callbacks) != (now.rounds, now.callbacks):
+        return False
+    by = set(names.split(", "))
+    if any(one.counts_anew for one in now.callbacks if one.name in by):
+        return False
+    return by != {"target"} or stops_alike(before, now)
+
+
+def stops_alike(before: Experiment, now: Experiment) -> bool:
+    """Whether two experiments end at the same target, or both at none."""
+    if not (before.stop_at_target or now.stop_at_target):
+        return True
+    return all(getattr(before, field) == getattr(now, field) for field in TARGET)
 
 
 def _start_or_resume(

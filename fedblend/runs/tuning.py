@@ -30,7 +30,7 @@ from fedblend.experiment.tables import set_field, write_toml
 from fedblend.runs.callbacks import RecordListener
 from fedblend.runs.directory import RunDirectory, locked_study
 from fedblend.runs.files import write_atomically
-from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, stops_alike
 
 if TYPE_CHECKING:
     import optuna
@@ -248,7 +248,8 @@ def _run(
             larger = {"loss": False, **{metric.label: metric.larger_is_better for metric in experiment.metrics}}
             search.larger_is_better = larger.get(search.metric, True)
         # A trial that was ended early is done, and would otherwise make the rounds that are left.
-        if begun and begun.status()["state"] == "done" and begun.experiment().rounds >= experiment.rounds:
+        before = begun.experiment() if begun and begun.status()["state"] == "done" else None
+        if begun and before and before.rounds >= experiment.rounds and stops_alike(before, experiment):
             for record in begun.records():
                 listen(record)
         else:

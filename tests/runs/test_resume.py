@@ -47,6 +47,7 @@ from fedblend.core.state import RunState
 from fedblend.experiment.config import resolve
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
+from fedblend.runs.summary import table
 
 SLUG = "fedmix-seed0"
 
@@ -405,6 +406,55 @@ def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny: Path
     assert "report.html" in outcome.out
     after = contents(tiny)
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
+
+
+def test_a_finished_run_may_get_another_target_which_tables_then_have(tiny: Path, tmp_path: Path) -> None:
+    run, before = copy_of(tiny, tmp_path), contents(tiny)
+    words = ("--set", "target=9.0", "--set", "target_metric=loss")
+    succeeded(here("run", tiny.parent.parent / "tiny.toml", "--resume", "--out", run.parent, *words))
+
+    after = contents(run)
+    assert [name for name in before if after[name] != before[name]] == ["config.toml"]
+    (row,) = table([RunDirectory(run)]).to_dict("records")
+    assert (row["target"], row["target_metric"], row["target_by_seed"]) == (9.0, "loss", {0: 0})
+
+
+STOP_AT_ONCE = {"target": 0.0, "stop_at_target": True}
+LATER = [{"target": 1.0}, {"stop_at_target": False}, {"target_metric": "loss"}]
+"""Changes with which :data:`STOP_AT_ONCE` does not end the tiny run before its last round."""
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("cut", [False, True], ids=["done", "killed before its status"])
+def test_a_run_that_its_target_ended_goes_on_to_a_later_one(
+    later: dict[str, Any], cut: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "out" / tiny.name
+    if cut:
+        killed_before_its_status(run, monkeypatch, **STOP_AT_ONCE)
+    else:
+        run_to_the_end(run, own=False, **STOP_AT_ONCE)
+        assert status(run) == {"state": "done", "round": 1, "reason": "ended by target"}
+    file = write(tmp_path / "tiny.toml", {"rounds": 6, **STOP_AT_ONCE, **later})
+
+    succeeded(here("run", file, "--resume", "--out", run.parent, "--jobs", 1))
+
+    same_end(run, tiny)
+    assert RunDirectory(run).experiment() == resolve(changed(TINY, {"rounds": 6, **STOP_AT_ONCE, **later}))
+
+
+def test_a_run_that_a_callback_ended_makes_no_further_round_for_another_target(tmp_path: Path) -> None:
+    changes = {"callbacks": [STOPPING], "rounds": 6}
+    run = tmp_path / "out" / "fedavg-seed0"
+    run_to_the_end(run, own=False, **changes)
+    before = contents(run)
+    file = write(tmp_path / "tiny.toml", {**changes, "target": 0.5})
+
+    succeeded(here("run", file, "--resume", "--out", run.parent, "--jobs", 1))
+
+    assert status(run) == {"state": "done", "round": 3, "reason": "ended by early-stopping"}
+    assert [name for name, content in contents(run).items() if content != before[name]] == ["config.toml"]
+    assert RunDirectory(run).experiment().target == 0.5
 
 
 def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:

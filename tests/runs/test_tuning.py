@@ -244,6 +244,8 @@ def test_a_trial_that_reaches_its_target_was_not_ended_early(tmp_path: Path) -> 
     table = search(target=0.0, stop_at_target=True, tune={"trials": 2, "fields": {"train.lr": LR}})
     (each,) = tune(table, tmp_path)
     assert [(trial.rounds, trial.pruned) for trial in each.trials] == [(1, False)] * 2
+    (later,) = tune({**table, "target": 1.0}, tmp_path)
+    assert [(trial.rounds, trial.pruned) for trial in later.trials] == [(table["rounds"], False)] * 2
 
 
 def test_values_that_are_parts_leave_nothing_to_the_next_method(tmp_path: Path) -> None:
