@@ -208,3 +208,12 @@ def joined(kept: Pool, new: Pool) -> Pool:
         np.concatenate([kept.owner, new.owner]),
     )
     return rows_of(both, np.argsort(both.owner, kind="stable"))
+
+
+def hides(sharing: Sharing) -> bool:
+    """Whether a sharing adds noise to what it makes of samples."""
+    # An option, not XorSeeds' method of that name.
+    sizes = (getattr(sharing, option, 0) for option in ("noise", "multiplier", "offset"))
+    return any(isinstance(size, (int, float)) and size > 0 for size in sizes) or isinstance(
+        sharing.mechanism(), Mechanism
+    )

@@ -11,21 +11,25 @@ from typing import Any
 from fedblend.core.engine import client_parts
 from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Mechanism
+from fedblend.core.sharing import hides
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import Experiment
+from fedblend.methods.protections import NoProtection
 
 
 def privacy_facts(experiment: Experiment) -> dict[str, Any]:
     """The facts of a run about privacy.
 
-    ``raw_samples``: whether raw samples leave clients. ``noise``: :func:`noise_facts`, where noise is added.
+    ``raw_samples``: whether raw samples leave clients. ``noise``: :func:`noise_facts`, where anything protects
+    uploads or shared data, such as clipping, noise or secure sums: reports then have an epsilon or the reason for none.
     """
     method = experiment.method
     parts = (method.sharing, method.objective, method.server_step)
     single = method.sharing.leaves_client and getattr(method.sharing, "samples_per_mean", None) == 1
     facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, parts))}
-    added = (experiment.protection.mechanism(), method.sharing.mechanism())
-    return facts | ({"noise": noise_facts(experiment)} if any(isinstance(one, Mechanism) for one in added) else {})
+    protects = not isinstance(experiment.protection, NoProtection) or hides(method.sharing)
+    sums = method.aggregator.secure_aggregated or method.sharing.secure_aggregated
+    return facts | ({"noise": noise_facts(experiment)} if protects or sums else {})
 
 
 def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
@@ -61,6 +65,8 @@ def _keeps(experiment: Experiment) -> bool:
 def _weights_noise(experiment: Experiment) -> Mechanism | str:
     """The noise on uploads, or why it gives no (epsilon, delta)."""
     noise, method = experiment.protection.mechanism(), experiment.method
+    if isinstance(experiment.protection, NoProtection) and method.aggregator.secure_aggregated:
+        return "the server receives exact sums of uploads, to which no noise is added"
     if isinstance(noise, str):
         return noise
     if method.server_step.breaks_privacy:

@@ -12,10 +12,9 @@ import torch
 
 from fedblend.core.engine import Scores, TrainTask, finite_or, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError, brief
-from fedblend.core.protection import Mechanism
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
-from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather
+from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather, hides
 from fedblend.core.trees import add_prefix, differing, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
@@ -133,15 +132,6 @@ def shared(
         return made
     model = digest_of(weights) if sharing.reads_model else None
     return ledger.payload(sharing, local, {"scale": describe_setup(task.setup)["scale"], "model": model})
-
-
-def hides(sharing: Sharing) -> bool:
-    """Whether a sharing adds noise to what it makes of samples."""
-    # An option, not XorSeeds' method of that name.
-    sizes = (getattr(sharing, option, 0) for option in ("noise", "multiplier", "offset"))
-    return any(isinstance(size, (int, float)) and size > 0 for size in sizes) or isinstance(
-        sharing.mechanism(), Mechanism
-    )
 
 
 def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:

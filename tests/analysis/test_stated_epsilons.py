@@ -158,6 +158,38 @@ def outcome(made: Experiment, engine: str) -> Outcome:
     return Outcome(Path("run"), as_table(made), records(4), {"state": "done"}, facts)
 
 
+UNBOUNDED = "protection.clip is not given, so that the influence of one client is not bounded"
+MASKED = {"aggregator": {"name": "secure-mean", "fewest": 2}}
+EXACT = "the server receives exact sums of uploads, to which no noise is added"
+NO_MULTIPLIER = "means get no noise in proportion to their sensitivity (method.sharing.multiplier)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        ({"protection": {"name": "noise", "scale": 0.1}}, [UNBOUNDED]),
+        ({"protection": {"name": "noise", "clip": 1.0}}, ["protection adds no noise"]),
+        ({"protection": "prune"}, ["pruning adds no noise, and which entries it keeps depends on the data"]),
+        ({"method": MASKED}, [EXACT]),
+        ({"method": MASKED, "protection": {"name": "noise", "scale": 0.1}}, [UNBOUNDED]),
+        (
+            {"method": {"name": "fedmix", "sharing": {"noise": 0.1}}},
+            [NO_MULTIPLIER, "uploads leave the clients as they are"],
+        ),
+        (
+            {"method": {"name": "fedmix", "sharing": "secure-means"}},
+            [NO_MULTIPLIER, "uploads leave the clients as they are"],
+        ),
+        ({"method": "fedmix"}, []),
+        ({}, []),
+    ],
+)
+def test_a_run_with_any_protection_has_an_epsilon_or_the_reason_for_none(settings: Any, reasons: list[str]) -> None:
+    stated = run_statements(outcome(experiment(**settings), "loop"))
+
+    assert [(one.epsilon, one.reason) for one in stated] == [(None, reason) for reason in reasons]
+
+
 @pytest.mark.parametrize("method", ["fedavg", {"name": "naivemix", "sharing": {"multiplier": 2.0}}])
 def test_runs_of_version_0_1_have_no_fact_on_noise_and_the_same_statements(method: Any) -> None:
     pytest.importorskip("dp_accounting")

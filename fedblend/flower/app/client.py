@@ -18,7 +18,7 @@ from fedblend.core import objective as objectives
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
-from fedblend.core.sharing import ClientData, Payload
+from fedblend.core.sharing import ClientData, Payload, hides
 from fedblend.engines.nets import EagerNet
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import fault_of_sharing
@@ -29,7 +29,6 @@ from fedblend.flower.limits import check_kind, check_mechanisms
 from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, round_of, to_record
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
-from fedblend.flower.work import hides
 from fedblend.methods.objectives.output_cache import OutputCache
 
 POOL = "fedblend-pool"

@@ -13,3 +13,7 @@ __all__ = ["ClipAndNoise", "Mechanism", "NoProtection", "Protection", "Prune", "
 @part("protection", "none")
 class NoProtection(Protection):
     """Send uploads unchanged."""
+
+    def mechanism(self) -> str:
+        """Why there is no epsilon."""
+        return "uploads leave the clients as they are"
