@@ -119,7 +119,7 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def run_statements(outcome: Outcome) -> list[Statement]:
-    """The privacy statements of a run, by the noise in its facts; none if it adds no noise."""
+    """The privacy statements of a run, by the noise in its facts; none if nothing protects what leaves clients."""
     facts = outcome.facts.get("privacy")
     noise = _noise_of_old_run(outcome.config) if facts is None else facts.get("noise")
     if noise is None:
@@ -155,7 +155,7 @@ def _noise_of_old_run(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def guarantees(groups: Sequence[Group]) -> list[Guarantee]:
-    """The guarantees of each method that adds noise, the weakest over its seeds."""
+    """The guarantees of each method with any protection, the weakest over its seeds."""
     found = []
     for g in groups:
         by_payload: dict[str, list[Statement]] = {}
