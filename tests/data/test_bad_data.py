@@ -72,6 +72,39 @@ def test_an_archive_with_a_flipped_byte() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,a,y\n1,2,u\n1,2,v\n", "t.csv: has two columns named 'a'"),
+        (b"a,y\n1,2,u\n3,4,v\n", "t.csv: rows have more cells than the header; valid: a name for each column"),
+        (
+            b",a,y\n0,1,u\n1,2,v\n",
+            "t.csv has no name, as row numbers that pandas writes; valid: a header with all names (pandas: "
+            "index=False), or data.features without this column",
+        ),
+        ("a,y\n1,ü\n".encode("latin-1"), "t.csv: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')"),
+        (
+            b'a,y\n"1,5",u\n"2,5",v\n',
+            "data.features: column 'a' holds numbers with commas or percent signs, such as '1,5'; write digits and "
+            "decimal points only",
+        ),
+        (
+            b"a,y\n1e39,u\ninf,v\n",
+            "t.csv: column 'a' holds infinity, or a number beyond float32, in 2 rows; valid: finite numbers",
+        ),
+        (
+            b"a,y\n1,0.0\n2,1.0\n",
+            "data.target: column 'y' holds only 0.0 and 1.0; valid: 0 and 1 or text for classes, or data.task = "
+            "'regression' for numbers to predict",
+        ),
+    ],
+    ids=["a name twice", "too few names", "no name", "not UTF-8", "decimal commas", "infinity", "classes as floats"],
+)
+def test_a_table_that_would_silently_become_other_data(content: bytes, said: str) -> None:
+    Path("t.csv").write_bytes(content)
+    refused_at_once(run({"data": {"name": "table", "path": "t.csv", "target": "y"}}), said)
+
+
 def test_missing_files() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "nowhere.npz"}}), "data.path: ", "/nowhere.npz'", "existing")
     refused_at_once(run({"data": "npz"}), "path", "missing")
