@@ -266,7 +266,8 @@ def check(data: Dataset) -> Dataset:
         if len(samples.x) != len(samples.y):
             raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
         if len(samples.y) == 0:
-            raise FedblendError(f"{where}: it is empty; at least one sample is needed")
+            hint = "; data.test_share takes none of a client or class with a single sample" if half == "test" else ""
+            raise FedblendError(f"{where}: it is empty; at least one sample is needed{hint}")
         if samples.x.shape[1:] != data.train.x.shape[1:]:
             raise FedblendError(
                 f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "
