@@ -12,10 +12,11 @@ from rich.table import Table
 
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
+from fedblend.data.loaders.table import SUFFIXES as TABLES
 from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
 from fedblend.runs.directory import only_run
 from fedblend.runs.files import write_atomically
@@ -89,12 +90,14 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
     if path.suffix == ".npz":
         x = as_inputs(read_arrays(path, needed=("x",))["x"], path)[1]
         return [f"{path.name}[{i}]" for i in range(len(x))], x
-    if path.suffix in (".csv", ".tsv", ".parquet") and len(shape) == 1:
+    if path.suffix.lower() in TABLES and len(shape) == 1:
         return _read_table(path, predictor.description)
     if kind == "image":
         pictures = [path]
         if path.is_dir():
-            pictures = sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+            found = sorted(one.relative_to(path) for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+            # Hidden files are no pictures: macOS writes ._1.png beside 1.png.
+            pictures = [path / one for one in found if not any(part.startswith(".") for part in one.parts)]
             if not pictures:
                 raise FedblendError(f"{path}: holds no pictures; valid: {', '.join(SUFFIXES)}")
         stacked = np.stack([_read_picture(one, *shape) for one in pictures])
@@ -116,8 +119,14 @@ def _read_picture(path: Path, channels: int, height: int, width: int) -> np.ndar
 
 def _read_table(path: Path, about: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
     """The rows of a table, float32 [n, d]: the columns of the training table by name, or one for each feature."""
-    frame, form = read_frame(path), about.get("table")
+    form = about.get("table")
+    frame = read_frame(path, categories=form["categories"] if form else ())
     if form is None:
+        numbers = pd.to_numeric(frame.columns.to_series(), errors="coerce")
+        if np.isfinite(numbers).all() and list(numbers) != list(range(len(numbers))):
+            raise FedblendError(
+                f"{path}: the header holds numbers ({listed(list(frame.columns))}); valid: a first line with names"
+            )
         form = form_of(frame)
         if len(frame.columns) != about["shape"][0] or form["categories"]:
             raise FedblendError(

@@ -121,7 +121,7 @@ class Predictor:
 
         The probabilities of labels are independent of each other; those of classes have the sum 1.
 
-        Raises :class:`FedblendError` for samples of another shape.
+        Raises :class:`FedblendError` for samples of another shape, and for NaN and infinity.
         """
         samples = self._samples(x)
         with torch.no_grad():
@@ -169,7 +169,11 @@ class Predictor:
                 f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255 (of pictures in [0, 1], which "
                 "fedblend.from_torch stores as pixels: (255 * x).round() as uint8)"
             )
-        return torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
+        with np.errstate(over="ignore"):
+            samples = torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
+        if bad := int((~samples.flatten(1).isfinite().all(1)).sum()):
+            raise FedblendError(f"samples: {bad} of {len(samples)} hold NaN or infinity; all numbers must be finite")
+        return samples
 
     # Export -----------------------------------------------------------------------------------------------------
 

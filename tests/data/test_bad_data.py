@@ -39,6 +39,9 @@ def with_nan() -> np.ndarray:
         (arrays(x=None), ("no array 'x'", "are needed")),
         (arrays(y=np.arange(40) - 1), ("labels in 'y' are from -1", "valid: ")),
         (arrays(y=np.full((40, 2), 3)), ("'y'", "[n, 2] holds 3", "valid: 0 and 1")),
+        (arrays(y=np.eye(2)[np.arange(40) % 2]), ("'y' [n, 2] has one 1 in each row, as one-hot", "y.argmax(1)")),
+        (arrays(y=np.eye(2, dtype=int)[np.arange(40) % 2]), ("[n, 2] has one 1 in each row, as one-hot", "'labels'")),
+        (arrays(client=np.arange(40)), ("is needed; data.test_share takes none of a client or class with a single",)),
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),
@@ -70,6 +73,39 @@ def test_an_archive_with_a_flipped_byte() -> None:
     raw[700] ^= 255
     Path("flipped.npz").write_bytes(raw)
     refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,a,y\n1,2,u\n1,2,v\n", "t.csv: has two columns named 'a'"),
+        (b"a,y\n1,2,u\n3,4,v\n", "t.csv: rows have more cells than the header; valid: a name for each column"),
+        (
+            b",a,y\n0,1,u\n1,2,v\n",
+            "t.csv has no name, as row numbers that pandas writes; valid: a header with all names (pandas: "
+            "index=False), or data.features without this column",
+        ),
+        ("a,y\n1,ü\n".encode("latin-1"), "t.csv: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')"),
+        (
+            b'a,y\n"1,5",u\n"2,5",v\n',
+            "data.features: column 'a' holds numbers with commas or percent signs, such as '1,5'; write digits and "
+            "decimal points only",
+        ),
+        (
+            b"a,y\n1e39,u\ninf,v\n",
+            "t.csv: column 'a' holds infinity, or a number beyond float32, in 2 rows; valid: finite numbers",
+        ),
+        (
+            b"a,y\n1,0.0\n2,1.0\n",
+            "data.target: column 'y' holds only 0.0 and 1.0; valid: 0 and 1 or text for classes, or data.task = "
+            "'regression' for numbers to predict",
+        ),
+    ],
+    ids=["a name twice", "too few names", "no name", "not UTF-8", "decimal commas", "infinity", "classes as floats"],
+)
+def test_a_table_that_would_silently_become_other_data(content: bytes, said: str) -> None:
+    Path("t.csv").write_bytes(content)
+    refused_at_once(run({"data": {"name": "table", "path": "t.csv", "target": "y"}}), said)
 
 
 def test_missing_files() -> None:

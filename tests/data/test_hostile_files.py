@@ -213,6 +213,20 @@ def test_a_truncated_image(tmp_path: Path, kind: str, damage: Callable[[bytes], 
         ImageFolder(path=str(tmp_path)).load()
 
 
+@pytest.mark.parametrize(("name", "kind"), [("0.png", np.uint16), ("0.tif", np.int32), ("0.tif", np.float32)])
+def test_pixels_of_more_than_8_bits_are_not_cut(tmp_path: Path, name: str, kind: type[np.generic]) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((4, 4), 300, kind)).save(tmp_path / "a" / name)
+    with Image.open(tmp_path / "a" / name) as own:
+        mode = own.mode
+    with pytest.raises(FedblendError) as caught:
+        ImageFolder(path=str(tmp_path)).load()
+    assert str(caught.value) == (
+        f"{tmp_path}/a/{name}: has more than 8 bits a channel (mode {mode}); valid: images of 8 bits, or an .npz file "
+        "of floats"
+    )
+
+
 # Found by the fuzzer -----------------------------------------------------------------------------------------
 
 

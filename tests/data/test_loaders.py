@@ -471,6 +471,48 @@ def test_image_folder_of_clients_with_its_own_split(tmp_path):
         ImageFolder(path=str(tmp_path), clients=True).load()
 
 
+@pytest.mark.parametrize(
+    "names", [("train", "val"), ("train", "valid"), ("train", "validation"), ("Training", "Testing")]
+)
+def test_image_folder_takes_val_as_the_test_half(tmp_path, names):
+    for half, n in zip(names, (3, 2), strict=True):
+        for i in range(n):
+            picture(tmp_path / half / "cat" / f"{i}.png")
+    data = ImageFolder(path=str(tmp_path)).load()
+    assert (data.classes, len(data.train), len(data.test)) == (("cat",), 3, 2)
+    picture(tmp_path / "test" / "cat" / "0.png")
+    assert len(ImageFolder(path=str(tmp_path)).load().test) == 1
+
+
+@pytest.mark.parametrize("clients", [False, True])
+@pytest.mark.parametrize("half", ["train", "val"])
+def test_image_folder_with_one_half_only(tmp_path, half, clients):
+    for name in ("cat", "ant"):
+        for i in range(2):
+            picture(tmp_path / half / name / f"{i}.png")
+    with pytest.raises(FedblendError) as caught:
+        ImageFolder(path=str(tmp_path), clients=clients).load()
+    assert str(caught.value) == (
+        f"{tmp_path}: has the folder '{half}', but no other half; valid: 'train' and 'test' (or 'val', 'valid', "
+        f"'validation'), or data.path = '{tmp_path / half}', of which data.test_share is then test"
+    )
+
+
+def test_image_folder_may_have_a_class_named_train(tmp_path):
+    for name in ("train", "car"):
+        for i in range(2):
+            picture(tmp_path / name / f"{i}.png")
+    assert ImageFolder(path=str(tmp_path), test_share=0.5).load().classes == ("car", "train")
+
+
+def test_image_folder_leaves_out_no_folder_of_a_class(tmp_path):
+    for place in ("a/0.png", "a/more/1.png"):
+        picture(tmp_path / place)
+    with pytest.raises(FedblendError) as caught:
+        ImageFolder(path=str(tmp_path)).load()
+    assert str(caught.value) == f"{tmp_path}/a/more: is a folder in the folder of a class; valid: only files there"
+
+
 def test_image_folder_errors(tmp_path):
     with pytest.raises(FedblendError, match="holds no folders"):
         ImageFolder(path=str(tmp_path)).load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 import fedblend
 from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.signal_folder import SignalFolder
-from fedblend.data.loaders.table import TableFile
+from fedblend.data.loaders.table import TableFile, encode, guesses, read_frame
 from fedblend.data.scale import Standard
 from fedblend.runs import api
 
@@ -175,12 +176,59 @@ def test_without_a_split_a_share_of_each_client_is_test(tmp_path: Path) -> None:
         ({"target": "dose"}, "column 'dose' is empty in 1 row"),
         ({"target": ["sex", "age"]}, "data.target: column 'sex' is no column of numbers"),
         ({"features": ["age", "nothing"]}, "data.features: there is no column 'nothing'"),
+        ({"features": ["age", "ill"]}, "data.features: column 'ill' is already data.target; valid: columns that are "),
+        ({"features": ["age", "site"]}, "data.features: column 'site' is already data.client; valid: columns that are"),
+        ({"features": ["half"]}, "data.features: column 'half' is already data.split; valid: columns that are neither"),
+        ({"features": ["age", "age"]}, "data.features: column 'age' is listed twice; valid: each column once"),
+        ({"target": ["ill", "ill"]}, "data.target: column 'ill' is listed twice; valid: each column once"),
+        ({"features": []}, "p.csv; valid: one or more, beside target, client and split"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(FedblendError) as error:
         table(tmp_path / "p.csv", **options).load()
     assert said in str(error.value)
+
+
+SEMICOLONS = "age;dose;ill\n40;1,5;no\n50;2,5;yes\n60;3,5;no\n70;4,5;yes\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SEMICOLONS, SEMICOLONS.replace(",", "."), SEMICOLONS.replace(",", ".").replace(";", "\t")],
+    ids=["decimal commas", "decimal points", "tabs"],
+)
+def test_a_csv_file_may_have_semicolons_or_tabs(text: str, tmp_path: Path) -> None:
+    (tmp_path / "p.CSV").write_text(text, encoding="utf-8-sig")
+    data = TableFile(str(tmp_path / "p.CSV"), target="ill", test_share=0.5).load()
+    rows = [*data.train.x.tolist(), *data.test.x.tolist()]
+    assert (data.facts["table"]["columns"], sorted(rows)) == (
+        ["age", "dose"], [[40, 1.5], [50, 2.5], [60, 3.5], [70, 4.5]]
+    )  # fmt: skip
+
+
+def test_a_long_file_is_read_as_one(tmp_path: Path) -> None:
+    rows = 600_000  # pandas would read the first half as numbers, in which the site 01 is 1
+    (tmp_path / "p.csv").write_text("ill,site\n" + "0,01\n" * rows + "1,3+\n")
+    data = TableFile(str(tmp_path / "p.csv"), target="ill", features=["site"]).load()
+    assert data.facts["table"]["categories"] == {"site": ["01", "3+"]}
+
+
+def test_truth_values_with_gaps_and_decimals_are_numbers_and_lists_are_refused(tmp_path: Path) -> None:
+    flags = table(tmp_path / "p.csv", PATIENTS.assign(dose=[True, None, False, True, True, None]), features=["dose"])
+    data = flags.load()
+    assert data.train.x.flatten().tolist() == pytest.approx([1, 2 / 3, 0, 1])
+    assert data.test.x.flatten().tolist() == pytest.approx([1, 2 / 3])
+    pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    prices = [Decimal("1.50"), Decimal("2.25"), None, Decimal("3.00"), Decimal("1.00"), Decimal("4.00")]
+    data = table(tmp_path / "p.parquet", PATIENTS.assign(dose=prices), features=["dose"]).load()
+    assert data.train.x.flatten().tolist() == [1.5, 2.25, 2.25, 3]
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.parquet", PATIENTS.assign(dose=[[1, 2]] * 6), features=["dose"]).load()
+    assert str(error.value) == (
+        "data.features: column 'dose' holds neither numbers nor text, but such as array([1, 2]); valid: data.features "
+        "without it"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'a,b\n"1,2', b"a,a\n1,2\n", b"a\n"])
@@ -215,8 +263,22 @@ def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> No
     assert "column 'a' is empty in 1 row, taken as the training mean" in odd.err
     assert "column 'colour' is empty in 1 row, taken as none of its texts" in odd.err
     assert "column 'colour' holds 'green', of which the training data had none" in odd.err
+    new.assign(a=np.inf).to_csv(tmp_path / "odd.csv", index=False)
+    refused(
+        here("predict", tmp_path / "runs", tmp_path / "odd.csv"),
+        "column 'a' holds infinity, or a number beyond float32, in 200 rows; valid: finite numbers",
+    )
     new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
     refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
+
+
+def test_codes_are_texts_in_a_prediction_too(tmp_path: Path) -> None:
+    frame = PATIENTS.assign(code=["01", "02", "3+", "01", "02", "3+"])
+    form = table(tmp_path / "p.csv", frame, features=["code"]).load().facts["table"]
+    (tmp_path / "new.csv").write_text("code,b\n01,\n02,\n,\n")
+    new = read_frame(tmp_path / "new.csv", categories=form["categories"])
+    assert encode(new, form, tmp_path).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert guesses(new, form) == ["column 'code' is empty in 1 row, taken as none of its texts"]
 
 
 # Signals ---------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ def test_pictures_archives_and_folders_are_predicted(finished: Result, data: Dat
     (tmp_path / "pictures").mkdir()
     for number, picture in enumerate(x[:3]):
         Image.fromarray(picture[0]).save(tmp_path / "pictures" / f"{number}.png")
+    (tmp_path / "pictures" / "._0.png").write_bytes(b"notes of macOS")
     done = here("predict", finished.path, tmp_path / "x.npz", tmp_path / "pictures", "--out", tmp_path / "out.csv")
     assert done.code == 0, done.err
     assert "... and 13 more" in done.out
@@ -212,6 +213,18 @@ def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
     refused(
         here("predict", tmp_path / "run", tmp_path / "wrong.csv"),
         "has 1 columns (0 of text); valid: 2 columns of numbers",
+    )
+    (tmp_path / "bare.csv").write_text("0.5,1.5\n0.25,1\n")
+    refused(
+        here("predict", tmp_path / "run", tmp_path / "bare.csv"),
+        "bare.csv: the header holds numbers (0.5, 1.5); valid: a first line with names",
+    )
+    (tmp_path / "counted.csv").write_text("0,1\n0.25,1\n")
+    assert here("predict", tmp_path / "run", tmp_path / "counted.csv").code == 0
+    np.savez(tmp_path / "gap.npz", x=np.array([[1, np.nan], [0, 1]]))
+    refused(
+        here("predict", tmp_path / "run", tmp_path / "gap.npz"),
+        "samples: 1 of 2 hold NaN or infinity; all numbers must be finite",
     )
     (tmp_path / "text.csv").write_text("a,b\n1,x\n")
     refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "has 2 columns (1 of text)")

@@ -212,11 +212,24 @@ def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> 
     damaged = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
     try:
         with Image.open(regular_file(path), formats=formats) as image:
-            return image.convert(mode)
+            return converted(image, mode, path)
     except UnidentifiedImageError:
         raise FedblendError(f"{path}: is damaged or no image (valid: {', '.join(formats)}); {remedy}") from None
     except (*damaged, struct.error, Image.DecompressionBombError) as error:
         raise FedblendError(f"{path}: is damaged or no image ({legible(error)}); {remedy}") from None
+
+
+def converted(image: Image, mode: str, where: object) -> Image:
+    """An image in another mode. Raises :class:`FedblendError` for 16-bit, 32-bit and float pixels.
+
+    Pillow would cut them at 255.
+    """
+    if image.mode[0] in "IF":
+        raise FedblendError(
+            f"{where}: has more than 8 bits a channel (mode {image.mode}); valid: images of 8 bits, or an .npz file of "
+            "floats"
+        )
+    return image.convert(mode)
 
 
 # Test half ------------------------------------------------------------------------------------------------
@@ -253,7 +266,8 @@ def check(data: Dataset) -> Dataset:
         if len(samples.x) != len(samples.y):
             raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
         if len(samples.y) == 0:
-            raise FedblendError(f"{where}: it is empty; at least one sample is needed")
+            hint = "; data.test_share takes none of a client or class with a single sample" if half == "test" else ""
+            raise FedblendError(f"{where}: it is empty; at least one sample is needed{hint}")
         if samples.x.shape[1:] != data.train.x.shape[1:]:
             raise FedblendError(
                 f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "

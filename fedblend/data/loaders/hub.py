@@ -13,7 +13,7 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, did_you_mean, listed, missing_package
 from fedblend.core.paths import absolute_folder
 from fedblend.core.registry import part
-from fedblend.data.loaders.files import TestShare, sha256_array
+from fedblend.data.loaders.files import TestShare, converted, sha256_array
 from fedblend.data.loaders.npz import dataset_of
 
 
@@ -93,7 +93,7 @@ class Hub:
         images = []
         for image in split[column]:
             mode = modes.get(self.colour, "L" if image.mode in ("1", "L") else "RGB")
-            images.append(np.asarray(image.convert(mode), np.uint8))
+            images.append(np.asarray(converted(image, mode, f"data.dataset: an image of '{column}'"), np.uint8))
         self._require_one_shape([image.shape for image in images], column)
         return np.stack(images)
 

@@ -20,16 +20,20 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow's names of the formats with these suffixes; each format is read under each suffix."""
 
+HALVES = (("train", "training"), ("test", "testing", "val", "valid", "validation"))
+"""Names of the folders of the training and the test half, in small letters; the first that is there is read."""
+
 
 @part("dataset", "image-folder")
 class ImageFolder:
     """Images under ``path``: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or only ``CLASS/*.png``.
 
     With ``clients``, a folder for each client lies above those of its classes: ``train/CLIENT/CLASS/*.png``, or
-    ``CLIENT/CLASS/*.png``. Classes are the folders' names in alphabetical order. Without ``train`` and ``test``,
+    ``CLIENT/CLASS/*.png``. Classes are the folders' names in alphabetical order. Without a folder ``test``, a folder
+    ``val``, ``valid`` or ``validation`` beside ``train`` is the test half. Without ``train`` and ``test``,
     ``test_share`` of each class (of each client's images, with ``clients``) is test, by a draw that depends only on the
     folder's name. Files with other endings than those of images are left out. Raises :class:`FedblendError` with the
-    file for damaged images and images of another size.
+    file for damaged images, images of another size, and images with more than 8 bits a channel.
     """
 
     path: FilePath
@@ -86,9 +90,8 @@ def load_classes(
     root = existing_path(path, "data.path")
     if not root.is_dir():
         raise FedblendError(f"data.path: '{root}' is a file; it must be a folder with a folder for each class")
-    halves = [root / "train", root / "test"]
-    has_halves = all(half.is_dir() for half in halves)
-    halves = halves if has_halves else [root]
+    halves = _halves(root)
+    has_halves = halves != [root]
     clients = sorted({name for half in halves for name in _folders(half, "client")}) if by_client else []
     groups = [[half / name for name in clients if (half / name).is_dir()] if clients else [half] for half in halves]
     classes = sorted({name for folder in groups[0] for name in _folders(folder, "class")})
@@ -118,6 +121,19 @@ def load_classes(
     return check(Dataset(root.name, kind, train, test_half, tuple(classes), tuple(clients), facts=facts))
 
 
+def _halves(root: Path) -> list[Path]:
+    """The folders of the training and the test half, or only ``root``. Raises for one half without the other."""
+    folders = {one.name.lower(): one for one in root.iterdir() if one.is_dir()}
+    found = [path for names in HALVES for path in [folders[name] for name in names if name in folders][:1]]
+    # A class may have such a name, as a train among vehicles has.
+    if len(found) == 1 and any(one.is_dir() and not one.name.startswith(".") for one in found[0].iterdir()):
+        raise FedblendError(
+            f"{root}: has the folder '{found[0].name}', but no other half; valid: 'train' and 'test' (or 'val', "
+            f"'valid', 'validation'), or data.path = '{found[0]}', of which data.test_share is then test"
+        )
+    return found if len(found) == 2 else [root]
+
+
 def _folders(folder: Path, of: str) -> list[str]:
     """The names of the folders in ``folder``, one for each class or client. Raises if there are none."""
     names = [f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
@@ -140,8 +156,10 @@ def _labelled(
             continue
         entries = sorted(root.iterdir()) if root.is_dir() else []
         files = [f for f in entries if f.suffix.lower() in suffixes and not f.name.startswith(".")]
+        deeper = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        if deeper and (files or may_lack):
+            raise FedblendError(f"{deeper[0]}: is a folder in the folder of a class; valid: only files there")
         if not files:
-            deeper = any(entry.is_dir() for entry in entries)
             hint = "; with a folder for each client above those of classes, give data.clients = true" if deeper else ""
             raise FedblendError(f"{root}: holds no samples; valid: {', '.join(suffixes)}{hint}")
         labelled += [(f, label) for f in files]

@@ -47,7 +47,7 @@ class Npz:
       floats [n, channels, ...] are features.
     - ``y``: whole numbers 0 to classes - 1, or text: classes; whole numbers 0 and 1, or booleans, [n, L]: which of L
       labels a sample has; floats [n] or [n, q]: regression. Classes that do not begin at 0, or most of which never
-      occur, are errors, unless ``classes`` names them.
+      occur, are errors, unless ``classes`` names them. One-hot classes are an error, unless ``labels`` names them.
     - ``client`` (optional): a whole number or a text for each sample.
     - ``split`` (optional): 0 or "train", 1 or "test" for each sample. Without it, ``test_share`` of each client's
       samples (without clients: of each class's) is test, by a draw that depends only on the file's name.
@@ -221,6 +221,12 @@ def _targets(
     y: np.ndarray, names: np.ndarray | None, labels: np.ndarray | None, path: Path
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
     """Targets, with the names of classes and of labels: classes int64 [n], labels float32 [n, L], or numbers [n, q]."""
+    is_table = y.dtype.kind in "iubf" and y.ndim == 2 and y.shape[1] > 1 and names is labels is None
+    if is_table and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        raise FedblendError(
+            f"{path}: 'y' [n, {y.shape[1]}] has one 1 in each row, as one-hot classes have; valid: numbers of classes "
+            "[n], such as y.argmax(1), or names in 'labels' if they are labels"
+        )
     # A single column of 0 and 1 is refused: two classes [n] are meant.
     if y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1 and names is None:
         return _label_matrix(y, labels, path)

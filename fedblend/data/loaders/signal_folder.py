@@ -25,8 +25,9 @@ class SignalFolder:
 
     A file is sound (`.wav`, 8 or 16 bits), a NumPy array (`.npy`, [T] or [channels, T]), or numbers (`.csv`, `.txt`: a
     row for each point in time, a column for each channel, without a header). With ``clients``, a folder for each client
-    lies above those of its classes, as in `image-folder`. Without ``train`` and ``test``, ``test_share`` of each class
-    (of each client's signals, with ``clients``) is test, by a draw that depends only on the folder's name.
+    lies above those of its classes; ``val`` is the test half where there is no ``test``: both as in `image-folder`.
+    Without ``train`` and ``test``, ``test_share`` of each class (of each client's signals, with ``clients``) is test,
+    by a draw that depends only on the folder's name.
     """
 
     path: FilePath

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +18,8 @@ from fedblend.data.loaders.npz import dataset_of, test_rows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
 
 MAX_CATEGORIES = 1000
 """Most values of a column of text; a column with more holds names or free text."""
@@ -31,12 +35,13 @@ MAX_CODES, STRAY = 20, 0.1
 class TableFile:
     """A table of your own, `.csv`, `.tsv` or `.parquet`, with a row for each sample and a header.
 
-    Columns of numbers are features as they are. A column of text is one feature for each of its values among the
-    training samples (one-hot); a value that only test samples have is none of them. The target is a class if it is text
-    or whole numbers from 0, and a number to predict if it has a decimal point, or with ``task = "regression"``. Several
-    targets of 0 and 1, or true and false, are labels, of which a sample may have any number. Missing targets are
-    refused. Without a column for the split, ``test_share`` of each client's samples (without clients: of each class's)
-    is test.
+    The columns of a `.csv` file are separated by commas, semicolons or tabs, whichever the header has most of; with
+    semicolons, numbers may have decimal commas. Columns of numbers are features as they are. A column of text is one
+    feature for each of its values among the training samples (one-hot); a value that only test samples have is none of
+    them. The target is a class if it is text or whole numbers from 0, and a number to predict if it has a decimal
+    point, or with ``task = "regression"``. Several targets of 0 and 1, or true and false, are labels, of which a sample
+    may have any number. Missing targets are refused. Without a column for the split, ``test_share`` of each client's
+    samples (without clients: of each class's) is test.
     """
 
     path: FilePath
@@ -50,7 +55,7 @@ class TableFile:
     split: str | None = None
     """The column with the half of each sample: 0 or "train", 1 or "test"."""
     features: list[str] | None = None
-    """The columns of the features (default: all others)."""
+    """The columns of the features (default: all that are neither target, client nor split)."""
     missing: Literal["refuse", "mean", "drop"] = "refuse"
     """What to do with empty cells of features: refuse the file, put the training mean of the column (a column of text:
     none of its values), or drop the row.
@@ -67,8 +72,8 @@ class TableFile:
         path = existing_path(self.path, "data.path")
         frame = read_frame(path, "at least two are needed, one to train and one to test on")
         targets = [self.target] if isinstance(self.target, str) else self.target
-        used = [*targets, *(name for name in (self.client, self.split) if name)]
-        features = self.features or [name for name in frame.columns if name not in used]
+        uses = dict.fromkeys(targets, "target") | {name: use for use, name in self._named() if name}
+        features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
         options: dict[str, Sequence[str | None]] = {
             "target": targets,
             "client": [self.client],
@@ -76,11 +81,10 @@ class TableFile:
             "features": features,
         }
         _require_columns(frame, options)
-        if not features:
-            raise FedblendError(f"{path}: no column is left for features")
+        self._require_features(features, uses, path)
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
-        self._require_no_gaps(frame, [*used, *(features if self.missing == "refuse" else [])], path)
+        self._require_no_gaps(frame, [*uses, *(features if self.missing == "refuse" else [])], path)
         arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets], self.task)}
         if arrays["y"].dtype == bool:
             arrays["labels"] = np.array(targets, str)
@@ -90,6 +94,11 @@ class TableFile:
             numbers = np.unique(groups, return_inverse=True)[1] if groups.dtype.kind != "f" else np.zeros(len(frame))
             arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
         train = ~test_rows(arrays["split"], path)
+        for name in features:
+            if frame[name].dtype.kind in "iufb":
+                _require_finite(frame[name], path)
+            else:
+                _require_categories(name, frame[name].dropna())
         if self.standardize == "client" and "client" in arrays:
             if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
                 raise FedblendError(
@@ -97,9 +106,6 @@ class TableFile:
                     f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
                 )
             frame = _standardized(frame, features, arrays["client"], train)
-        for name in features:
-            if frame[name].dtype.kind not in "iufb":
-                _require_categories(name, frame[name].dropna())
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -111,6 +117,24 @@ class TableFile:
 
     def _named(self) -> Sequence[tuple[str, str | None]]:
         return ("client", self.client), ("split", self.split)
+
+    def _require_features(self, features: Sequence[str], uses: Mapping[str, str], path: Path) -> None:
+        """Raise :class:`FedblendError` without features, for columns of another use, and for those without a name."""
+        if not features:
+            raise FedblendError(
+                f"data.features: no column is left in {path}; valid: one or more, beside target, client and split"
+            )
+        if taken := [name for name in features if name in uses]:
+            raise FedblendError(
+                f"data.features: column '{taken[0]}' is already data.{uses[taken[0]]}; valid: columns that are neither "
+                "target, client nor split"
+            )
+        # pandas gives a column without a name this one.
+        if self.features is None and (unnamed := [name for name in features if name.startswith("Unnamed: ")]):
+            raise FedblendError(
+                f"data.features: column '{unnamed[0]}' of {path} has no name, as row numbers that pandas writes; "
+                "valid: a header with all names (pandas: index=False), or data.features without this column"
+            )
 
     def _require_no_gaps(self, frame: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
         """Raise :class:`FedblendError` for empty cells in columns where there must be none."""
@@ -126,28 +150,32 @@ class TableFile:
             )
 
 
-def read_frame(path: Path, needed: str = "there is nothing to predict") -> pd.DataFrame:
+def read_frame(
+    path: Path, needed: str = "there is nothing to predict", categories: Collection[str] = ()
+) -> pd.DataFrame:
     """Read a table. Raises :class:`FedblendError` for another kind of file, a damaged one, and one without rows.
 
-    ``needed`` is the end of the message for a table without rows.
+    ``needed`` is the end of the message for a table without rows. Columns of ``categories`` are read as text.
     """
-    readers = {".csv": ",", ".tsv": "\t", ".parquet": None}
-    if path.suffix not in readers:
-        raise FedblendError(f"{path}: is no table; valid: {', '.join(readers)}")
+    if path.suffix.lower() not in SUFFIXES:
+        raise FedblendError(f"{path}: is no table; valid: {', '.join(SUFFIXES)}")
     regular_file(path)
     import pandas as pd
 
     try:
-        separator = readers[path.suffix]
-        frame = pd.read_csv(path, sep=separator) if separator else pd.read_parquet(path)
+        frame = pd.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path, categories)
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
     except pd.errors.EmptyDataError:
         raise FedblendError(
             f"{path}: is empty; valid: a line with the columns' names, and a line for each sample"
         ) from None
+    except UnicodeDecodeError:
+        raise FedblendError(f"{path}: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')") from None
+    except pd.errors.ParserWarning:
+        raise FedblendError(f"{path}: rows have more cells than the header; valid: a name for each column") from None
     # pandas and pyarrow raise errors of many kinds for damaged files.
-    except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
+    except (csv.Error, ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
     # A Parquet file keeps the numbers that rows had where it was written.
     frame = frame.reset_index(drop=True)
@@ -156,6 +184,36 @@ def read_frame(path: Path, needed: str = "there is nothing to predict") -> pd.Da
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
         raise FedblendError(f"{path}: holds no rows; {needed}")
+    for name in (name for name in frame if frame[name].dtype == object):
+        kind = pd.api.types.infer_dtype(frame[name])
+        if kind in ("boolean", "decimal"):
+            frame[name] = frame[name].astype("boolean" if kind == "boolean" else float)
+    return frame
+
+
+def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
+    """Read a table of text; a column of ``categories`` keeps its cells as they stand in the file."""
+    import pandas as pd
+
+    with open(path, encoding="utf-8-sig") as file:
+        header = next((line for line in file if line.strip()), "")
+    separator = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
+    # pandas would number columns of the same name.
+    names = [name for name in next(csv.reader([header], delimiter=separator), []) if name]
+    if double := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise FedblendError(f"{path}: has two columns named '{legible(double[0])}'")
+    # With low_memory, pandas reads a long file in parts: 01 may be a number in one part and text in another. Without
+    # index_col, the cells of rows with one cell more than the header would stand one column too far to the left.
+    options: dict[str, Any] = {"sep": separator, "low_memory": False, "index_col": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        frame = pd.read_csv(path, **options)
+    if separator == ";":
+        with_commas = pd.read_csv(path, decimal=",", **options)
+        if with_commas.select_dtypes("number").shape[1] > frame.select_dtypes("number").shape[1]:
+            frame = with_commas
+    if numbers := [name for name in categories if name in frame and frame[name].dtype.kind in "iuf"]:
+        frame[numbers] = pd.read_csv(path, dtype=str, **options)[numbers]
     return frame
 
 
@@ -166,6 +224,9 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
                 meant = did_you_mean(name, frame.columns)
                 valid = listed(list(frame.columns))
                 raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
+        if len(set(names)) < len(names):
+            double = next(name for i, name in enumerate(names) if name in names[:i])
+            raise FedblendError(f"data.{option}: column '{double}' is listed twice; valid: each column once")
 
 
 def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
@@ -173,6 +234,11 @@ def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
     kinds = {name: frame[name].dtype.kind for name in frame}
     if frame.shape[1] == 1 and task == "auto":
         _require_classes_from_zero(frame.iloc[:, 0])
+        if set(kinds.values()) == {"f"} and frame.isin([0, 1]).all(axis=None):
+            raise FedblendError(
+                f"data.target: column '{legible(frame.columns[0])}' holds only 0.0 and 1.0; valid: 0 and 1 or text for "
+                "classes, or data.task = 'regression' for numbers to predict"
+            )
         return _labels(frame.iloc[:, 0])
     if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
         wants = "several targets" if task == "auto" else "targets of data.task = 'regression'"
@@ -238,16 +304,37 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
 
 
+def _require_finite(column: pd.Series[Any], path: Path) -> None:
+    """Raise :class:`FedblendError` for infinity, and for numbers that are infinity in float32."""
+    if count := int((np.abs(column.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max).sum()):
+        rows = "row" if count == 1 else "rows"
+        raise FedblendError(
+            f"{path}: column '{legible(column.name)}' holds infinity, or a number beyond float32, in {count} {rows}; "
+            "valid: finite numbers"
+        )
+
+
 def _require_categories(name: str, cells: pd.Series[Any]) -> None:
-    """Raise :class:`FedblendError` if a few texts stand in a column of numbers, or nearly each row has its own text."""
+    """Raise :class:`FedblendError` for lists, for numbers among text or with signs, and for cells that name rows."""
     import pandas as pd
 
+    if pd.api.types.infer_dtype(cells) == "mixed":
+        raise FedblendError(
+            f"data.features: column '{legible(name)}' holds neither numbers nor text, but such as "
+            f"{brief(cells.iloc[0])}; valid: data.features without it"
+        )
+    plain = cells.astype(str).str.replace("[,%]", "", regex=True)
     numbers = pd.to_numeric(cells.astype(str), errors="coerce")
     texts = cells[numbers.isna()]
     if numbers.nunique() > MAX_CODES and 0 < len(texts) <= STRAY * len(cells):
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {len(texts)} of {len(cells)} cells are text, "
             f"such as {brief(str(texts.iloc[0]))}; write numbers, or empty cells and data.missing = 'mean'"
+        )
+    if len(texts) and pd.to_numeric(plain, errors="coerce").notna().all():
+        raise FedblendError(
+            f"data.features: column '{legible(name)}' holds numbers with commas or percent signs, such as "
+            f"{brief(str(texts.iloc[0]))}; write digits and decimal points only"
         )
     if cells.nunique() > max(MAX_CODES, OWN_TEXTS * len(cells)):
         raise FedblendError(
@@ -259,7 +346,7 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
     """The features of a table float32 [n, d], in the form of a data set.
 
-    Raises :class:`FedblendError` for a missing column, and for text where there were numbers.
+    Raises :class:`FedblendError` for a missing column, for text where there were numbers, and for infinity.
     """
     parts = []
     for name in form["columns"]:
@@ -269,12 +356,12 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
         if name in form["categories"]:
             parts.append(_texts(column)[:, None] == np.array(form["categories"][name], object))
         elif column.dtype.kind in "iufb":
+            _require_finite(column, path)
             parts.append(column.to_numpy(np.float64, na_value=np.nan)[:, None])
             parts[-1] = np.where(np.isnan(parts[-1]), form["fill"][name], parts[-1])
         else:
             raise FedblendError(f"{path}: column '{legible(name)}' holds text; valid: numbers, as in the training data")
-    with np.errstate(over="ignore"):
-        return np.concatenate(parts, 1).astype(np.float32)
+    return np.concatenate(parts, 1).astype(np.float32)
 
 
 def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
