@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 
 Content = TypeVar("Content", str, bytes)
 
@@ -75,6 +75,13 @@ def from_file(value: Any, file: str | Path) -> Any:
     if isinstance(value, list):
         return [from_file(inner, file) for inner in value]
     return FileText(value, str(Path(file).absolute().parent)) if isinstance(value, str) else value
+
+
+def given_path(value: Any, field: str) -> Path:
+    """A path that a caller in Python gives, with ``~`` expanded. Raises :class:`FedblendError` that names ``field``."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise FedblendError(f"{field}: {brief(value)} is not valid; give a path")
+    return Path(os.path.expanduser(value))
 
 
 def absolute(value: Any) -> Any:

@@ -66,16 +66,21 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
             for field in cell:
                 _require_in_all(field, base, methods)
             raise
-        slug = f"{slugify(experiment.method.label or experiment.method.name)}-seed{seed}"
-        if slug in experiments:
-            raise FedblendError(f"methods: two runs would both be called '{slug}'; give them labels of their own")
-        experiments[slug] = experiment
+        add_experiment(experiments, experiment, "methods")
     for variant in variants:
         more = expand(variant, chosen).experiments
         if both := sorted(set(more) & set(experiments)):
             raise FedblendError(f"variants: two runs would both be called '{both[0]}'; give them labels of their own")
         experiments |= more
     return Study(str(base.get("name", "experiment")), experiments)
+
+
+def add_experiment(experiments: dict[str, Experiment], one: Experiment, field: str) -> None:
+    """Add an experiment under its run's name. Raises :class:`FedblendError` that names ``field`` if it is taken."""
+    slug = f"{slugify(one.method.label or one.method.name)}-seed{one.seed}"
+    if slug in experiments:
+        raise FedblendError(f"{field}: two runs would both be called '{slug}'; give them labels of their own")
+    experiments[slug] = one
 
 
 def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any]]:

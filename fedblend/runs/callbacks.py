@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.record import RoundRecord
@@ -24,7 +26,7 @@ from fedblend.runs.trackers import CSVTable, MLflow, TensorBoard, WandB, numbers
 __all__ = ["CSVTable", "Checkpoints", "Listener", "MLflow", "MetricsLog", "RecordListener", "TensorBoard", "WandB"]
 
 Listener = Callable[[RoundRecord], Any]
-"""A function of a round's record; ``True`` as its result ends the run."""
+"""A function of a round's record; ``True``, of Python or NumPy, as its result ends the run."""
 
 
 class PeakMemory(Callback):
@@ -85,7 +87,8 @@ class RecordListener(Callback):
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Call the function. Other results count for nothing: many functions return something by chance."""
-        return self.listener(record) is True
+        result = self.listener(record)
+        return isinstance(result, bool | np.bool_) and bool(result)
 
 
 @part("callback", "stop-at-accuracy")

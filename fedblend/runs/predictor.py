@@ -20,6 +20,7 @@ from torch import nn
 
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
@@ -178,7 +179,7 @@ class Predictor:
 
         Raises :class:`FedblendError` for another suffix, a missing package or a folder that cannot be written.
         """
-        path = Path(path)
+        path = given_path(path, "path")
         if path.suffix not in FORMATS:
             valid = "; ".join(f"{suffix} ({what})" for suffix, what in FORMATS.items())
             raise FedblendError(f"{path}: '{path.suffix}' is not a format of models; valid: {valid}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import given_path
 from fedblend.data.loaders.npz import Npz
 
 Samples = Any
@@ -63,7 +64,7 @@ def from_torch(
     for field, names in (("classes", classes), ("labels", labels)):
         if names is not None:
             arrays[field] = np.array([str(name) for name in names])
-    target = Path(path).absolute()
+    target = given_path(path, "path").absolute()
     _require_own(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.npz")
     try:
