@@ -89,7 +89,7 @@ def absolute(value: Any) -> Any:
 
     A value of another type is returned unchanged; validation rejects it.
     """
-    if not isinstance(value, str):
+    if not isinstance(value, (str, os.PathLike)):
         return value
     return os.path.abspath(os.path.join(getattr(value, "folder", ""), os.path.expanduser(value)))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import pydantic
@@ -152,12 +153,14 @@ def _grid(given: Any) -> list[dict[str, Any]]:
 def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     if given is None:
         return [base.get("seed", 0)]
-    valid = isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) for s in given)
-    if not valid or len(set(given)) != len(given):
+    # A range, a tuple or NumPy's numbers in Python.
+    seeds = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else []
+    valid = seeds and all(isinstance(s, Integral) and not isinstance(s, bool) for s in seeds)
+    if not valid or len(set(seeds)) != len(seeds):
         raise FedblendError(
             f"seeds: {brief(given)} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
         )
-    return list(given)
+    return [int(seed) for seed in seeds]
 
 
 def _label(

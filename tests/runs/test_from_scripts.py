@@ -10,12 +10,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from cli_helpers import PATIENCE_S, TINY, contents, write
 
 import fedblend
 from fedblend.core.errors import FedblendError
+from fedblend.experiment.study import expand
 
 SCRIPT = """
 import fedblend
@@ -246,3 +249,22 @@ def test_run_study_resumes_the_newest_runs_of_its_name(tmp_path: Path, monkeypat
         shorter = fedblend.run_study(table | {"rounds": 1}, resume=True)
     assert shorter.equals(longer)
     assert [str(path) for path in Path("runs").iterdir()] == [str(run.parent)]
+
+
+def test_values_of_python_and_numpy_are_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("my.npz", x=np.eye(40, 5), y=np.arange(40) % 3)
+    table: dict[str, Any] = TINY | {"rounds": 1, "method": "fedavg"}
+    first = fedblend.run(table | {"seed": 1}, "first")
+    given = table | {
+        "seed": np.int64(1), "start": None, "train": table["train"] | {"lr": np.float64(0.05), "cohort": np.int32(2)},
+        "model": {"name": "mlp", "hidden": np.array([8])}, "partition": {"name": "iid", "clients": np.uint8(4)},
+    }  # fmt: skip
+
+    assert fedblend.run(given, "numpy").experiment == first.experiment
+    warm = fedblend.Experiment(**table | {"start": Path("first")})
+    own = fedblend.Experiment(**table | {"data": {"name": "npz", "path": Path("my.npz")}})
+    assert (warm.start, own.data.path) == (str(tmp_path / "first"), str(tmp_path / "my.npz"))
+    assert own.data.load().train.x.shape[1] == 5
+    for seeds in (range(2), (0, 1), np.arange(2), [np.int64(0), 1]):
+        assert list(expand(table | {"seeds": seeds}).experiments) == ["fedavg-seed0", "fedavg-seed1"]
