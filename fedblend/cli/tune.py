@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
+from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.experiment.study import slugify
 from fedblend.experiment.tables import set_field, unset_field
@@ -83,9 +84,10 @@ def begin_search(
 
 @contextmanager
 def told_how_to_go_on(command: str, file: Path, folder: Path) -> Iterator[None]:
-    """Name, where Ctrl-C stops a search, the command that goes on with all of it, not with its last run."""
+    """Say at once what Ctrl-C does, and then name the command that goes on with all of a search, not its last run."""
     try:
-        yield
+        with stop_announced():
+            yield
     except Stopped:
         line = shlex.join(["fedblend", command, str(file), "--resume", "--out", str(folder)])
         raise Stopped(f"stopped; finished trials and checkpoints are kept. Go on with: {line}") from None
