@@ -66,10 +66,11 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
 def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
-        left = {slug: e for slug, e in study.experiments.items() if not _has_ended(RunDirectory(folder / slug), e)}
-        study = Study(study.name, left)
     # Written before the first run, so that a resume includes runs that have not started.
     write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
+    if resume:
+        left = {slug: e for slug, e in study.experiments.items() if not _has_ended(RunDirectory(folder / slug), e)}
+        study = Study(study.name, left)
     try:
         failed: dict[str, str] = {}
         for wave in waves(study):
