@@ -313,7 +313,7 @@ def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]
 
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
-    """Write a study's experiments by the names of their folders; its name and entries of started runs stay unchanged."""
+    """Write a study's experiments by the names of their folders; its name and started runs stay unchanged."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -46,8 +46,8 @@ class Npz:
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
       floats [n, channels, ...] are features.
     - ``y``: whole numbers 0 to classes - 1, or text: classes; whole numbers 0 and 1, or booleans, [n, L]: which of L
-      labels a sample has; floats [n] or [n, q]: regression. Classes that do not begin at 0, or most of which never
-      occur, are errors, unless ``classes`` names them.
+      labels a sample has (if each row has a single 1, ``labels`` must name them); floats [n] or [n, q]: regression.
+      Classes that do not begin at 0, or most of which never occur, are errors, unless ``classes`` names them.
     - ``client`` (optional): a whole number or a text for each sample.
     - ``split`` (optional): 0 or "train", 1 or "test" for each sample. Without it, ``test_share`` of each client's
       samples (without clients: of each class's) is test, by a draw that depends only on the file's name.
@@ -244,6 +244,11 @@ def _label_matrix(
     if wrong := sorted(set(np.unique(y).tolist()) - {0, 1}):
         raise FedblendError(
             f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: 0 and 1 for each label (floats for regression)"
+        )
+    if labels is None and (y.astype(bool).sum(1) == 1).all():
+        raise FedblendError(
+            f"{path}: 'y' [n, {count}] has a single 1 in each row, which may be one class or one label; valid: "
+            "y.argmax(1) for classes, or names in 'labels' for labels"
         )
     named = tuple(map(str, range(count) if labels is None else labels.astype(str)))
     if len(set(named)) < count:
