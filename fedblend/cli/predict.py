@@ -19,7 +19,7 @@ from fedblend.data.loaders.npz import as_inputs, read_arrays
 from fedblend.data.loaders.table import SUFFIXES as TABLES
 from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
 from fedblend.runs.directory import only_run
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import make_folder_of, write_atomically
 from fedblend.runs.predictor import Predictor
 
 SHOWN = 20
@@ -40,6 +40,8 @@ def export_model(run: Path, out: Path, best: bool, trust: bool) -> None:
 def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: bool, trust: bool) -> None:
     """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
     predictor = Predictor.of_run(only_run(run), trust, best)
+    if out is not None:
+        make_folder_of(out)
     frames = []
     with steps_shown() as steps:
         for number, path in enumerate(files, 1):

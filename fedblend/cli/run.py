@@ -19,7 +19,7 @@ from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
 from fedblend.runs.parallel import join_failures, processors, run_all, run_one
-from fedblend.runs.runner import require_no_run
+from fedblend.runs.runner import require_free
 
 
 def serve_other_rank() -> bool:
@@ -54,13 +54,7 @@ def run_file(
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     default = api.RUNS / slugify(study.name)
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
-    if out is not None and out.exists() and not out.is_dir():
-        raise FedblendError(f"--out {out}: is a file; name a folder")
-    require_no_run(folder)
-    if out is not None and not resume and out.exists() and any(out.iterdir()):
-        raise FedblendError(
-            f"--out {out}: already holds files; add --resume to go on with its runs, or name another folder"
-        )
+    require_free(folder, "--out", "add --resume to go on with its runs, or name another folder", resume)
     run_in(study, folder, resume, jobs)
 
 

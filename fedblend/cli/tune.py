@@ -16,14 +16,15 @@ from rich.text import Text
 
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
-from fedblend.core.errors import FedblendError, Stopped
+from fedblend.cli.interrupts import stop_announced
+from fedblend.core.errors import Stopped
 from fedblend.experiment.study import slugify
 from fedblend.experiment.tables import set_field, unset_field
 from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
-from fedblend.runs.runner import require_no_run
+from fedblend.runs.runner import require_free
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
 TRIALS = "trials.csv"
@@ -74,9 +75,7 @@ def begin_search(
             set_field(table, field, value)
     default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
-    require_no_run(folder)
-    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedblendError(f"--out {folder}: already holds files; add --resume to go on, or name another folder")
+    require_free(folder, "--out", "add --resume to go on, or name another folder", resume)
     if resume and not folder.exists():
         text = f"{folder}: nothing to resume; {command} starts anew"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
@@ -85,9 +84,10 @@ def begin_search(
 
 @contextmanager
 def told_how_to_go_on(command: str, file: Path, folder: Path) -> Iterator[None]:
-    """Name, where Ctrl-C stops a search, the command that goes on with all of it, not with its last run."""
+    """Say at once what Ctrl-C does, and then name the command that goes on with all of a search, not its last run."""
     try:
-        yield
+        with stop_announced():
+            yield
     except Stopped:
         line = shlex.join(["fedblend", command, str(file), "--resume", "--out", str(folder)])
         raise Stopped(f"stopped; finished trials and checkpoints are kept. Go on with: {line}") from None

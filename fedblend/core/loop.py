@@ -38,7 +38,7 @@ from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool, gather, joined, rows_of
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import as_kept, bytes_of, form_fault
+from fedblend.core.upload import all_finite, as_kept, bytes_of, form_fault
 
 Weights = dict[str, torch.Tensor]
 
@@ -169,6 +169,13 @@ class RoundLoop:
         if not missed:
             weights, state = self._refine(state, weights, begun)
         weights = self.setup.tied(weights)
+        if not all_finite([t for t in weights.values() if t.is_floating_point()]) and (fault := _fault_of(weights)):
+            made_by = f"method.aggregator '{self.method.aggregator.name}'"
+            made_by += f" and method.server_step '{self.method.server_step.name}'" * self.method.server_step.active
+            raise FedblendError(
+                f"round {state.round + 1}: the server's model: {fault} after {made_by}; valid: smaller steps, or "
+                "other parts of the method"
+            )
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=state.round + 1, weights=weights, ended_by="")
         return self.selection.note_best(state, self._record(state, costs, facts))

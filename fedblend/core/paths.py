@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 
 Content = TypeVar("Content", str, bytes)
 
@@ -80,12 +80,19 @@ def from_file(value: Any, file: str | Path) -> Any:
     return FileText(value, str(Path(file).absolute().parent)) if isinstance(value, str) else value
 
 
+def given_path(value: Any, field: str) -> Path:
+    """A path that a caller in Python gives, with ``~`` expanded. Raises :class:`FedblendError` that names ``field``."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise FedblendError(f"{field}: {brief(value)} is not valid; give a path")
+    return Path(os.path.expanduser(value))
+
+
 def absolute(value: Any) -> Any:
     """A path as an absolute one with ``~`` expanded, independent of the folder in which a run is resumed.
 
     A value of another type is returned unchanged; validation rejects it.
     """
-    if not isinstance(value, str):
+    if not isinstance(value, (str, os.PathLike)):
         return value
     return os.path.abspath(os.path.join(getattr(value, "folder", ""), os.path.expanduser(value)))
 

@@ -30,6 +30,11 @@ def check_metrics(
                 f"{field}: '{name}' is not recorded{did_you_mean(name, valid)}; valid: {', '.join(valid)}, or another "
                 "metric that `metrics` lists"
             )
+    if validation.metric is not None and not validation.active:
+        raise ValueError(
+            f"validation.metric: '{validation.metric}', but no samples are kept for validation; give "
+            "validation.server or validation.clients"
+        )
     if target is not None and target_metric == "accuracy" and not 0 <= target <= 1:
         raise ValueError(f"target: {target:g} is not valid: an accuracy is a share, from 0 to 1")
     if stops and target is None:

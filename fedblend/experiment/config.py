@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
@@ -32,8 +33,8 @@ from fedblend.experiment.fields import (
 
 
 def _run_folder(given: Any) -> Any:
-    """A path with a folder as an absolute path; a name alone unchanged."""
-    return absolute(given) if isinstance(given, str) and "/" in given else given
+    """A path with a folder, or one of :mod:`pathlib`, as an absolute path; a name alone unchanged."""
+    return given if isinstance(given, str) and "/" not in given else absolute(given)
 
 
 def _folder_name(name: str) -> str:
@@ -196,13 +197,25 @@ class Experiment(FrozenTable):
     @classmethod
     def _raise_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
         if isinstance(given, Mapping):
-            given = renamed(given)
+            try:
+                given = renamed(_plain(given))
+            except RecursionError:
+                raise FedblendError("the experiment is nested too deeply; valid: tables of fields") from None
             check_keys(given)
             given = with_possible_cohort(given)
         try:
             return validate(given)
         except pydantic.ValidationError as error:
             raise FedblendError(registry.explain(error)) from None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy in a table as numbers and lists; anything else unchanged."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 TABLES: dict[str, type[BaseModel]] = {

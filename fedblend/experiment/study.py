@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import pydantic
@@ -66,10 +67,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
             for field in cell:
                 _require_in_all(field, base, methods)
             raise
-        slug = f"{slugify(experiment.method.label or experiment.method.name)}-seed{seed}"
-        if slug in experiments:
-            raise _same_folder("methods", slug, experiments[slug], experiment)
-        experiments[slug] = experiment
+        add_experiment(experiments, experiment, "methods")
     for variant in variants:
         more = expand(variant, chosen).experiments
         if both := sorted(set(more) & set(experiments)):
@@ -86,6 +84,14 @@ def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
         f"{field}: two runs would both be called '{slug}'{given}; give them labels of their own, which differ in "
         "letters A to Z or digits"
     )
+
+
+def add_experiment(experiments: dict[str, Experiment], one: Experiment, field: str) -> None:
+    """Add an experiment under its run's name. Raises :class:`FedblendError` that names ``field`` if it is taken."""
+    slug = f"{slugify(one.method.label or one.method.name)}-seed{one.seed}"
+    if slug in experiments:
+        raise _same_folder(field, slug, experiments[slug], one)
+    experiments[slug] = one
 
 
 def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -157,12 +163,14 @@ def _grid(given: Any) -> list[dict[str, Any]]:
 def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     if given is None:
         return [base.get("seed", 0)]
-    valid = isinstance(given, list) and given and all(isinstance(s, int) and not isinstance(s, bool) for s in given)
-    if not valid or len(set(given)) != len(given):
+    # A range, a tuple or NumPy's numbers in Python.
+    seeds = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else []
+    valid = seeds and all(isinstance(s, Integral) and not isinstance(s, bool) for s in seeds)
+    if not valid or len(set(seeds)) != len(seeds):
         raise FedblendError(
             f"seeds: {brief(given)} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
         )
-    return list(given)
+    return [int(seed) for seed in seeds]
 
 
 def _label(

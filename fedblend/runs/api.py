@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,15 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError, brief
-from fedblend.core.paths import from_file, import_from
+from fedblend.core.paths import from_file, given_path, import_from
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.study import Study, expand, slugify
+from fedblend.experiment.study import Study, add_experiment, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, find_runs, folders_of_parts, only_run, reading
+from fedblend.runs.directory import LOCK, RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all
 from fedblend.runs.predictor import Predictor
-from fedblend.runs.runner import execute
+from fedblend.runs.runner import execute, require_free
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,28 +76,42 @@ def run(
 ) -> Result:
     """Run one experiment (or the one of a file, or of its table) in this process.
 
-    ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run is refused. With
-    ``resume``, a run in this folder continues; it keeps its rounds, also those beyond ``experiment.rounds``, and where
-    there is no run, one starts from round 0. Both give a warning.
-    ``on_round`` is called with each round's record as plain data; the run ends after it returns ``True``.
+    ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run or other files is
+    refused. With ``resume``, a run in this folder (default: the newest one) continues; it keeps its rounds, also those
+    beyond ``experiment.rounds``, and where there is no run, one starts from round 0. Both give a warning.
+    ``on_round`` is called with each round's record as plain data; the run ends after it returns ``True``
+    (Python's or NumPy's); other results have no effect.
     ``callbacks`` are added to those of the experiment and may end the run. A run that ended early is done; resumed, it
     makes the rounds that are left. Raises :class:`FedblendError`.
     """
-    for callback in callbacks:
-        if isinstance(callback, type):
-            raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+    _require_callbacks(callbacks)
+    if on_round is not None and not callable(on_round):
+        raise FedblendError(f"on_round: {brief(on_round)} is not valid; give a function of a round's record")
     experiment = experiment if isinstance(experiment, Experiment) else _one_experiment(experiment)
-    path = Path(out) if out is not None else free_folder(RUNS / slugify(experiment.name))
+    path = _out_folder(out, experiment.name, resume)
+    if not RunDirectory.is_run(path) and not (path / LOCK).exists():
+        require_free(path, "out", "name another folder")
     listener = None if on_round is None else lambda record: on_round(record.as_dict())
-    if resume and not RunDirectory.is_run(path):
-        warnings.warn(f"{path}: nothing to resume; the run starts from round 0", stacklevel=2)
-    elif resume and (done := checkpoint.round_of(path) or 0) > experiment.rounds:
-        text = f"{path}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept"
-        warnings.warn(text, stacklevel=2)
+    if resume:
+        _warn_of_resume(path, {path: experiment})
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)
     return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
+
+
+def _require_callbacks(given: object) -> None:
+    """Raise :class:`FedblendError` unless a list of callbacks is given."""
+    if not isinstance(given, list | tuple):
+        raise FedblendError(f"callbacks: {brief(given)} is not valid; give a list of Callback objects")
+    for callback in given:
+        if isinstance(callback, type):
+            raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+        if not isinstance(callback, Callback):
+            raise FedblendError(
+                f"callbacks: {brief(callback)} is no Callback object; valid: a list of these (the experiment's own "
+                "field `callbacks` takes names)"
+            )
 
 
 def _one_experiment(given: object) -> Experiment:
@@ -109,22 +124,59 @@ def _one_experiment(given: object) -> Experiment:
     return next(iter(made.values()))
 
 
-def run_study(
-    study: Study | Mapping[str, Any] | str | Path, out: Path | str | None = None, jobs: int | None = None
-) -> pd.DataFrame:
-    """Run all experiments of a study (or of its file, or of its table); return one row for each run and round.
+def _warn_of_resume(folder: Path, experiments: Mapping[Path, Experiment]) -> None:
+    """Warn if there is nothing to resume, and of each run with more rounds than its experiment has."""
+    if not any(map(RunDirectory.is_run, experiments)):
+        starts = "the run starts" if folder in experiments else "its runs start"
+        warnings.warn(f"{folder}: nothing to resume; {starts} from round 0", stacklevel=3)
+    for path, experiment in experiments.items():
+        if (done := checkpoint.round_of(path) or 0) > experiment.rounds:
+            text = f"{path}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept"
+            warnings.warn(text, stacklevel=3)
 
-    ``jobs`` runs are made at once, each in a process of its own (default: one for each processor). The calling script
-    needs no ``if __name__ == "__main__"``; parts that the script itself defines run in its own process only. Raises
+
+def run_study(
+    study: Study | Experiment | Sequence[Experiment] | Mapping[str, Any] | str | Path,
+    out: Path | str | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+) -> pd.DataFrame:
+    """Run all experiments of a study (or of its file or table, or those given); return one row for each run and round.
+
+    ``out`` is the folder of all runs (default: a new one under ``runs/``); a folder that holds files is refused. With
+    ``resume``, the runs in this folder (default: the newest one) continue, as in :func:`run`. ``jobs`` runs are made at
+    once, each in a process of its own (default: one for each processor). The calling script needs no
+    ``if __name__ == "__main__"``; parts that the script itself defines run in its own process only. Raises
     :class:`FedblendError` after all runs if any failed.
     """
-    if not isinstance(study, Study):
-        study = expand(study if isinstance(study, Mapping) else load(study))
-    folder = Path(out) if out is not None else free_folder(RUNS / slugify(study.name))
-    failed = run_all(study, folder, False, jobs, lambda slug, record: None)
+    study = _study_of(study)
+    if jobs is not None and (not isinstance(jobs, Integral) or jobs < 1):
+        raise FedblendError(f"jobs: {brief(jobs)} is not valid; give a whole number from 1")
+    folder = _out_folder(out, study.name, resume)
+    require_free(folder, "out", "give resume=True to go on with its runs, or name another folder", resume)
+    if resume:
+        _warn_of_resume(folder, {folder / slug: one for slug, one in study.experiments.items()})
+    failed = run_all(study, folder, resume, jobs, lambda slug, record: None)
     if failed:
         raise FedblendError(join_failures(failed, len(study.experiments)))
     return _rounds_of(RunDirectory(folder / slug) for slug in study.experiments)
+
+
+def _study_of(given: object) -> Study:
+    """The study of a file, of its table, or of experiments. Raises :class:`FedblendError` for anything else."""
+    if isinstance(given, Study):
+        return given
+    if isinstance(given, Mapping | str | Path):
+        return expand(given if isinstance(given, Mapping) else load(given))
+    experiments = [given] if isinstance(given, Experiment) else given
+    if not isinstance(experiments, list | tuple) or not experiments:
+        raise FedblendError(f"study: {brief(given)} is none; valid: a file, a file's table, or a list of Experiments")
+    named: dict[str, Experiment] = {}
+    for experiment in experiments:
+        if not isinstance(experiment, Experiment):
+            raise FedblendError(f"study: {brief(experiment)} is no Experiment; valid: a list of Experiments")
+        add_experiment(named, experiment, "study")
+    return Study(experiments[0].name, named)
 
 
 def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Result:
@@ -133,7 +185,7 @@ def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Resul
     ``best`` reads the model that the callback ``keep-best`` kept. A run that names code of its own is read only with
     ``trust``. Raises :class:`FedblendError`.
     """
-    directory = only_run(Path(path))
+    directory = only_run(given_path(path, "path"))
     predictor = Predictor.of_run(directory, trust, best)
     with reading([directory], trust):
         experiment, metrics = directory.experiment(), metrics_table(directory)
@@ -142,7 +194,7 @@ def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Resul
 
 def read_study(path: Path | str) -> pd.DataFrame:
     """Read all runs in a folder: one row for each run and round, as :func:`run_study` returns them."""
-    return _rounds_of(find_runs([Path(path)]))
+    return _rounds_of(find_runs([given_path(path, "path")]))
 
 
 def _rounds_of(runs: Iterable[RunDirectory]) -> pd.DataFrame:
@@ -156,11 +208,19 @@ def load(path: str | Path) -> dict[str, Any]:
 
     Data paths stay relative to the file. The file may also be the configuration in a run directory.
     """
+    path = given_path(path, "path")
     table = read_toml(path)
-    folder = Path(path).resolve().parent
+    folder = path.resolve().parent
     import_from((str(folder), *folders_of_parts(folder)))
     with_origin: dict[str, Any] = from_file(table, path)
     return with_origin
+
+
+def _out_folder(out: Path | str | None, name: str, resume: bool) -> Path:
+    """The folder for what is named ``name``: the given one; else a new one, or the newest to resume."""
+    if out is not None:
+        return given_path(out, "out")
+    return (last_folder if resume else free_folder)(RUNS / slugify(name))
 
 
 def free_folder(path: Path) -> Path:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.record import RoundRecord
@@ -24,7 +26,7 @@ from fedblend.runs.trackers import CSVTable, MLflow, TensorBoard, WandB, numbers
 __all__ = ["CSVTable", "Checkpoints", "Listener", "MLflow", "MetricsLog", "RecordListener", "TensorBoard", "WandB"]
 
 Listener = Callable[[RoundRecord], Any]
-"""A function of a round's record; ``True`` as its result ends the run."""
+"""A function of a round's record; ``True``, of Python or NumPy, as its result ends the run."""
 
 
 class PeakMemory(Callback):
@@ -85,7 +87,8 @@ class RecordListener(Callback):
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Call the function. Other results count for nothing: many functions return something by chance."""
-        return self.listener(record) is True
+        result = self.listener(record)
+        return isinstance(result, bool | np.bool_) and bool(result)
 
 
 @part("callback", "stop-at-accuracy")
@@ -111,6 +114,10 @@ OF_TRAINING = ("uploads", "train_loss")
 """Numbers that only rounds in which clients train have."""
 
 
+BYTES = ("weights", "extras", "keys", "questions", "answers")
+"""Kinds of bytes that any run may count, beside those of its upload and its sharing."""
+
+
 class Monitor(Callback):
     """Base of callbacks that follow one number of the record; a round that lacks it does not count.
 
@@ -126,11 +133,22 @@ class Monitor(Callback):
         return []
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Read the earlier rounds. Raises :class:`FedblendError` for a number of training where no client trains."""
+        """Read the earlier rounds.
+
+        Raises :class:`FedblendError` for a number of training where no client trains, and for an unknown kind of bytes.
+        """
         if self.monitor in OF_TRAINING and not setup.experiment.method.upload.trains:
             raise FedblendError(
                 f"callbacks: monitor: '{self.monitor}' is not measured in this run, in which no client trains; valid: "
                 "loss, or another number of the evaluation"
+            )
+        way, _, kind = (self.monitor or "").partition(".")
+        method = setup.experiment.method
+        kinds = dict.fromkeys([*BYTES, method.upload.bytes_kind, method.sharing.bytes_kind])
+        if way in ("bytes_up", "bytes_down") and kind not in kinds:
+            raise FedblendError(
+                f"callbacks: monitor: '{self.monitor}' is not measured in this run; valid: {way}. with one of "
+                f"{', '.join(kinds)}"
             )
         self.seen.clear()
         if setup.folder is not None and state.round:

@@ -313,16 +313,17 @@ def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]
 
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
-    """Write a study's experiments by the names of their folders; entries of started runs stay unchanged."""
+    """Write a study's experiments by the names of their folders; its name and started runs stay unchanged."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedblendError(
             f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
         ) from None
-    before = read_study(folder)
+    study = read_json(folder / STUDY, forms.Study)
+    before = study.get("experiments", {})
     started = {slug: table for slug, table in before.items() if RunDirectory.is_run(folder / slug)}
-    write_json(folder / STUDY, {"name": name, "experiments": {**before, **experiments, **started}})
+    write_json(folder / STUDY, {"name": study.get("name", name), "experiments": {**before, **experiments, **started}})
 
 
 def remove_study(folder: Path, created: list[Path]) -> None:

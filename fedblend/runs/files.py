@@ -49,6 +49,14 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         ) from error
 
 
+def make_folder_of(path: Path) -> None:
+    """Make the folder of a file that a user names, if there is none. Raises :class:`FedblendError` if it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedblendError(f"{path}: cannot be written ({error.strerror})") from None
+
+
 def remove_temporaries(folder: Path, names: Collection[str]) -> None:
     """Remove the temporary files that killed writers of these files have left in a folder.
 

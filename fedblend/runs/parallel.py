@@ -66,6 +66,9 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
 def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
+    # Written before the first run, so that a resume includes runs that have not started.
+    write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
+    if resume:
         left: dict[str, Experiment] = {}
         for slug, experiment in study.experiments.items():
             run = RunDirectory(folder / slug)
@@ -75,8 +78,6 @@ def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: 
                 with run.locked():
                     run.set_experiment(experiment)
         study = Study(study.name, left)
-    # Written before the first run, so that a resume includes runs that have not started.
-    write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
     try:
         failed: dict[str, str] = {}
         for wave in waves(study):

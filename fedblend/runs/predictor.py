@@ -20,13 +20,14 @@ from torch import nn
 
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, reading
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import make_folder_of, write_atomically
 
 CHUNK = 256
 """Samples that are predicted at a time."""
@@ -154,7 +155,7 @@ class Predictor:
         """Samples as the module takes them."""
         shape, kind = tuple(self.description["shape"]), self.description["kind"]
         try:
-            array = np.asarray(x)
+            array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
         except (ValueError, TypeError):
             raise FedblendError(f"samples: a {type(x).__name__}; valid: an array or a tensor of samples") from None
         if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
@@ -182,14 +183,11 @@ class Predictor:
 
         Raises :class:`FedblendError` for another suffix, a missing package or a folder that cannot be written.
         """
-        path = Path(path)
+        path = given_path(path, "path")
         if path.suffix not in FORMATS:
             valid = "; ".join(f"{suffix} ({what})" for suffix, what in FORMATS.items())
             raise FedblendError(f"{path}: '{path.suffix}' is not a format of models; valid: {valid}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedblendError(f"{path}: cannot be written ({error.strerror})") from None
+        make_folder_of(path)
         description = path.with_suffix(".json")
         if path.suffix == ".safetensors":
             # Without the prefix "net.", so that the user's own copy of the network loads them.

@@ -138,6 +138,18 @@ def require_no_run(folder: Path) -> None:
     )
 
 
+def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -> None:
+    """Raise :class:`FedblendError` if a folder for runs, given as ``option``, is a run or a file.
+
+    Without ``resume`` it must be empty, too; ``remedy`` is the end of the message if it holds files.
+    """
+    require_no_run(folder)
+    if folder.exists() and not folder.is_dir():
+        raise FedblendError(f"{option} {folder}: is a file; name a folder")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise FedblendError(f"{option} {folder}: already holds files; {remedy}")
+
+
 def _require_no_federation(directory: RunDirectory) -> None:
     """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
     if directory.facts().get("engine", {}).get("engine") == "flower":

@@ -168,18 +168,18 @@ class Busy(Callback):
 """
 
 
-def busy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def busy(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
     """A file of two runs of three rounds, each of which is busy after its second."""
     (folder / "mine.py").write_text(BUSY.format(fifo=str(folder / "fifo")))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    return write(folder / "busy.toml", {"rounds": 3, "seeds": [0, 1], "callbacks": ["mine:Busy"]})
+    return write(folder / "busy.toml", {"rounds": 3, "seeds": [0, 1], "callbacks": ["mine:Busy"]} | changes)
 
 
-def pressed_while_busy(file: Path, jobs: int, ranks: int = 1) -> subprocess.Popen[str]:
+def pressed_while_busy(file: Path, jobs: int, ranks: int = 1, command: str = "run") -> subprocess.Popen[str]:
     """Run the file until it is busy, press Ctrl-C, and wait for the line that says what happens."""
     os.mkfifo(file.with_name("fifo"))
-    more = ("--jobs", jobs, "--set", f"ranks={ranks}")
-    process = start("run", file, "--out", file.with_name("out"), *more)
+    more = [*(() if command == "tune" else ("--jobs", jobs)), "--set", f"ranks={ranks}"]
+    process = start(command, file, "--out", file.with_name("out"), *more)
     assert process.stderr is not None
     for _ in range(jobs):
         assert "busy\n" in iter(process.stderr.readline, ""), "it ended before it was busy"
@@ -221,6 +221,26 @@ def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(
     assert "press Ctrl-C" not in result.err
     assert status(tmp_path / "out" / "fedavg-seed0")["state"] == "stopped"
     goes_on_to_the_same_bits(file)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
+@pytest.mark.parametrize("command", ["tune", "advise"])
+def test_ctrl_c_says_at_once_what_happens_while_a_trial_is_computed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = {"validation": {"clients": 0.2}, "tune": {"fields": {"train.lr": [0.05, 0.1]}}}
+    file = busy(tmp_path, monkeypatch, **search)
+    process = pressed_while_busy(file, jobs=1, command=command)
+    (tmp_path / "fifo").open("w").close()
+
+    result = finish(process)
+
+    line = f"fedblend {command} {file} --resume --out {tmp_path / 'out'}"
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == (
+        f"fedblend: stopped; finished trials and checkpoints are kept. Go on with: {line}"
+    )
 
 
 @pytest.mark.slow

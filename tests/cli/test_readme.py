@@ -13,7 +13,7 @@ import click
 import numpy as np
 import pytest
 import typer.main
-from cli_helpers import here, records, succeeded
+from cli_helpers import TINY, here, records, succeeded
 
 import fedblend
 from fedblend.cli.app import app
@@ -84,11 +84,19 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert names["right"].mean() == pytest.approx(accuracy, abs=1e-6)
 
 
-def test_the_reference_for_python_begins_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_for_python_begins_with_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (program,) = blocks("docs/python.md", "python")
-    names: dict[str, Any] = {}
-    exec(program.replace('"rounds": 5', '"rounds": 1').replace("== 5", "== 1"), names)
+    program, watched = (
+        one.replace('"rounds": 5', '"rounds": 1').replace("== 5", "== 1") for one in blocks("docs/python.md", "python")
+    )
+    names: dict[str, Any] = {"print": lambda *values: None}
+    exec(program, names)
+    assert capfd.readouterr() == ("", "")
+    del names["print"]
+    exec(watched, names)
+    assert re.findall(r"^(\d) 0\.\d+$", capfd.readouterr().out, re.M) == ["0", "1"]
     result, study, again = (names[name] for name in ("result", "study", "again"))
     assert again.metrics.equals(result.metrics)
     assert again.experiment == result.experiment
@@ -96,6 +104,15 @@ def test_the_reference_for_python_begins_with_a_program(tmp_path: Path, monkeypa
     assert (again.predict(test.x) == result.predict(test.x)).all()
     assert fedblend.read_study("runs/several").equals(study)
     assert len(study) == 2 * 2 * 2
+
+
+def test_the_page_on_reports_ends_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fedblend.run_study(TINY | {"methods": ["fedavg", "fedmix"]}, "runs/quickstart", jobs=1)
+    (program,) = blocks("docs/report.md", "python")
+    exec(program, {})
+    assert Path("comparison.html").is_file()
+    assert Path("figures", "table-results.csv").is_file()
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,38 @@ def test_a_class_in_place_of_a_callback_is_refused_before_anything_is_made(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_on_round_ends_a_run_by_returning_true_and_by_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"callbacks": ["csv"]}, "callbacks: 'csv' is no Callback object; valid: a list of these (the experiment's own "
+         "field `callbacks` takes names)"),
+        ({"callbacks": "csv"}, "callbacks: 'csv' is not valid; give a list of Callback objects"),
+        ({"callbacks": None}, "callbacks: None is not valid; give a list of Callback objects"),
+        ({"on_round": 3}, "on_round: 3 is not valid; give a function of a round's record"),
+    ],
+)  # fmt: skip
+def test_what_is_no_callback_is_refused_before_anything_is_made(
+    tmp_path: Path, given: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(FedblendError) as error:
+        fedblend.run(experiment(**TINY), tmp_path / "run", **given)
+    assert str(error.value) == fault
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_callback_must_be_in_a_list(tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=r"^callbacks: <.*Diary object at .*> is not valid; give a list of "):
+        fedblend.run(experiment(**TINY), tmp_path / "run", callbacks=Diary())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("true", [True, np.True_])
+def test_on_round_ends_a_run_by_returning_true_and_by_nothing_else(tmp_path: Path, true: Any) -> None:
     made = experiment(**TINY)
     seen: list[int] = []
 
     def on_round(record: dict[str, Any]) -> Any:
         seen.append(record["round"])
-        return True if record["round"] == 2 else len(seen)
+        return true if record["round"] == 2 else len(seen)
 
     fedblend.run(made, tmp_path / "run", on_round=on_round)
 

@@ -212,6 +212,11 @@ def test_columns_of_0_and_1_in_an_npz_file_are_labels(kind: type, tmp_path: Path
     ("arrays", "words"),
     [
         ({"y": np.array([[0, 2], [1, 0]])}, r"'y' \[n, 2\] holds 2; valid: 0 and 1 for each label"),
+        (
+            {"y": np.eye(2, dtype=int)},
+            r"'y' \[n, 2\] has one 1 in each row, as one-hot classes have; valid: numbers of classes \[n\], such as "
+            r"y.argmax\(1\), or names in 'labels' if they are labels$",
+        ),
         ({"y": np.eye(2, dtype=int), "labels": np.array(["a"])}, "'y' has 2 columns, 'labels' 1 names"),
         ({"y": np.eye(2, dtype=int), "labels": np.array(["a", "a"])}, "'labels' has a name twice"),
         ({"y": np.array([0, 1]), "labels": np.array(["a", "b"])}, "but 'labels' names labels; valid: whole numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from cli_helpers import TINY, here, refused, write
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import fedblend
 from fedblend.core.errors import FedblendError
@@ -346,6 +347,32 @@ def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
         with pytest.raises(FedblendError, match="is a file that from_torch has not written; name another"):
             fedblend.from_torch(made, tmp_path / name)
         assert (tmp_path / name).read_bytes() == before
+
+
+class Stream(IterableDataset):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(client(0))
+
+
+@pytest.mark.parametrize("clients", [None, [0] * 20])
+def test_from_torch_takes_an_iterable_data_set_as_a_list(clients: list[int] | None, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError) as error:
+        fedblend.from_torch(Stream(), tmp_path / "it.npz", clients=clients)
+    assert str(error.value) == (
+        "from_torch: the data set: object of type 'Stream' has no len(); valid: samples by number, such as "
+        "list(DATA_SET) of an iterable"
+    )
+    assert len(fedblend.from_torch(list(Stream()), tmp_path / "it.npz", clients=clients).load().train) == 16
+
+
+def test_from_torch_takes_tensors_that_require_a_gradient(tmp_path: Path) -> None:
+    x = torch.rand(10, 3)
+    data = fedblend.from_torch(
+        [(one.clone().requires_grad_(), 0.5) for one in x], tmp_path / "x.npz", test=[(x[0], 1.0)]
+    )
+    assert torch.equal(data.load().train.x, x)
 
 
 def test_test_halves_and_floats_are_kept(tmp_path: Path) -> None:

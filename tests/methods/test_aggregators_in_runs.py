@@ -75,6 +75,25 @@ def test_what_an_own_aggregator_returns_is_checked(aggregator: Aggregator, words
     assert words in str(caught.value)
 
 
+class Divides(ReturnsUploads):
+    """A third: a division by zero."""
+
+    def aggregate(self, uploads: Any) -> Any:
+        return {name: tensor / 0 for name, tensor in uploads[0][0].items()}
+
+
+def test_an_aggregate_that_is_no_number_ends_its_own_round_in_one_message() -> None:
+    made = federation(rounds=1)
+    method = made.method.model_copy(update={"aggregator": Divides()})
+    experiment = made.setup.experiment.model_copy(update={"method": method})
+    told = (
+        "^round 1: the server's model: '.*' holds NaN or infinity after method.aggregator 'returns-uploads'; "
+        "valid: smaller steps, or other parts of the method$"
+    )
+    with pytest.raises(FedblendError, match=told):
+        run(federation_of(replace(made.setup, experiment=experiment)), 1)
+
+
 def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
     attack = {"name": "sign-flip", "share": 0.25, "factor": 1e6}
     made = federation(

@@ -152,6 +152,11 @@ BASE = {"data": "digits", "partition": {"name": "iid", "clients": 4}}
         ({"metrics": ["f1", "f1"]}, r"metrics\[1\]: 'f1' is recorded already"),
         ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, or"),
         ({"metrics": "auc", "validation": {"metric": "acu"}}, "validation.metric: 'acu' is not recorded.*'auc'"),
+        (
+            {"metrics": "auc", "validation": {"metric": "auc"}},
+            "^validation.metric: 'auc', but no samples are kept for validation; give validation.server or "
+            "validation.clients$",
+        ),
         ({"target": 80.0}, "target: 80 is not valid: an accuracy is a share, from 0 to 1"),
         ({"stop_at_target": True}, "stop_at_target: true, but there is no target to reach"),
         ({"holdout": 0.5, "validation": {"clients": 0.5}}, "validation.clients: 0.5 and holdout: 0.5 leave no samples"),

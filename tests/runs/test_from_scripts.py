@@ -10,12 +10,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from cli_helpers import PATIENCE_S, TINY, write
+from cli_helpers import PATIENCE_S, TINY, contents, write
 
 import fedblend
 from fedblend.core.errors import FedblendError
+from fedblend.experiment.study import expand
 
 SCRIPT = """
 import fedblend
@@ -152,3 +155,116 @@ def test_run_takes_an_experiment_its_file_and_its_table(tmp_path: Path) -> None:
         fedblend.run(table | {"seeds": [0, 1]}, tmp_path / "two")
     with pytest.raises(FedblendError, match=r"^experiment: 3 is none; valid: an Experiment, a file, or"):
         fedblend.run(3, tmp_path / "three")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_other_files_is_no_folder_for_a_run(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "facts.json").write_text('{"mine": 1}', encoding="utf-8")
+    (tmp_path / "own" / "metrics.jsonl").write_text("mine\n", encoding="utf-8")
+    before = contents(tmp_path)
+    for name, fault in (
+        ("own", "already holds files; name another folder"),
+        ("own/facts.json", "is a file; name a folder"),
+    ):
+        with pytest.raises(FedblendError) as error:
+            fedblend.run(TINY, tmp_path / name, resume=resume)
+        assert str(error.value) == f"out {tmp_path / name}: {fault}"
+    assert contents(tmp_path) == before
+
+
+def test_a_run_begins_anew_where_one_was_cut_before_its_configuration_was_written(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").touch()
+    (tmp_path / "facts.json").write_text("{}", encoding="utf-8")
+    assert fedblend.run(TINY | {"rounds": 0}, tmp_path).path == tmp_path
+
+
+def test_a_study_takes_no_folder_with_files_unless_it_resumes(tmp_path: Path) -> None:
+    table = TINY | {"rounds": 0, "method": "fedavg"}
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(FedblendError) as error:
+        fedblend.run_study(table, tmp_path)
+    assert str(error.value) == (
+        f"out {tmp_path}: already holds files; give resume=True to go on with its runs, or name another folder"
+    )
+    assert sorted(contents(tmp_path)) == ["mine.txt"]
+
+
+@pytest.mark.parametrize("function", ["run", "run_study", "read_run", "read_study"])
+@pytest.mark.parametrize("path", ["", 3])
+def test_what_is_no_path_is_refused(function: str, path: object) -> None:
+    given = [TINY, path] if function.startswith("run") else [path]
+    field = "out" if function.startswith("run") else "path"
+    with pytest.raises(FedblendError, match=rf"^{field}: {path!r} is not valid; give a path$"):
+        getattr(fedblend, function)(*given)
+
+
+def test_a_tilde_is_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write(tmp_path / "my.toml", {"rounds": 0, "method": "fedavg"})
+
+    result = fedblend.run("~/my.toml", "~/one")
+    study = fedblend.run_study(Path("~/my.toml"), Path("~/several"))
+    written = result.predictor.export("~/model.safetensors")
+
+    assert result.path == tmp_path / "one"
+    assert fedblend.read_run("~/one").metrics.equals(result.metrics)
+    assert fedblend.read_study("~/several").equals(study)
+    assert written == [tmp_path / "model.safetensors", tmp_path / "model.json"]
+
+
+def test_run_study_takes_experiments(tmp_path: Path) -> None:
+    one, two = (fedblend.Experiment(**TINY, seed=seed, method="fedavg") for seed in (0, 1))
+    alone = fedblend.run_study(one, tmp_path / "alone")
+    both = fedblend.run_study([one, two], tmp_path / "both", jobs=1)
+    assert alone["run"].unique().tolist() == ["fedavg-seed0"]
+    assert both["run"].unique().tolist() == ["fedavg-seed0", "fedavg-seed1"]
+    assert both["accuracy"].tolist()[:3] == alone["accuracy"].tolist()
+    for given, fault in (
+        ([one, one], "study: two runs would both be called 'fedavg-seed0'; give them labels of their own"),
+        ([one, 3], "study: 3 is no Experiment; valid: a list of Experiments"),
+        (3, "study: 3 is none; valid: a file, a file's table, or a list of Experiments"),
+        ([], "study: [] is none; valid: a file, a file's table, or a list of Experiments"),
+    ):
+        with pytest.raises(FedblendError) as error:
+            fedblend.run_study(given, tmp_path / "not")  # type: ignore[arg-type]
+        assert str(error.value) == fault
+    for jobs in (0, -1, 1.5, "2"):
+        with pytest.raises(FedblendError) as error:
+            fedblend.run_study(one, tmp_path / "not", jobs=jobs)  # type: ignore[arg-type]
+        assert str(error.value) == f"jobs: {jobs!r} is not valid; give a whole number from 1"
+    assert not (tmp_path / "not").exists()
+
+
+def test_run_study_resumes_the_newest_runs_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = TINY | {"method": "fedavg", "checkpoint_every": 1}
+    with pytest.warns(UserWarning, match=r"^runs.tiny: nothing to resume; its runs start from round 0$"):
+        fedblend.run_study(table | {"rounds": 1}, resume=True)
+    longer = fedblend.run_study(table, resume=True)
+    assert longer["round"].tolist() == [0, 1, 2]
+    run = Path("runs", "tiny", "fedavg-seed0")
+    with pytest.warns(UserWarning, match=r"has 2 rounds already, more than rounds = 1; all are kept$"):
+        shorter = fedblend.run_study(table | {"rounds": 1}, resume=True)
+    assert shorter.equals(longer)
+    assert [str(path) for path in Path("runs").iterdir()] == [str(run.parent)]
+
+
+def test_values_of_python_and_numpy_are_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("my.npz", x=np.eye(40, 5), y=np.arange(40) % 3)
+    table: dict[str, Any] = TINY | {"rounds": 1, "method": "fedavg"}
+    first = fedblend.run(table | {"seed": 1}, "first")
+    given = table | {
+        "seed": np.int64(1), "start": None, "train": table["train"] | {"lr": np.float64(0.05), "cohort": np.int32(2)},
+        "model": {"name": "mlp", "hidden": np.array([8])}, "partition": {"name": "iid", "clients": np.uint8(4)},
+    }  # fmt: skip
+
+    assert fedblend.run(given, "numpy").experiment == first.experiment
+    warm = fedblend.Experiment(**table | {"start": Path("first")})
+    own = fedblend.Experiment(**table | {"data": {"name": "npz", "path": Path("my.npz")}})
+    assert (warm.start, own.data.path) == (str(tmp_path / "first"), str(tmp_path / "my.npz"))
+    assert own.data.load().train.x.shape[1] == 5
+    for seeds in (range(2), (0, 1), np.arange(2), [np.int64(0), 1]):
+        assert list(expand(table | {"seeds": seeds}).experiments) == ["fedavg-seed0", "fedavg-seed1"]

@@ -122,6 +122,13 @@ def test_a_path_may_be_text(finished: Result, monkeypatch: pytest.MonkeyPatch, t
         finished.predictor.export("model.pkl")
 
 
+def test_a_tensor_that_requires_a_gradient_is_predicted(tmp_path: Path) -> None:
+    x = torch.rand(20, 2)
+    np.savez(tmp_path / "two.npz", x=x.numpy(), y=(x.sum(1) > 1).to(torch.int64).numpy())
+    done = run(TINY | {"data": {"name": "npz", "path": tmp_path / "two.npz"}}, tmp_path / "run")
+    assert done.predict(x.clone().requires_grad_()).tolist() == done.predict(x).tolist()
+
+
 def test_the_notebook_tells_right_predictions_from_wrong_ones(finished: Result, data: Dataset) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     cells = json.loads((ROOT / "docs" / "notebooks" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -190,10 +197,12 @@ def test_pictures_archives_and_folders_are_predicted(finished: Result, data: Dat
     for number, picture in enumerate(x[:3]):
         Image.fromarray(picture[0]).save(tmp_path / "pictures" / f"{number}.png")
     (tmp_path / "pictures" / "._0.png").write_bytes(b"notes of macOS")
-    done = here("predict", finished.path, tmp_path / "x.npz", tmp_path / "pictures", "--out", tmp_path / "out.csv")
+    done = here(
+        "predict", finished.path, tmp_path / "x.npz", tmp_path / "pictures", "--out", tmp_path / "new" / "out.csv"
+    )
     assert done.code == 0, done.err
     assert "... and 13 more" in done.out
-    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
+    lines = [line.split(",") for line in (tmp_path / "new" / "out.csv").read_text().splitlines()]
     assert lines[0][:4] == ["sample", "class", "probability", "p(0)"]
     classes = [line[1] for line in lines[1:]]
     assert classes == [*finished.predict(x), *finished.predict(x[:3])]
@@ -242,4 +251,7 @@ def test_messages_of_predict_and_export(finished: Result, tmp_path: Path) -> Non
     refused(here("predict", finished.path, tmp_path / "bad.png"), "is damaged or no image")
     refused(here("export", finished.path, "--out", tmp_path / "model.pkl"), "'.pkl' is not a format of models")
     refused(here("export", finished.path, "--out", "/proc/none/model.safetensors"), "cannot be written")
+    refused(
+        here("predict", finished.path, tmp_path, "--out", "/proc/none/p.csv"), "/proc/none/p.csv: cannot be written"
+    )
     refused(here("export", tmp_path), "holds no run ")

@@ -472,6 +472,20 @@ def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
         assert contents(tiny) == before
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_resumed_study_keeps_its_name_and_all_of_its_runs(is_kept: bool, tmp_path: Path) -> None:
+    ends = {"name": "mine", "seeds": [0, 1], "rounds": 2, "target": 0.0, "stop_at_target": True, "method": "fedavg"}
+    fedblend.run_study(TINY | ends, tmp_path / "out", jobs=1)
+    listed = tmp_path / "out" / "study.json"
+    before = json.loads(listed.read_text(encoding="utf-8"))
+    if not is_kept:
+        listed.unlink()
+
+    succeeded(here("resume", tmp_path / "out", "--jobs", 1))
+
+    assert json.loads(listed.read_text(encoding="utf-8")) == before | ({} if is_kept else {"name": "out"})
+
+
 def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_path: Path) -> None:
     file = write(tmp_path / "study.toml", {"seeds": [0, 1], "rounds": 1})
     folder = tmp_path / "out"

@@ -122,6 +122,20 @@ def test_a_number_that_no_round_will_have_ends_the_run_at_its_first_round(monito
         EarlyStopping(monitor).on_round_end(None, record)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("monitor", ["bytes_up.misspelt", "bytes_down.means", "bytes_up"])
+def test_bytes_of_a_kind_that_no_round_counts_are_refused(monitor: str, tmp_path: Path) -> None:
+    way = monitor.partition(".")[0]
+    watched = TINY | {"callbacks": [{"name": "early-stopping", "monitor": monitor}]}
+    with pytest.raises(FedblendError) as error:
+        api.run(resolve(watched), tmp_path / "run")
+    assert str(error.value) == (
+        f"callbacks: monitor: '{monitor}' is not measured in this run; valid: {way}. with one of "
+        "weights, extras, keys, questions, answers, shared"
+    )
+    shares = watched | {"method": "fedmix", "callbacks": [{"name": "early-stopping", "monitor": "bytes_down.means"}]}
+    assert api.run(resolve(shares), tmp_path / "shares").metrics["round"].max() == 2
+
+
 def test_a_number_of_training_is_refused_where_no_client_trains(tmp_path: Path) -> None:
     method = {"name": "xormixfl", "sharing": {"name": "base-samples"}}
     with pytest.raises(FedblendError, match="'train_loss' is not measured in this run, in which no client trains"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.paths import given_path
 from fedblend.data.loaders.npz import Npz
 
 Samples = Any
@@ -44,8 +45,6 @@ def from_torch(
     """
     if isinstance(train, Mapping) and clients is not None:
         raise FedblendError("clients: not valid beside a data set for each client; its keys are the clients")
-    if clients is not None and len(clients) != len(train):
-        raise FedblendError(f"clients: {len(clients)} for {len(train)} samples; valid: one for each sample")
     if (test is not None and isinstance(test, Mapping) != isinstance(train, Mapping)) or (test and clients is not None):
         raise FedblendError(
             "test: not of the form of train; valid: a data set for each client in both, or clients in none"
@@ -63,7 +62,7 @@ def from_torch(
     for field, names in (("classes", classes), ("labels", labels)):
         if names is not None:
             arrays[field] = np.array([str(name) for name in names])
-    target = Path(path).absolute()
+    target = given_path(path, "path").absolute()
     _require_own(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.npz")
     try:
@@ -96,6 +95,8 @@ def _half(
     """Inputs, targets and clients of one data set, or of one for each client."""
     if not isinstance(given, Mapping):
         x, y = _stack(given, "the data set")
+        if clients is not None and len(clients) != len(y):
+            raise FedblendError(f"clients: {len(clients)} for {len(y)} samples; valid: one for each sample")
         return x, y, None if clients is None else np.array(clients)
     if not given:
         raise FedblendError("from_torch: there are no clients; give a data set for each")
@@ -109,15 +110,22 @@ def _half(
 
 def _stack(samples: Samples, whose: str) -> tuple[np.ndarray, np.ndarray]:
     """All samples as arrays [n, ...] and [n] or [n, q]."""
-    pairs: Iterable[tuple[Any, Any]] = (samples[i] for i in range(len(samples)))
     try:
+        pairs: Iterable[tuple[Any, Any]] = (samples[i] for i in range(len(samples)))
         columns = list(zip(*pairs, strict=True))
         if len(columns) != 2:
             raise ValueError("its samples are no pairs (x, y)" if columns else "it holds no samples")
-        x, y = (np.stack([np.asarray(entry) for entry in column]) for column in columns)
+        x, y = (np.stack([_array(entry) for entry in column]) for column in columns)
     except (ValueError, TypeError, LookupError) as error:
-        raise FedblendError(f"from_torch: {whose}: {error}; valid: pairs (x, y) of one shape") from None
+        numbered = hasattr(samples, "__len__")
+        valid = "pairs (x, y) of one shape" if numbered else "samples by number, such as list(DATA_SET) of an iterable"
+        raise FedblendError(f"from_torch: {whose}: {error}; valid: {valid}") from None
     return x, y
+
+
+def _array(entry: Any) -> np.ndarray:
+    """An array, a tensor of any device, also one that requires a gradient, or a picture as an array."""
+    return np.asarray(entry.detach().cpu() if hasattr(entry, "detach") else entry)
 
 
 def _as_pixels(x: np.ndarray) -> np.ndarray:
