@@ -90,11 +90,16 @@ WRONG = {
     "samples as a word": (fields_only(samples="many"), "trained on 'many' samples"),
     "true samples": (fields_only(samples=True), "trained on True samples"),
     "loss as a word": (fields_only(loss="low"), "its loss is 'low'"),
+    "a loss beyond float32": (fields_only(loss=1e308), "its loss is NaN or infinite"),
     "no loss": (fields_only(loss=None), "its loss is NaN or infinite"),
     "no fields": (lambda fields, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
     "a list": (lambda fields, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
     "a pickle": (pickled, "not fedblend's"),
     "silence": (lambda fields, tensors: None, "no answer within 0.4 seconds"),
+    "complex numbers": (
+        tensors_only(lambda n, t: t.to(torch.complex64)),
+        "it sent a tensor of type torch.complex64; valid:",
+    ),
     "lacking": (lambda fields, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
 }
 
@@ -620,6 +625,40 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     asked = experiment(rounds=1)
     finished = run(grid, asked, tmp_path, QUICK)
     assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+
+
+UNSHARED = {
+    "fedmix": "y",
+    "mix2fld": "y",
+    "statmix": "std",
+}
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("method", UNSHARED)
+def test_shared_tensors_of_a_type_that_no_site_sends_are_left_out(
+    method: str, kind: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change = tensors_only(lambda n, t: t.to(kind) if n == UNSHARED[method] else t)
+    finished = run(spoiling(1, "query.share", change), experiment(method, rounds=1), tmp_path, QUICK)
+    assert f"client 1 shares nothing: it sent a tensor of type {kind}; valid: torch.float16, " in caplog.text
+    assert finished.state.round == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("statmix", "tensors of shapes {'mean': (), 'std': ()}; valid: mean and std, each of images and 1 channels"),
+        ("ccvr", "it sent {'y': (), 'count': (), 'mean': (), 'covariance': ()}, not statistics of the shapes"),
+        ("feddm", "it sent {'x': (), 'y': ()}, not inputs and targets of the shapes"),
+    ],
+)
+def test_shared_tensors_without_rows_are_left_out(
+    method: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change = tensors_only(lambda n, t: t.flatten()[0].clone())
+    run(spoiling(1, "query.share", change), experiment(method, rounds=1), tmp_path, QUICK)
+    assert f"client 1 shares nothing: {told}" in caplog.text
 
 
 FORMS = {
