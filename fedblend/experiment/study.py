@@ -79,10 +79,12 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
     """The error for two runs that would have one folder."""
     labels = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label))
-    given = f", of the labels {' and '.join(labels)}" if len(labels) > 1 else ""
+    message = f"{field}: two runs would both be called '{slug}'"
+    if len(labels) < 2:
+        return FedblendError(f"{message}; give them labels of their own")
     return FedblendError(
-        f"{field}: two runs would both be called '{slug}'{given}; give them labels of their own, which differ in "
-        "letters A to Z or digits"
+        f"{message}, of the labels {' and '.join(labels)}; give them labels of their own, which differ in letters A to Z "
+        "or digits"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ from fedblend.core.upload import bytes_of
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors
 from fedblend.flower.site import RefusedByPolicy
-from fedblend.runs.files import append_line, lock, read_lines, without_waiting
+from fedblend.runs.files import append_line, read_lines, waiting_lock
 
 SHARED_KINDS = ("means", "statistics", "synthetic", "seeds", "features", "raw", "shared", "masked")
 """Kinds of payload that a site makes of its samples without training."""
@@ -165,18 +165,7 @@ class AuditLog:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Wait for the log's lock, and hold it. Without a path there is no lock."""
-        if self.path is None:
-            yield
-            return
-        path = self.path.with_name(f"{self.path.name}.lock")
-        try:
-            handle = open(path, "ab", opener=without_waiting)  # noqa: SIM115 (closed below)
-            lock(handle, wait=True)
-        except OSError as error:
-            raise FedblendError(
-                f"{path}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
-            ) from None
-        with handle:
+        with nullcontext() if self.path is None else waiting_lock(self.path):
             yield
 
     def lines(self) -> list[dict[str, Any]]:

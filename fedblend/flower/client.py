@@ -69,7 +69,8 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
         if fields["client"] != client:
             raise FedblendError(f"this is client {client}, not {fields['client']}")
         engine = engine_for(site, client, fields, context, what)
-        task = ClientTask(engine, site, client, round_of(fields), Memory(context, site, client))
+        memory = Memory(context, site, client, str(fields.get("run", context.run_id)))
+        task = ClientTask(engine, site, client, round_of(fields), memory)
         record = AuditLog(site.audit)
         run, kind = run_of(fields, context), kind_of(engine, what)
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import MessageContent, Tensors, to_record
 from fedblend.flower.site import Site
 from fedblend.runs import checkpoint
+from fedblend.runs.files import sole_writer
 
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
@@ -54,16 +56,18 @@ class Memory:
 
     Flower hands the context of a node to every process that answers one of its messages, for as long as the run and
     the SuperNode live. A site with a site file also keeps the tables of :data:`KEPT` on its disk, in the folder
-    ``audit.state`` for ``audit.jsonl``: one file for each Flower run and client, which :meth:`save` replaces whole. A
-    restarted SuperNode has no context and reads the file. Only the site's user can read the folder.
+    ``audit.state`` for ``audit.jsonl``: one file for each run directory and client, which :meth:`save` replaces whole.
+    A restarted SuperNode, or the Flower run of a restarted server, has no context and reads the file. Only the site's
+    user can read the folder. ``run`` is the random name of the server's run directory: no other server can guess it.
     """
 
-    def __init__(self, context: Context, site: Site | None = None, client: int = 0) -> None:
+    def __init__(self, context: Context, site: Site | None = None, client: int = 0, run: str = "") -> None:
         self.state, self.path = context.state, None
         if site is not None and site.audit is not None:
             folder = Path(site.audit).with_suffix(".state")
-            # Of the run only Flower's number: the server chooses the experiment's name.
-            self.path = folder / f"{context.run_id}-{client}.safetensors"
+            # The server chooses the name.
+            digest = hashlib.sha256(run.encode()).hexdigest()[:32]
+            self.path = folder / f"{digest}-{client}.safetensors"
 
     def keep(self, name: str, mark: str, tensors: Tensors) -> None:
         """Keep a table in place of the previous one."""
@@ -93,10 +97,11 @@ class Memory:
         tables = {f"{name}/": self.recall(name, mark) or {} for name, mark in marks.items()}
         tensors = {path: t for name, table in tables.items() for path, t in add_prefix(name, table).items()}
         _require_private(self.path.parent)
-        checkpoint.write_table(self.path, {"marks": marks}, tensors)
+        with sole_writer(self.path.parent):
+            checkpoint.write_table(self.path, {"marks": marks}, tensors)
 
     def _restore(self) -> None:
-        """Read the tables from the site's disk, where this SuperNode has none of them.
+        """Read the tables from the site's disk, where the context has none of them.
 
         Raises :class:`FedblendError` if the file is damaged.
         """

@@ -30,7 +30,7 @@ from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import Site
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import TEMPORARY, sole_writer, write_atomically
 
 KEY_BYTES = 32
 """Length of a site's secret."""
@@ -92,7 +92,8 @@ class SharingLedger:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             if not path.exists():
-                _create_once(path, secrets.token_bytes(KEY_BYTES))
+                with sole_writer(self.folder):
+                    _create_once(path, secrets.token_bytes(KEY_BYTES))
             mode = path.stat().st_mode
         except OSError as error:
             raise FedblendError(f"{path}: cannot be used as this site's secret: {error.strerror}") from None
@@ -122,7 +123,8 @@ class SharingLedger:
     def _write(self, name: str, tags: list[bytes], payload: Payload) -> None:
         known = torch.from_numpy(np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy())
         table = {"tags": known} | add_prefix("payload/", {n: t.contiguous() for n, t in payload.items()})
-        write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table))
+        with sole_writer(self.folder):
+            write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table))
 
 
 def ledger_of(site: Site) -> SharingLedger | None:
@@ -152,7 +154,7 @@ def sample_tags(secret: bytes, x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
 
 def _create_once(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read, whole or not at all; leave one that another process created."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -93,8 +93,8 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         )
 
 
-BOUNDED = {"answers": "max_answers", "scores": "max_scores"}
-"""Kinds of payload whose number over all runs a site file bounds, and the field that does."""
+BOUNDED = {"answers": ("max_answers", 2), "scores": ("max_scores", 4)}
+"""Kinds of payload whose number over all runs a site file bounds: the field that does, and its default in `rounds`."""
 
 
 def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
@@ -103,10 +103,15 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
         raise RefusedByPolicy(
             f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
         )
-    field = BOUNDED.get(kind)
-    most = getattr(site, field) if field else None
-    if most is not None and record.times_sent(kind) >= most:
-        raise RefusedByPolicy(f"this site has sent {most} {kind} in all runs, and sends no more ({field} in its file)")
+    if kind in BOUNDED:
+        field, each = BOUNDED[kind]
+        given = getattr(site, field)
+        most = each * site.rounds if given is None else given
+        if (sent := record.times_sent(kind)) >= most:
+            raise RefusedByPolicy(
+                f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
+                f"{each} times its rounds"
+            )
     if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
         raise RefusedByPolicy(
             f"this site has trained in {rounds} rounds, and takes part in no more (rounds in its site file; default: "

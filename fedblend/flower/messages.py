@@ -30,6 +30,12 @@ SHARE_QUERY = "fedblend_share"
 LABEL_TENSORS = ("y", "dummies")
 """Names of shared tensors that hold class labels where their type is an integer type."""
 
+TYPES = (
+    *(torch.float16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+"""Types of a message's tensors. PyTorch lacks operations, such as a minimum, for other types of Flower's arrays."""
+
 MOST_ROUNDS = 2**31
 """Bound of the rounds of a message."""
 
@@ -69,6 +75,8 @@ def unpack(content: RecordDict) -> MessageContent:
         raise FedblendError(f"a message that is not fedblend's: {type(error).__name__}: {legible(error)}") from None
     if not isinstance(fields, dict):
         raise FedblendError("a message that is not fedblend's: its fields are no JSON object")
+    if odd := [tensor.dtype for tensor in tensors.values() if tensor.dtype not in TYPES]:
+        raise FedblendError(f"a tensor of type {odd[0]}; valid: {', '.join(map(str, TYPES))}")
     return fields, tensors
 
 

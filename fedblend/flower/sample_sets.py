@@ -21,7 +21,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SharingLedger, sample_tags
 from fedblend.flower.site import RefusedByPolicy
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import sole_writer, write_atomically
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,8 @@ class SampleSets:
         path = self.folder / f"{digest}.samples"
         if not path.exists():
             table = {"tags": torch.from_numpy(samples.tags), "groups": torch.from_numpy(samples.groups)}
-            write_atomically(path, safetensors.torch.save(table))
+            with sole_writer(self.folder):
+                write_atomically(path, safetensors.torch.save(table))
         return digest
 
     def _read(self, digest: str) -> SampleSet:

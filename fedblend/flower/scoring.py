@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,8 +18,8 @@ from fedblend.flower.sites import ClientRequest, Sites
 
 log = logging.getLogger("flwr")
 
-LARGEST = sys.float_info.max
-"""Upper bound of a loss or a metric; JSON also has whole numbers that no float holds."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Upper bound of a loss or a metric, so that sums over samples are finite: sites compute in float32."""
 
 
 def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:

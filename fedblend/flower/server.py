@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, brief, listed
-from fedblend.core.paths import from_file
+from fedblend.core.paths import from_file, read_text
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan
@@ -27,6 +28,7 @@ from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
 from fedblend.runs.directory import OWN_DATA, RunDirectory
+from fedblend.runs.files import write_atomically
 from fedblend.runs.runner import FinishedRun, execute
 
 Counts = Mapping[int, Mapping[str, Any]]
@@ -34,6 +36,9 @@ Counts = Mapping[int, Mapping[str, Any]]
 
 COUNTS = ("samples", "holds_out", "validates")
 """Samples to train on, held out, and kept for validation."""
+
+RUN_NAME = "sites.id"
+"""File in a run directory: the name of the run at the sites."""
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -78,7 +83,8 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
         )
     # Callbacks run at the server alone; sites would refuse those that are not fedblend's own.
     experiment = {**as_table(setup.experiment), "callbacks": []}
-    setup_fields = {"experiment": experiment, "setup": describe_setup(setup)}
+    name = _run_name(setup.folder)
+    setup_fields = {"experiment": experiment, "setup": describe_setup(setup), "run": name}
     clients = len(setup.population)
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
@@ -89,10 +95,25 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     sites.wait_until_connected(len(sites.expected))
     connected = len(sites.nodes.keys() & sites.expected)
     log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
+    _keep_run_name(setup.folder, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
     if federated.population.elsewhere:
         sites.expect(client for client in np.flatnonzero(federated.population.sizes).tolist() if client != server)
     return federated, sites
+
+
+def _run_name(folder: Path | None) -> str:
+    """Return the random name under which sites keep what a method keeps at them; a new one for a new run."""
+    if folder is None or not (folder / RUN_NAME).exists():
+        return secrets.token_hex(16)
+    return read_text(folder / RUN_NAME, "restore it from a copy, or begin again in another folder")
+
+
+def _keep_run_name(folder: Path | None, name: str) -> None:
+    """Write a run's name to its folder."""
+    if folder is not None and not (folder / RUN_NAME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RUN_NAME, name)
 
 
 def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]], known: Counts | None = None) -> Setup:

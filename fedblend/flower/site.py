@@ -115,11 +115,12 @@ class Site(BaseModel):
     rounds: Count = MOST_ROUNDS
     """Rounds that this site trains in, over all runs in its audit log."""
     max_answers: Count | None = None
-    """Answers to server steps that this site sends, over all runs in its audit log; default: no limit. An experiment
-    with `aggenhance-secure` requests two a round.
+    """Answers to server steps that this site sends, over all runs in its audit log; default: twice `rounds`, as an
+    experiment with `aggenhance-secure` requests two a round.
     """
     max_scores: Count | None = None
-    """Times that this site scores a model on its held-out samples, over all runs in its audit log; default: no limit.
+    """Times that this site scores a model on samples that it holds out or keeps for validation, over all runs in its
+    audit log; default: four times `rounds`, as a run of one round scores two models on both.
     """
     protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
     """Protection of models before they leave, after the experiment's own protection."""
@@ -364,7 +365,8 @@ sharings = {sharings}
 # Rounds in which this site trains, over all runs in its audit log. A server that lies learns something in each.
 rounds = {rounds}
 
-# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines: no limit.
+# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines four times and
+# twice as many as rounds.
 # max_scores = 100
 # max_answers = 400
 

@@ -41,7 +41,7 @@ MAX_ENTRIES = 10**8
 LACKS = "lacks"
 """Field of a reply: what the client received earlier and no longer has, because its SuperNode was restarted."""
 
-LASTS = "kept for the Flower run, with a site file also while its SuperNode restarts"
+LASTS = "kept for the Flower run; with a site file, for the server's run folder, also through restarts"
 """How long a client has what nobody else has."""
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,15 +57,41 @@ def make_folder_of(path: Path) -> None:
         raise FedblendError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def remove_temporaries(folder: Path, names: Collection[str]) -> None:
-    """Remove the temporary files that killed writers of these files have left in a folder.
+def remove_temporaries(folder: Path, names: Collection[str] | None = None) -> None:
+    """Remove the temporary files that killed writers of these files (default: of any) have left in a folder.
 
     Only for files of which no other process is a writer at the time.
     """
-    for name in names:
-        for left in folder.glob(f".{glob.escape(name)}.*{TEMPORARY}"):
+    for pattern in ["*"] if names is None else map(glob.escape, names):
+        for left in folder.glob(f".{pattern}.*{TEMPORARY}"):
             with contextlib.suppress(OSError):
                 left.unlink()
+
+
+@contextlib.contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file or folder, which is the file ``PATH.lock`` beside it, and hold it.
+
+    Raises :class:`FedblendError` if it cannot be locked.
+    """
+    beside = path.with_name(f"{path.name}.lock")
+    try:
+        handle = open(beside, "ab", opener=without_waiting)  # noqa: SIM115 (closed below)
+        lock(handle, wait=True)
+    except OSError as error:
+        raise FedblendError(
+            f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
+        ) from None
+    with handle:
+        yield
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes files of a folder, and remove what killed writers have left there."""
+    with waiting_lock(folder):
+        remove_temporaries(folder)
+        yield
 
 
 def write_json(path: Path, value: Any) -> None:

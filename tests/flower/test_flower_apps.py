@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -412,14 +413,19 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
 
 # What fits, and what does not ------------------------------------------------------------------------------------
 
+MOMENTS = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
 FIT = [
     "aggenhance",
     "fed-augmix",
+    "fedadagrad",
+    "fedadam",
     "fedavg",
+    "fedavgm",
     "fedmix",
     "fedmix-checked",
     "fedntd",
+    "fedyogi",
     *MIXED,
     "localmix",
     "naivemix",
@@ -429,13 +435,49 @@ FIT = [
 
 
 def test_supported_methods() -> None:
-    fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name != "fedavg"), "fedprox"}
+    fit = {*FIT, *(f"fedprox+{name}" for name in FIT if name not in ("fedavg", *MOMENTS)), "fedprox"}
     for name in presets.presets():
         if name in fit:
             supported_method(name)
         else:
             with pytest.raises(FedblendError, match=r"does not run in an app of your own: .*fedblend federation app"):
                 supported_method(name)
+
+
+def test_the_page_lists_the_supported_methods() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    table = page.partition("| method | how it runs |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines() for name in re.findall("`([^`]+)`", "".join(row.split("|")[1:2]))]
+    assert sorted(listed) == sorted([*FIT, "fedprox", "fedprox+"])
+
+
+@pytest.mark.parametrize("method", sorted({*FIT} - {"fed-augmix", *MIXED}))
+def test_every_supported_method_trains(method: str) -> None:
+    trained, first = start(method, grid_of(), rounds=1, model=network(), lr=0.1), network().state_dict()
+    assert not any(torch.equal(trained[name], first[name]) for name in first)
+
+
+def test_fedadam_steps_from_the_aggregate_with_moments_of_all_rounds() -> None:
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedadam", INPUTS, model=network())
+    inner, aggregates = strategy.inner.aggregate_train, []
+
+    def noted(server_round: int, replies: Any) -> Any:
+        made = inner(server_round, replies)
+        aggregates.append(made[0].to_torch_state_dict())
+        return made
+
+    strategy.inner.aggregate_train = noted
+    result = strategy.start(grid_of(), ArrayRecord(network().state_dict()), num_rounds=2)
+    weights = network().state_dict()
+    m, v = ({n: torch.full_like(t, value) for n, t in weights.items()} for value in (0.0, 1e-6))
+    for aggregate in aggregates:
+        for name, begun in weights.items():
+            change = aggregate[name] - begun
+            m[name] = 0.9 * m[name] + 0.1 * change
+            v[name] = 0.99 * v[name] + 0.01 * change**2
+            weights[name] = begun + 0.1 * m[name] / (v[name].sqrt() + 1e-3)
+    assert len(aggregates) == 2
+    close(result.arrays.to_torch_state_dict(), weights)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +490,9 @@ def test_supported_methods() -> None:
         ("global-mixup", "sends raw samples"),
         ({"name": "fedmix", "sharing": "secure-means"}, "masks shared data in several exchanges"),
         ("local-means", "sends shared data to other clients and uses them for nothing else, unlike 'local-means'"),
+        ("scaffold", "keeps state at clients"),
+        ("pfedme", "keeps a model or layers at each client"),
+        ("server-means", "trains on data that clients share with the server"),
         ({"name": "fedavg", "aggregator": "median"}, "the wrapped strategy aggregates"),
         ({"name": "fedavg", "objective": "fedmix"}, "needs data that no sharing provides: x, y"),
         ("fedmixx", "did you mean 'fedmix'"),
@@ -464,7 +509,7 @@ def test_an_unsupported_method_is_refused_with_the_reason(method: Any, expected:
     [
         ({"method": "aggenhance"}, "needs the network and a learning rate"),
         ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
-        ({"method": "fedmix", "min_mean": 1}, "min_mean: 1 would let single samples leave"),
+        ({"method": "fedadam"}, r"'fedadam' needs the network: give Strategy\(\.\.\., model=\.\.\.\)$"),
     ],
 )
 def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], expected: str) -> None:
@@ -473,19 +518,81 @@ def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], exp
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("field", "value", "told"),
     [
-        ({"shape": ()}, "shape"),
-        ({"shape": (3, 0)}, "shape"),
-        ({"outputs": 0}, "outputs"),
-        ({"std": 0.0}, "std"),
-        ({"mean": [0.1, 0.2]}, "mean"),
-        ({"kind": "other"}, "kind"),
+        ("inner", "fedavg", "'fedavg' is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
+        ("inputs", (5,), "(5,) is not valid: Inputs(shape=..., outputs=...)"),
+        ("model", "net", "'net' is not valid: a torch.nn.Module such as Net(), or None"),
+        ("lr", -1, "-1 is not valid: a number above 0"),
+        ("lr", "0.1", "'0.1' is not valid: a number above 0"),
+        ("lr", float("nan"), "nan is not valid: a number above 0"),
+        ("seed", -1, "-1 is not valid: a whole number from 0 up"),
+        ("seed", 1.5, "1.5 is not valid: a whole number from 0 up"),
+        ("min_mean", 1, "1 is not valid: 2 or more, so that no single samples leave"),
+        ("min_mean", 2.5, "2.5 is not valid: 2 or more, so that no single samples leave"),
+        ("timeout", 0, "0 is not valid: a number of seconds above 0"),
+        ("timeout", float("inf"), "inf is not valid: a number of seconds above 0"),
     ],
 )
-def test_bad_inputs(fields: dict[str, Any], expected: str) -> None:
-    with pytest.raises(FedblendError, match=f"inputs: {expected}: "):
-        Inputs(**{"shape": (3, 8, 8), "outputs": 2, **fields})
+def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any, told: str) -> None:
+    options = {"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS, field: value}
+    with pytest.raises(FedblendError) as error:
+        Strategy(**options)
+    assert str(error.value) == f"Strategy: {field}: {told}"
+
+
+def test_a_strategys_class_is_no_strategy() -> None:
+    with pytest.raises(FedblendError, match=r"^Strategy: inner: <class '.*FedAvg'> is not valid: a strategy of Flower"):
+        Strategy(FedAvg, "fedmix", INPUTS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given"),
+    [
+        (Inputs(shape=(6,), outputs=3), "inputs of shape [1, 6] give an error: mat1 and mat2 shapes cannot"),
+        (Inputs(shape=(5,), outputs=4), "inputs of shape [1, 5] give [1, 3]; valid: a network whose outputs are of"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_inputs_is_one_message(inputs: Inputs, given: str) -> None:
+    with pytest.raises(FedblendError, match=f"^Strategy: model: {re.escape(given)}"):
+        Strategy(FedAvg(), "aggenhance", inputs, model=network(), lr=0.1)
+
+
+def test_another_network_than_the_first_arrays_is_one_message() -> None:
+    other = nn.Sequential(network(), nn.Linear(3, 3))
+    with pytest.raises(
+        FedblendError, match=r"^Strategy: model: its tensors are not those of the strategy's first arrays"
+    ):
+        start("fedadam", grid_of(), rounds=1, model=other)
+
+
+NUMBERS = "(784,) or (1, 28, 28)"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "valid"),
+    [
+        ("shape", (), f"() is not valid: whole numbers from 1 up, such as {NUMBERS}"),
+        ("shape", (3, 0), f"(3, 0) is not valid: whole numbers from 1 up, such as {NUMBERS}"),
+        ("shape", 784, f"784 is not valid: whole numbers from 1 up, such as {NUMBERS}"),
+        ("outputs", 0, "0 is not valid: a whole number from 1 up"),
+        ("std", 0.0, "0.0 is not valid: one number above 0, or one for each of 3"),
+        ("std", None, "None is not valid: one number above 0, or one for each of 3"),
+        ("mean", [0.1, 0.2], "[0.1, 0.2] is not valid: one number, or one for each of 3"),
+        ("mean", "0.5", "'0.5' is not valid: one number, or one for each of 3"),
+        ("kind", "other", "'other' is not valid: classification, multi-label, regression"),
+    ],
+)
+def test_bad_inputs(field: str, value: Any, valid: str) -> None:
+    with pytest.raises(FedblendError) as error:
+        Inputs(**{"shape": (3, 8, 8), "outputs": 2, field: value})
+    assert str(error.value) == f"inputs: {field}: {valid}"
+
+
+def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:
+    inputs = Inputs(shape=[3, 8, 8], outputs=2, mean=torch.tensor([0.1, 0.2, 0.3]), std=np.float32(0.5))  # type: ignore
+    assert inputs.shape == (3, 8, 8)
+    assert inputs.scale.unit_offset.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_a_loss_without_a_strategy_is_an_error() -> None:

@@ -6,6 +6,9 @@ import json
 import logging
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,10 @@ from fedblend.experiment.config import Experiment
 from fedblend.flower import client as at_site
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
-from fedblend.flower.server import run
+from fedblend.flower.server import RUN_NAME, run
 from fedblend.flower.work import runs_of
 from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.runs import checkpoint
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 QUICK = FederationLimits(min_sites=2, deadline=0.4)
@@ -86,11 +90,16 @@ WRONG = {
     "samples as a word": (fields_only(samples="many"), "trained on 'many' samples"),
     "true samples": (fields_only(samples=True), "trained on True samples"),
     "loss as a word": (fields_only(loss="low"), "its loss is 'low'"),
+    "a loss beyond float32": (fields_only(loss=1e308), "its loss is NaN or infinite"),
     "no loss": (fields_only(loss=None), "its loss is NaN or infinite"),
     "no fields": (lambda fields, tensors: RecordDict({"a": ConfigRecord({})}), "not fedblend's"),
     "a list": (lambda fields, tensors: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), "no JSON object"),
     "a pickle": (pickled, "not fedblend's"),
     "silence": (lambda fields, tensors: None, "no answer within 0.4 seconds"),
+    "complex numbers": (
+        tensors_only(lambda n, t: t.to(torch.complex64)),
+        "it sent a tensor of type torch.complex64; valid:",
+    ),
     "lacking": (lambda fields, tensors: pack({"lacks": "model"}), "lacks what it was sent twice"),
 }
 
@@ -462,21 +471,100 @@ def test_a_site_that_ends_before_its_reply_goes_on_with_what_the_server_knows_of
     assert all(torch.equal(restarted.state.weights[n], t) for n, t in silent.state.weights.items())
 
 
+class Killed(BaseException):
+    """The end of a server that nothing in it handles."""
+
+
+@pytest.mark.parametrize("kills", [(1,), (0, 1, 1, 2)])
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_a_server_that_is_killed_goes_on_with_what_sites_keep(
+    keeper: str, kills: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In the killed round clients 0 and 1 have trained, and the server has received no reply of it."""
+    asked = keeping(keeper)
+    for run_id, killed in enumerate(kills, 1):
+        grid = sites_of(tmp_path / "sites", run_id)
+
+        def kill(who: int, message: Message, reply: Message, killed: int = killed) -> Message:
+            if (who, trained_in(message)) == (1, killed):
+                raise Killed
+            return reply
+
+        grid.spoil = kill
+        with pytest.raises(Killed):
+            run(grid, asked, tmp_path / "run", QUICK)
+    finished = run(sites_of(tmp_path / "sites", 9), asked, tmp_path / "run", QUICK)
+
+    whole = run(sites_of(tmp_path / "others"), asked, tmp_path / "whole", QUICK)
+    refused = [line.get("refused") for line in finished.directory.metrics()]
+    assert refused == [line.get("refused") for line in whole.directory.metrics()]
+    for table in ("weights", "global_outputs", "server_state"):
+        made, expected = getattr(finished.state, table), getattr(whole.state, table)
+        assert set(made) == set(expected)
+        assert all(torch.equal(made[n], t) for n, t in expected.items())
+    for client in range(4):
+        kept = [
+            checkpoint.read_table(*(tmp_path / folder / f"audit-{client}.state").iterdir())
+            for folder in ("sites", "others")
+        ]
+        assert kept[0][0]["marks"] == kept[1][0]["marks"]
+        assert list(kept[0][1]) == list(kept[1][1])
+        assert all(torch.equal(kept[0][1][n], t) for n, t in kept[1][1].items())
+
+
 def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
     asked = keeping("scaffold")
     first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
-    with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has what the method keeps at it since"):
-        run(sites_of(tmp_path / "sites", run_id=2), asked, tmp_path / "run", QUICK)
     # A new run begins as the first one did, and each has a file of its own.
     new = run(sites_of(tmp_path / "sites", 3), asked.model_copy(update={"rounds": 1}), tmp_path / "new", QUICK)
     assert all(torch.equal(new.state.weights[n], t) for n, t in first.state.weights.items())
     folder = tmp_path / "sites" / "audit-0.state"
-    assert {path.name for path in folder.iterdir()} == {"1-0.safetensors", "3-0.safetensors"}
+    assert len({path.name for path in folder.glob("*-0.safetensors")}) == len([*folder.iterdir()]) == 2
     assert folder.stat().st_mode & 0o777 == 0o700
+    # A server that has not the name of the run has not what sites keep for it.
+    (tmp_path / "run" / RUN_NAME).unlink()
+    with pytest.raises(FedblendError, match=r"0 good uploads of 4.*no longer has what the method keeps at it since"):
+        run(sites_of(tmp_path / "sites", run_id=2), asked, tmp_path / "run", QUICK)
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from flwr.app import Context, RecordDict
+from fedblend.flower.audit import AuditLog
+from fedblend.flower.client_task import Memory
+from fedblend.flower.ledger import SharingLedger
+from fedblend.flower.site import Site
+
+audit, kill = sys.argv[1], sys.argv[2]
+if kill == "killed":
+    os.replace = os.link = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[3] == "state":
+    memory = Memory(Context(1, 1, {}, RecordDict(), {}), Site(audit=audit), 0, "name")
+    memory.keep("parts", "0", {"c": torch.zeros(3)})
+    memory.save()
+else:
+    SharingLedger(AuditLog(audit), 1).secret()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+@pytest.mark.parametrize("kept", ["state", "shared"])
+def test_what_a_killed_site_leaves_half_written_is_removed_at_the_next_write(kept: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"audit.{kept}"
+
+    def write(how: str) -> tuple[int, list[str]]:
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "audit.jsonl"), how, kept]
+        return subprocess.run(command, check=False).returncode, sorted(path.suffix for path in folder.iterdir())
+
+    assert write("killed") == (-signal.SIGKILL, [".tmp"])
+    assert write("killed") == (-signal.SIGKILL, [".tmp"])
+    assert write("whole") == (0, [".safetensors" if kept == "state" else ""])
 
 
 def damaged(folder: Path) -> None:
-    path = folder / "1-0.safetensors"
+    (path,) = folder.glob("*-0.safetensors")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -484,7 +572,10 @@ def damaged(folder: Path) -> None:
 
 SPOILED = {
     "a changed bit": (damaged, "does not have the checksum .* restore it from a copy, or begin a new run"),
-    "a file cut short": (lambda folder: (folder / "1-0.safetensors").write_bytes(b"x"), "is damaged: .* begin a new"),
+    "a file cut short": (
+        lambda folder: next(folder.glob("*-0.safetensors")).write_bytes(b"x"),
+        "is damaged: .* begin a",
+    ),
     "a folder that others read": (lambda folder: folder.chmod(0o755), "other users can read .* chmod 700"),
 }
 
@@ -534,6 +625,40 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     asked = experiment(rounds=1)
     finished = run(grid, asked, tmp_path, QUICK)
     assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+
+
+UNSHARED = {
+    "fedmix": "y",
+    "mix2fld": "y",
+    "statmix": "std",
+}
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("method", UNSHARED)
+def test_shared_tensors_of_a_type_that_no_site_sends_are_left_out(
+    method: str, kind: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change = tensors_only(lambda n, t: t.to(kind) if n == UNSHARED[method] else t)
+    finished = run(spoiling(1, "query.share", change), experiment(method, rounds=1), tmp_path, QUICK)
+    assert f"client 1 shares nothing: it sent a tensor of type {kind}; valid: torch.float16, " in caplog.text
+    assert finished.state.round == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("statmix", "tensors of shapes {'mean': (), 'std': ()}; valid: mean and std, each of images and 1 channels"),
+        ("ccvr", "it sent {'y': (), 'count': (), 'mean': (), 'covariance': ()}, not statistics of the shapes"),
+        ("feddm", "it sent {'x': (), 'y': ()}, not inputs and targets of the shapes"),
+    ],
+)
+def test_shared_tensors_without_rows_are_left_out(
+    method: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change = tensors_only(lambda n, t: t.flatten()[0].clone())
+    run(spoiling(1, "query.share", change), experiment(method, rounds=1), tmp_path, QUICK)
+    assert f"client 1 shares nothing: {told}" in caplog.text
 
 
 FORMS = {

@@ -238,6 +238,44 @@ def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
         assert (state.weights[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
+def test_a_server_that_is_killed_goes_on_with_control_variates_of_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
+
+    def times_trained(client: int, round: int) -> int:
+        return sum(bool(line.get("trained")) and line["round"] == round for line in audit(tmp_path, client))
+
+    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
+        planned = PlannedTrial(tmp_path, trial)
+        planned.asked = resolve({**as_table(planned.asked), "method": "scaffold", "rounds": 3})
+        planned.plan(client0_1="wait")
+        trial.begin()
+        for site, config in enumerate(configs):
+            trial.start_node(site, config)
+        planned.begin(SITES)
+        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
+        planned.wait(lambda: times_trained(1, 1) == 1, "site 1 has trained in round 2")
+        planned.kill_server_app()
+        planned.wait_for_end("killed")
+        planned.plan()
+        planned.begin(SITES)
+        planned.wait_for_end("done")
+
+    # The killed round was trained again, from the states of the round before.
+    assert [times_trained(1, round) for round in range(3)] == [1, 2, 1]
+    assert not any("refused" in line for line in planned.run.metrics())
+    state, expected = checkpoint.read(planned.run.path), in_memory(planned, tmp_path / "memory")
+    assert state is not None
+    assert set(state.weights) == set(expected)
+    assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
+
+
 TRIAL = """
 import signal, sys, time
 for number in (signal.SIGTERM, signal.SIGHUP):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 from fedblend.runs.directory import RunDirectory
+from fedblend.runs.files import read_lines
 
 LINEAR = {"name": "mlp", "hidden": []}
 
@@ -130,6 +132,39 @@ def test_a_site_file_bounds_answers_and_scores_over_all_runs(tmp_path: Path) -> 
     assert "this site has sent 3 answers in all runs, and sends no more (max_answers in its file)" in answers[3]
     assert ["right" in score for score in scores] == [True, True, False]
     assert "this site has sent 2 scores in all runs, and sends no more (max_scores in its file)" in scores[2]["fault"]
+
+
+def test_a_site_file_without_bounds_of_answers_and_scores_has_them_from_its_rounds(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, rounds=2)
+    asked = asking(site, holdout=0.3)
+    weights = add_prefix("weights/", make_setup(asked).weights())
+    site.connect()
+    scores = [site.reply("evaluate", asked, tensors=weights, own=None, split="holdout")[0] for _ in range(9)]
+    assert ["right" in score for score in scores] == [True] * 8 + [False]
+    assert scores[8]["fault"] == (
+        "this site has sent 8 scores in all runs, and sends no more (max_scores in its file); default: "
+        "4 times its rounds"
+    )
+    site.trained(asked)
+    assert isinstance(site.ask(asked, BEGIN), dict)
+    # Three more answers of other runs.
+    (audit,) = site.folder.glob("*.jsonl")
+    (line,) = [line for line in read_lines(audit) if line["kind"] == "answers"]
+    with audit.open("a") as file:
+        file.writelines(f"{json.dumps({**line, 'run': f'other/{number}'})}\n" for number in (7, 8, 9))
+    assert site.ask(asked, POINTS) == (
+        "this site has sent 4 answers in all runs, and sends no more (max_answers in its file); default: "
+        "2 times its rounds"
+    )
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_with_both_kinds_of_scores_needs_no_more_than_the_default(rounds: int, tmp_path: Path) -> None:
+    asked = experiment(rounds=rounds, holdout=0.2, validation={"clients": 0.2}, train={"cohort": 4, "lr": 0.1})
+    finished = run(Nodes(site_files(tmp_path, 4, rounds=rounds)), asked, tmp_path / "run", FederationLimits(deadline=5))
+    assert not any("refused" in line for line in finished.directory.metrics())
+    scores = [line for line in read_lines(tmp_path / "audit-0.jsonl") if line["kind"] == "scores"]
+    assert len(scores) == 2 * (rounds + 1)
 
 
 def test_answers_tell_of_the_model_of_a_linear_model_all(tmp_path: Path) -> None:

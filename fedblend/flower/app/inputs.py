@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import torch
 
 from fedblend.core.dataset import TaskKind
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief
 from fedblend.core.objective import Task
 from fedblend.data.scale import Scaler
+
+
+def is_number(value: Any, above: float) -> bool:
+    """Whether a value is a finite number above a bound."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and above < value < math.inf
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,26 @@ class Inputs:
     kind: TaskKind = "classification"
 
     def __post_init__(self) -> None:
-        if not self.shape or not all(type(size) is int and size > 0 for size in self.shape):
-            raise FedblendError(f"inputs: shape: {self.shape!r} is not valid: whole numbers from 1 up, at least one")
+        sizes = tuple(self.shape) if isinstance(self.shape, (tuple, list)) else ()
+        if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+            raise FedblendError(
+                f"inputs: shape: {brief(self.shape)} is not valid: whole numbers from 1 up, such as (784,) or "
+                "(1, 28, 28)"
+            )
+        object.__setattr__(self, "shape", sizes)
         if type(self.outputs) is not int or self.outputs < 1:
             raise FedblendError(f"inputs: outputs: {self.outputs!r} is not valid: a whole number from 1 up")
         if self.kind not in get_args(TaskKind):
             raise FedblendError(f"inputs: kind: {self.kind!r} is not valid: {', '.join(get_args(TaskKind))}")
         for field, least in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, field)
-            numbers = [values] if isinstance(values, (int, float)) else list(values)
-            if len(numbers) not in (1, self.shape[0]) or not all(least < n < math.inf for n in numbers):
+            values = values.tolist() if isinstance(values, (np.ndarray, np.generic, torch.Tensor)) else values
+            numbers = values if isinstance(values, (tuple, list)) else [values]
+            if len(numbers) not in (1, self.shape[0]) or not all(is_number(number, least) for number in numbers):
                 above = " above 0" if field == "std" else ""
                 raise FedblendError(
-                    f"inputs: {field}: {values!r} is not valid: one number{above}, or one for each of {self.shape[0]}"
+                    f"inputs: {field}: {brief(values)} is not valid: one number{above}, or one for each of "
+                    f"{self.shape[0]}"
                 )
 
     @property

@@ -13,14 +13,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.random import stream
 from fedblend.core.registry import dump
 from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.core.trees import digest_of
-from fedblend.core.upload import fault_of
-from fedblend.flower.app.inputs import Inputs
+from fedblend.core.upload import fault_of, form_fault
+from fedblend.flower.app.inputs import Inputs, is_number
 from fedblend.flower.app.supported import supported_method
 from fedblend.flower.messages import SHARE_QUERY, attach, detach, fault_of_number, from_record, to_record
 from fedblend.flower.sites import error_text, is_sample_count
@@ -37,15 +37,16 @@ class Strategy(FlowerStrategy):
     - requests what the method shares (FedMix's means) from all connected nodes once, before the first round, and sends
       each node the shared data that it lacks with a round's message;
     - sends the objective and its terms, for :func:`blended_loss`;
-    - applies the server step to the aggregate (AggEnhance).
+    - applies the server step to the aggregate (AggEnhance, FedAdam).
 
     ``method`` is a preset's name or a table, as in an experiment file
     (:func:`~fedblend.flower.app.supported.supported_method`). A server step needs ``model``, the network, and ``lr``,
     the learning rate on points, unless the method has one. ``seed`` keys all random streams. ``min_mean`` is the fewest
     samples that a mean may cover. ``timeout`` is the number of seconds in which nodes must share.
 
-    Shared data and AggEnhance's points exist as long as the object: Flower's strategies begin at round 1 and cannot
-    resume. Raises :class:`FedblendError` for a method that is not supported, and for missing arguments.
+    Shared data and what a server step keeps (AggEnhance's points, FedAdam's moments) exist as long as the object:
+    Flower's strategies begin at round 1 and cannot resume. Raises :class:`FedblendError` for a method that is not
+    supported, and for missing or invalid arguments.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Strategy(FlowerStrategy):
         min_mean: int = 2,
         timeout: float = 600.0,
     ) -> None:
+        _require_valid(inner, inputs, model, lr, seed, min_mean, timeout)
         self.inner, self.method, self.inputs = inner, supported_method(method), inputs
         self.model, self.lr, self.seed, self.min_mean, self.timeout = model, lr, seed, min_mean, timeout
         self.pool: Pool | None = None
@@ -70,14 +72,15 @@ class Strategy(FlowerStrategy):
         """Owner number in the pool of each node that shared."""
         self._has_pool: set[int] = set()
         """Nodes that have received the pool."""
-        if min_mean < 2:
-            raise FedblendError(f"min_mean: {min_mean} would let single samples leave as 'means'; valid: 2 or more")
         if self.method.server_step.active:
-            if model is None or (lr is None and self.method.server_step.lr is None):
+            no_rate = getattr(self.method.server_step, "lr", None) is None
+            if model is None or (lr is None and no_rate):
                 raise FedblendError(
-                    f"the server step '{self.method.server_step.name}' needs the network and a learning rate: give "
-                    "Strategy(..., model=..., lr=...)"
+                    f"the server step '{self.method.server_step.name}' needs the network"
+                    f"{' and a learning rate' if no_rate else ''}: give Strategy(..., model=..."
+                    f"{', lr=...' if no_rate else ''})"
                 )
+            _require_fitting(model, inputs)
             self.method.server_step.require_possible(ModelSpec(**self._model_spec(model)))
 
     def summary(self) -> None:
@@ -92,6 +95,9 @@ class Strategy(FlowerStrategy):
         # The wrapped strategy waits until enough nodes are connected, so it is called first.
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._start = from_record(arrays)
+        like = self.model.state_dict() if self.model is not None else {}
+        if self.method.server_step.active and (fault := form_fault(self._start, like)):
+            raise FedblendError(f"Strategy: model: its tensors are not those of the strategy's first arrays: {fault}")
         if self.method.sharing.active and self.pool is None:
             self._share(grid)
         return [self._add_method(message, server_round) for message in messages]
@@ -201,13 +207,14 @@ class Strategy(FlowerStrategy):
             if len(records) == 1 and not fault_of(upload := from_record(records[0]), like):
                 uploads[len(uploads)] = upload
         step, spec = self.method.server_step, self._model_spec(self.model)
+        state = self.state or step.init_server_state(ModelSpec(**spec), self._start)
         server = ServerContext(
             **spec,
             round=server_round - 1,
             lr=self.lr if self.lr is not None else step.lr,
             rng=stream(self.seed, "server", server_round - 1),
             query=lambda question: list(step.respond(uploads, question, ModelSpec(**spec)).values()),
-            state=self.state,
+            state=state,
             start=self._start,
         )
         refined, self.state = step.refine(weights, server)
@@ -221,6 +228,42 @@ class Strategy(FlowerStrategy):
             "scale": self.inputs.scale,
             "task": self.inputs.task,
         }
+
+
+def _require_valid(inner: Any, inputs: Any, model: Any, lr: Any, seed: Any, min_mean: Any, timeout: Any) -> None:
+    """Raise :class:`FedblendError` for the first argument of :class:`Strategy` that is not valid."""
+    network = "a torch.nn.Module such as Net(), or None"
+    valid = {
+        "inner": (
+            inner,
+            isinstance(inner, FlowerStrategy),
+            "a strategy of Flower, such as FedAvg(); the method comes second",
+        ),
+        "inputs": (inputs, isinstance(inputs, Inputs), "Inputs(shape=..., outputs=...)"),
+        "model": (model, model is None or isinstance(model, nn.Module), network),
+        "lr": (lr, lr is None or is_number(lr, 0), "a number above 0"),
+        "seed": (seed, type(seed) is int and seed >= 0, "a whole number from 0 up"),
+        "min_mean": (min_mean, type(min_mean) is int and min_mean >= 2, "2 or more, so that no single samples leave"),
+        "timeout": (timeout, is_number(timeout, 0), "a number of seconds above 0"),
+    }
+    for field, (value, fits, expected) in valid.items():
+        if not fits:
+            raise FedblendError(f"Strategy: {field}: {brief(value)} is not valid: {expected}")
+
+
+def _require_fitting(model: nn.Module, inputs: Inputs) -> None:
+    """Raise :class:`FedblendError` unless the network takes such inputs and gives as many outputs."""
+    device = next(iter(model.parameters())).device
+    try:
+        with torch.no_grad():
+            made = str(list(model.eval()(torch.zeros(1, *inputs.shape, device=device)).shape))
+    except Exception as error:  # the user's network chooses which
+        made = legible(f"an error: {error}")
+    if made != str([1, inputs.outputs]):
+        raise FedblendError(
+            f"Strategy: model: inputs of shape {[1, *inputs.shape]} give {made}; valid: a network whose outputs are of "
+            f"shape {[1, inputs.outputs]} (Inputs: shape, outputs)"
+        )
 
 
 def _has_rows(tensor: torch.Tensor | None) -> bool:

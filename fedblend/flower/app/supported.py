@@ -19,8 +19,8 @@ def supported_method(spec: Any) -> Method:
     """Return the method of a preset's name or a table, as in an experiment file.
 
     Supported are: models as uploads; any objective that is one loss a batch, with or without means that clients share
-    once; terms on weights; AggEnhance at the server. The wrapped strategy is the aggregator. Raises
-    :class:`FedblendError` for any other method, and for an invalid one.
+    once; terms on weights; server steps that need only the uploads and the aggregate. The wrapped strategy is the
+    aggregator. Raises :class:`FedblendError` for any other method, and for an invalid one.
     """
     try:
         method = Method.model_validate(spec)
@@ -31,6 +31,7 @@ def supported_method(spec: Any) -> Method:
         or fault_of_sharing(method.sharing)
         or _fault_of_objective(method)
         or _fault_of_server_step(method.server_step)
+        or _fault_of_aggregator(method)
     )
     if why:
         raise FedblendError(
@@ -61,6 +62,10 @@ def _fault_of_upload(method: Method) -> str:
         return (
             f"its clients send '{method.upload.name}' or do not train in every round; Flower's strategies need models"
         )
+    return ""
+
+
+def _fault_of_aggregator(method: Method) -> str:
     if not isinstance(method.aggregator, WeightedMean) or method.aggregator != WeightedMean():
         return f"the aggregator '{method.aggregator.name}' would not be used: the wrapped strategy aggregates"
     return ""
@@ -96,6 +101,6 @@ def _fault_of_server_step(step: Any) -> str:
         return f"the server step '{step.name}' needs raw samples"
     if step.queries_clients:
         return f"the server step '{step.name}' sends queries to clients during a round"
-    if not step.looks_at_uploads:
+    if step.reads_pool:
         return f"the server step '{step.name}' trains on data that clients share with the server"
     return ""

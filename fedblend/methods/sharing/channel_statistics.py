@@ -80,7 +80,7 @@ class ChannelStatistics(Sharing):
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why a payload cannot be used: tensors of other names or shapes, or deviations that no image has."""
         shapes = {name: tuple(t.shape) for name, t in payload.items()}
-        rows = shapes.get("mean", (0,))[0]
+        rows = next(iter(shapes.get("mean", ())), 0)
         if shapes != dict.fromkeys(("mean", "std"), (rows, spec.shape[0])):
             return f"tensors of shapes {shapes}; valid: mean and std, each of images and {spec.shape[0]} channels"
         if (payload["std"] < 0).any():

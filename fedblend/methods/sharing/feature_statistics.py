@@ -106,9 +106,9 @@ class FeatureStatistics(Sharing):
         """Why statistics are not those of ``samples`` samples in the model's classes and features, or ``None``."""
         width = spec.model.get_parameter(f"{last_layer(spec.model)[0]}.weight").shape[1]
         size = width if self.covariance == "diagonal" else width * (width + 1) // 2
-        entries = len(payload.get("y", ()))
-        shapes = {"y": (entries,), "count": (entries,), "mean": (entries, width), "covariance": (entries, size)}
         sent = {name: tuple(tensor.shape) for name, tensor in payload.items()}
+        entries = next(iter(sent.get("y", ())), 0)
+        shapes = {"y": (entries,), "count": (entries,), "mean": (entries, width), "covariance": (entries, size)}
         if sent != shapes or any(payload[name].dtype != torch.int64 for name in ("y", "count")):
             return f"it sent {sent}, not statistics of the shapes {shapes} with labels and counts of type int64"
         label, count = payload["y"], payload["count"]

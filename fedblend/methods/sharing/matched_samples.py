@@ -132,7 +132,8 @@ class MatchedSamples(Sharing):
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why samples are not inputs of the model with a class each, or ``None``."""
-        entries, sent = len(payload.get("x", ())), {name: tuple(tensor.shape) for name, tensor in payload.items()}
+        sent = {name: tuple(tensor.shape) for name, tensor in payload.items()}
+        entries = next(iter(sent.get("x", ())), 0)
         shapes = {"x": (entries, *spec.shape), "y": (entries, spec.task.outputs)}
         if sent != shapes or any(tensor.dtype != torch.float32 for tensor in payload.values()):
             return f"it sent {sent}, not inputs and targets of the shapes {shapes} in float32"
