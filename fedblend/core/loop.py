@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.context import CohortSummary
 from fedblend.core.engine import (
     CohortResult,
     Engine,
@@ -29,7 +30,6 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import Selection, evaluate, own_tests
-from fedblend.core.objective import CohortSummary
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
 from fedblend.core.record import CostMeter, RoundRecord

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedblend.core.objective import ModelSpec
+from fedblend.core.context import ModelSpec
 from fedblend.core.registry import Part
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors

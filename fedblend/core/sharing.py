@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.objective import ModelSpec, Scale, Task
+from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Part
 

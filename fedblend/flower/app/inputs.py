@@ -9,9 +9,9 @@ from typing import get_args
 
 import torch
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Task
 from fedblend.data.scale import Scaler
 
 
