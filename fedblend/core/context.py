@@ -149,22 +149,22 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What an objective or a term may use beside the batch; the same for all steps of a client's round."""
+    """What an objective or a term may read in addition to the batch; the same in all steps of a client's round."""
 
     task: Task
     """The task, with its loss."""
     scale: Scale
     """What turns stored samples into inputs."""
     pool: Tensors = field(default_factory=dict)
-    """What sharing gave this client: tensors with one row an entry."""
+    """The shared entries that this client may use: tensors with one row per entry."""
     start: Tensors = field(default_factory=dict)
     """The round's global weights, if the method has terms or its objective reads them; else empty."""
     global_outputs: Tensors = field(default_factory=dict)
     """Mean outputs by label [C, C] from the server, under the name ``outputs``; empty before there are any."""
     client_state: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What the part that reads this keeps at the client (:meth:`ClientPart.init_client_state`)."""
+    """The part's state at the client (:meth:`ClientPart.init_client_state`)."""
     server_state: Tensors = field(default_factory=dict)
-    """What the part that reads this keeps at the server, where it broadcasts that."""
+    """The part's state at the server, if it broadcasts that."""
     note: Callable[[str, torch.Tensor], None] | None = None
     """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
     pool_stored: bool = False
@@ -191,7 +191,7 @@ class Context:
 
 
 class StepPlan(NamedTuple):
-    """A client's steps of one round, known before any is made: what the random half is drawn for.
+    """A client's steps of one round, known in advance; :meth:`Objective.draw` draws numbers for them.
 
     ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
     the pool that came from this client, bool [entries]. ``label_counts`` int64 [C] are the client's samples by class,
@@ -210,7 +210,7 @@ class StepPlan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What server and clients both know of the model that they train."""
+    """The model that is trained, as server and clients both have it."""
 
     model: nn.Module
     """A module for :func:`torch.func.functional_call`, in evaluation mode."""

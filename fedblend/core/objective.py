@@ -83,13 +83,13 @@ class ClientPart(Part):
     def after_training(
         self, spec: ModelSpec, training: LocalTraining
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """At a client after its training: what the part keeps there from now on, and what it sends beside the model."""
+        """At a client after training: return the part's new client state, and the tensors to send with the model."""
         return dict(training.client_state), {}
 
     def after_aggregation(
         self, weights: Tensors, state: Tensors, summary: CohortSummary
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """At the server after aggregation: the next global weights, and what the part keeps at the server."""
+        """At the server after aggregation: return the next global weights, and the part's new server state."""
         return dict(weights), dict(state)
 
 
@@ -123,16 +123,16 @@ class Objective(ClientPart):
         raise TypeError(f"{type(self).__name__} defines no loss")
 
     def fallback(self) -> Objective:
-        """What a client minimises that has nothing to mix with, where the objective needs something: the task's loss.
+        """Return the objective of a client that has nothing to mix with: the task's loss.
 
-        Only then is it asked for.
+        Called only if the objective needs a pool and the client has none.
         """
         return Plain()
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`.
+        """Return the losses that one batch is stepped on, in turn; by default only :meth:`loss`.
 
-        Terms are added to the last.
+        Terms are added to the last one.
         """
         return (self.loss,)
 
@@ -182,7 +182,7 @@ class WithBase(Objective):
 
 
 class Personal(Part):
-    """Base of what clients keep for themselves: a second model, or layers of the one model.
+    """Base of personal models: a second model of each client, or a client's own layers of the one model.
 
     A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
     personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
@@ -198,7 +198,7 @@ class Personal(Part):
 
     @property
     def keeps(self) -> str:
-        """Prefix of what is tested as a client's own: ``personal/`` or ``own/``; empty where clients keep nothing."""
+        """Prefix of the tensors of a client's own model in its state: ``personal/`` or ``own/``; empty without one."""
         return "own/" if self.keeps_layers else "personal/" if self.active else ""
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
@@ -209,7 +209,7 @@ class Personal(Part):
         return ()
 
     def own_steps(self, steps: int) -> int | None:
-        """How many of a client's first steps train its own layers alone; later ones train the others alone.
+        """Return how many of a client's first steps train only its own layers; later steps train only the others.
 
         ``None`` where every step trains all layers.
         """
@@ -228,7 +228,7 @@ class Personal(Part):
         return base
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
-        """At a client after its training of the global model: its personal model, where the part makes one so."""
+        """At a client after its training of the global model: return its personal model, if the part makes one then."""
         return {}
 
 
@@ -238,14 +238,12 @@ class NoPersonal(Personal):
 
 
 class Term(ClientPart):
-    """Base of the terms that add to any objective (FedProx's proximal term, distillation).
-
-    ``uses_outputs`` says that a term needs the server to say mean outputs by label.
-    """
+    """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
 
     uses_outputs: bool = False
+    """Whether the term reads mean outputs by label, which the server then sends."""
     outputs_kind: str = "outputs"
-    """What these are, by the word under which an upload's bytes are counted."""
+    """Kind of these outputs, as uploads' bytes are counted."""
 
     @property
     def proximal_mu(self) -> float:
@@ -256,7 +254,7 @@ class Term(ClientPart):
         return 0.0
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
+        """A scalar added to the loss of the objective's last phase (by default the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
 

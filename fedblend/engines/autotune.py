@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -145,10 +145,13 @@ def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], expected: Seq
     return ""
 
 
-def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
+def plan_engine(
+    setup: Setup, processors: int, rounds: int, on_timing: Callable[[str], Any] = lambda name: None
+) -> EnginePlan:
     """Choose the engine for ``rounds`` rounds on ``processors`` CPU cores of this machine.
 
     Settings of the experiment are kept; the others are chosen by timing a few steps of each candidate.
+    ``on_timing`` receives the name of each candidate before its steps.
     """
     experiment = setup.experiment
     allow_tf32(experiment.precision)
@@ -172,7 +175,7 @@ def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
         # One rank a GPU: processes that share a GPU slow each other down.
         processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
     ranks = ranks or (min(processors, experiment.train.cohort) if total >= MIN_SECONDS_FOR_RANKS else 1)
-    timings = _time_candidates(short, loop, step, ranks)
+    timings = _time_candidates(short, loop, step, ranks, on_timing)
     listed = "; ".join(f"{_label(candidate)} {1000 * seconds:.2f}" for candidate, seconds in timings)
     return replace(_fastest(short, timings), why=f"milliseconds per client step: {listed}")
 
@@ -183,25 +186,33 @@ def _label(plan: EnginePlan) -> str:
     return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
-def _time_candidates(setup: Setup, loop: LoopEngine, step: float, ranks: int) -> list[tuple[EnginePlan, float]]:
+def _time_candidates(
+    setup: Setup, loop: LoopEngine, step: float, ranks: int, on_timing: Callable[[str], Any]
+) -> list[tuple[EnginePlan, float]]:
     """Return every valid plan with its seconds per client step; ``step`` is the loop engine's."""
     experiment = setup.experiment
     timings = []
     if experiment.memory_format != "channels_last":
         timings.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
     if experiment.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
+        plan = EnginePlan("loop", None, ranks, "channels_last", "")
+        on_timing(_label(plan))
         other = LoopEngine(setup, experiment.device, "channels_last")
-        timings.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_per_step(other, 1)))
+        timings.append((plan, seconds_per_step(other, 1)))
     if not unstackable(setup):
         faster: dict[int, dict[str, str] | None] = {}
         for stack in _stacks(setup, ranks):
+            plan = EnginePlan("stacked", stack, ranks, "contiguous", "")
+            on_timing(_label(plan))
             clients = min(stack, TIMED_CLIENTS)
             if clients not in faster:
                 faster[clients] = faster_kernels(setup, clients)
-            timings.append(_timed(setup, EnginePlan("stacked", stack, ranks, "contiguous", "", faster[clients])))
+            timings.append(_timed(setup, replace(plan, kernels=faster[clients])))
         fastest = min((plan for plan in timings if plan[0].engine == "stacked"), key=lambda timing: timing[1])[0]
         if fastest.kernels:
-            timings.append(_timed(setup, replace(fastest, kernels={})))
+            plan = replace(fastest, kernels={})
+            on_timing(_label(plan))
+            timings.append(_timed(setup, plan))
     return timings
 
 

@@ -345,8 +345,10 @@ def test_auto_chooses_a_clearly_faster_engine_and_states_why(
         return seconds.get(clients, 1.0)
 
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", measured)
-    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000)
+    timed: list[str] = []
+    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000, timed.append)
 
+    assert timed == ["1 stacked", "2 stacked"]
     assert plan.engine == engine
     assert plan.ranks == 2
     assert "2 stacked" in plan.why
