@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedblend.analysis.attacks.search import InvGrad
 from fedblend.analysis.attacks.victim import Steps, Victim
-from fedblend.core.objective import Context, Task
+from fedblend.core.context import Context, Task
 from fedblend.core.random import lent_generator, stream
 from fedblend.data.scale import Scaler
 from fedblend.models.cnn import LeNet5

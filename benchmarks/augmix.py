@@ -25,9 +25,9 @@ from rich.progress import track
 from rich.table import Table
 
 from fedblend._kernels import build
+from fedblend.core.context import StepPlan
 from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
-from fedblend.core.objective import StepPlan
 from fedblend.core.random import stream
 from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine

@@ -34,9 +34,10 @@ from jobs import JOBS, write
 
 from fedblend._kernels import build, lowrank, tiles, winograd
 from fedblend.core.setup import Setup
-from fedblend.engines import autotune
+from fedblend.engines.autotune import TIMED_CLIENTS
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.trials import faster_kernels, make_trial, train_trial
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 
@@ -69,7 +70,7 @@ def ways_of(setup: Setup, stack: int) -> dict[str, tuple[LoopEngine, int, Callab
             continue
         with context():
             if "low-rank" not in name:
-                chosen = autotune.faster_kernels(setup, min(stack, autotune.TIMED_CLIENTS))
+                chosen = faster_kernels(setup, min(stack, TIMED_CLIENTS))
             found[name] = StackedEngine(setup, "cpu", stack, kernels=chosen), stack, context
     return found
 
@@ -77,13 +78,13 @@ def ways_of(setup: Setup, stack: int) -> dict[str, tuple[LoopEngine, int, Callab
 def milliseconds(setup: Setup, stack: int, turns: int) -> dict[str, float]:
     """The least milliseconds of a client's step in each way."""
     ways = ways_of(setup, stack)
-    trials = {name: autotune._trial(engine, clients, BATCHES) for name, (engine, clients, _) in ways.items()}
+    trials = {name: make_trial(engine, clients, BATCHES) for name, (engine, clients, _) in ways.items()}
     least: dict[str, float] = {}
     for turn in range(turns + 1):
         for name, (engine, _, context) in ways.items():
             with context():
                 begun = time.thread_time()
-                steps = autotune._train(engine, trials[name])
+                steps = train_trial(engine, trials[name])
                 taken = 1000 * (time.thread_time() - begun) / steps
             # The first turn traces the step.
             if turn:

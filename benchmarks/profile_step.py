@@ -43,10 +43,11 @@ from jobs import Job, load
 
 from fedblend._kernels.operators import RAW
 from fedblend.core.engine import TrainTask
-from fedblend.engines.autotune import TIMED_CLIENTS, faster_kernels, inner_engine
+from fedblend.engines.autotune import TIMED_CLIENTS, inner_engine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import Stack
 from fedblend.engines.stacked.step import Inputs, Program
+from fedblend.engines.trials import faster_kernels
 from fedblend.experiment.config import resolve
 
 PEAK_SIZE = 1024

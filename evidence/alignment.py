@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedblend.core.context import Batch, Context
 from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData

@@ -8,8 +8,8 @@ import torch
 from helpers import engine_of
 from torch.nn import functional as F
 
+from fedblend.core.context import Task
 from fedblend.core.engine import ClientUpdate, TrainTask
-from fedblend.core.objective import Task
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,7 @@ class RunProgress:
         self.live = self.console.is_terminal
         self.closed = False  # whether the reader of stderr has closed its pipe
         self.printed: dict[str, float] = {}
+        self.timed: dict[str, float] = {}  # when timing of engines began, or was last shown
         self.engines: set[str] = set()  # choices that were printed
         self.remaining = RemainingTime()
         self.bars = Progress(
@@ -81,11 +82,28 @@ class RunProgress:
 
     def __call__(self, slug: str, record: RoundRecord) -> None:
         """Show one round's record. After its output pipe is closed, the run continues without output."""
+        self._unless_closed(self._show, slug, record)
+
+    def timing(self, slug: str, engine: str) -> None:
+        """Show that an engine is timed for a run, before its first round."""
+        self._unless_closed(self._show_timing, slug, engine)
+
+    def _unless_closed(self, show: Callable[..., None], *facts: Any) -> None:
         if not self.closed:
             try:
-                self._show(slug, record)
+                show(*facts)
             except BrokenPipeError:
                 self.closed = True
+
+    def _show_timing(self, slug: str, engine: str) -> None:
+        text = f"timing engines: {engine}"
+        if self.live:
+            self.bars.update(self.tasks[slug], facts=text)
+            return
+        now = time.monotonic()
+        if now - self.timed.setdefault(slug, now) >= LINE_EVERY:
+            self.timed[slug] = now
+            write_line(f"{slug}: {text}")
 
     def _show(self, slug: str, record: RoundRecord) -> None:
         self._print_engine(slug, record.machine.get("engine"))

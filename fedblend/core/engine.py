@@ -152,7 +152,7 @@ class ClientUpdate:
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     """What parts send beside the model, by ``SLOT/name``."""
     notes: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Numbers that parts noted, one a step (:attr:`fedblend.core.objective.Context.note`); the loop engine's only."""
+    """Numbers that parts noted, one a step (:attr:`fedblend.core.context.Context.note`); the loop engine's only."""
 
 
 @dataclass(frozen=True)

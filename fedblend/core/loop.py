@@ -1,10 +1,10 @@
-"""The round loop, the only one there is. It is engine-agnostic: an engine runs all client work.
+"""The round loop, the only one in fedblend. It is engine-agnostic: an engine runs all client work.
 
     sharing, once or when due:  client.share -> protection -> uplink -> server.pool
     every round:  cohort -> downlink -> client.train -> protection -> uplink
                   -> aggregate -> after_aggregation of client parts -> server step -> evaluate -> record
 
-:meth:`RoundLoop.round` is the algorithm; the methods below it are its steps, in order.
+:meth:`RoundLoop.round` is the algorithm; the methods below it are its steps, in the order of their calls.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.context import CohortSummary
 from fedblend.core.engine import (
     CohortResult,
     Engine,
@@ -29,13 +30,12 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import Selection, evaluate, own_tests
-from fedblend.core.objective import CohortSummary
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.random import stream
 from fedblend.core.record import CostMeter, RoundRecord
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
-from fedblend.core.sharing import Payload, Pool, gather, joined, rows_of
+from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
 from fedblend.core.upload import all_finite, as_kept, bytes_of, form_fault
@@ -43,23 +43,23 @@ from fedblend.core.upload import all_finite, as_kept, bytes_of, form_fault
 Weights = dict[str, torch.Tensor]
 
 FIRST = "first"
-"""The slot of the server's state that has the first weights of a warm start, where clients may begin with these."""
+"""Slot of the server's state with the first weights of a warm start, if clients may begin with them."""
 
 
 @dataclass(frozen=True)
 class BegunRound:
-    """A round in which clients may begin to train: sharing and downlink are done."""
+    """A round before its training: sharing and downlink are done."""
 
     state: RunState
     """The state, with what was shared and downloaded in this round."""
     task: TrainTask
-    """What clients begin with."""
+    """What the engine needs to train clients."""
     cohort: list[int]
     """Clients that take part."""
     pool: Pool
-    """What the server made of all entries."""
+    """The pool that the server made of all entries."""
     costs: CostMeter
-    """What the round has cost so far."""
+    """Costs of the round so far."""
     facts: dict[str, Any]
     """Fields of the round's record so far."""
 
@@ -72,44 +72,18 @@ class RoundLoop:
         self.experiment = setup.experiment
         self.method = setup.experiment.method
         self.ended_by = ""
-        """What ended the run: callbacks, and the target; empty after its last round."""
+        """What ended the run early: names of callbacks, and ``target``; empty after all rounds."""
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
         self._require_possible()
         self.device = reference_device(setup)
 
-    def _require_possible(self) -> None:
-        """Raise :class:`FedblendError` for what could not work, before anything is trained."""
-        setup, experiment, method = self.setup, self.experiment, self.method
-        # Clients that hold samples do so in every round, also where more arrive.
-        cohort, holding = experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
-        if not holding:
-            raise FedblendError(
-                f"partition: none of its {len(setup.population)} clients hold samples; at least one must"
-            )
-        # Of real sites with data of their own, those that take part may be fewer.
-        if cohort > holding and not setup.population.elsewhere:
-            raise FedblendError(
-                f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
-                f"hold samples; valid: 1 to {holding}"
-            )
-        if experiment.evaluates_each:
-            own_tests(setup)
-        self.selection = Selection(setup)
-        method.aggregator.require_possible(min(cohort, holding))
-        self.spec = model_spec(setup, self.engine.server_model())
-        method.server_step.require_possible(self.spec)
-        setup.requests(setup.sizes(0))
-        if method.objective.needs or method.sharing.after_training:
-            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-            method.sharing.require_possible(setup.sizes(0), minimum)
-
-    # A run ------------------------------------------------------------------------------------------------------
+    # A run --------------------------------------------------------------------------------------------------------
 
     def start(self, weights: Weights | None = None) -> tuple[RunState, RoundRecord]:
-        """The state before the first round, and the record of the model then (round 0).
+        """Return the state before the first round, and the record of the untrained model (round 0).
 
-        ``weights`` are those of another run that this one begins with (:mod:`fedblend.runs.warm_start`).
+        ``weights`` are the first weights, of another run, in a warm start (:mod:`fedblend.runs.warm_start`).
         """
         if weights is None and self.experiment.start is not None:
             raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")
@@ -122,10 +96,10 @@ class RoundLoop:
         return self.selection.note_best(state, self._record(state, CostMeter(), {}))
 
     def run(self, state: RunState, record: RoundRecord) -> RunState:
-        """Make the rounds that are left, until all are made, the run has converged, or a callback ends it."""
+        """Make the remaining rounds; stop early if the run converges, reaches its target, or a callback ends it."""
         for callback in self.callbacks:
             callback.on_run_begin(self.setup, state)
-        # A resumed run may have been cut between the end that its state or record has and the writing of its status.
+        # A killed run may have ended, with no status written.
         self.ended_by = self._end_of(state, record)
         while state.round < self.experiment.rounds and not record.converged and not self.ended_by:
             state, record = self.round(state)
@@ -133,7 +107,7 @@ class RoundLoop:
             for callback in self.callbacks:
                 if callback.on_round_end(state, record):
                     names.append(getattr(callback, "name", type(callback).__name__))
-                    # The last round is evaluated; callbacks that write the state and the record come later.
+                    # The last round is evaluated before later callbacks write the state and the record.
                     state, record = self._evaluated(replace(state, ended_by=", ".join(names)), record)
             self.ended_by = self._end_of(state, record)
         for callback in self.callbacks:
@@ -141,32 +115,29 @@ class RoundLoop:
         return state
 
     def _end_of(self, state: RunState, record: RoundRecord) -> str:
-        """What ends the run after a round before its last: callbacks and the target; empty if it goes on."""
+        """Return what ends the run after this round: names of callbacks, and ``target``; empty if it goes on."""
         target = "target" if state.round and self.selection.reaches_target(record) else ""
         return ", ".join(filter(None, [state.ended_by, target]))
+
+    # A round ------------------------------------------------------------------------------------------------------
 
     def round(self, state: RunState) -> tuple[RunState, RoundRecord]:
         """Make one round: share if due, train a cohort, aggregate, refine, evaluate."""
         begun = self.begin_round(state)
-        costs, facts, before = begun.costs, dict(begun.facts), begun.state
-        weights, outputs = before.weights, before.global_outputs
-        state, missed = before, False
-        if self.method.upload.trains_in(state.round):
-            for callback in self.callbacks:
-                callback.on_round_begin(state, np.array(begun.cohort, np.int64))
-            result = self._train(begun, facts)
-            missed = not result.good
-            for callback in self.callbacks:
-                callback.on_updates(begun.task, result)
+        before, task, costs, facts = begun.state, begun.task, begun.costs, dict(begun.facts)
+        state, weights, outputs, result = before, before.weights, before.global_outputs, None
+        if self.method.upload.trains_in(before.round):
+            result, trained = self._train(begun)
+            facts |= trained
             with costs.time("aggregate"):
-                weights, outputs = self.aggregate(begun.task, result)
-            weights, server_state = self._after_aggregation(begun.task, weights, state.server_state, result)
-            state = replace(state, server_state=server_state, client_states=self._kept(begun.task, result, state))
+                weights, outputs = self.aggregate(task, result)
+            weights, server_state = self._after_aggregation(task, weights, state.server_state, result)
+            state = replace(state, server_state=server_state, client_states=self._kept(task, result, state))
         if self.method.sharing.after_training:
-            state, shared, _ = self._share_if_due(state, weights, begun.task.sizes, costs)
+            state, shared, _ = self._share_if_due(state, weights, task.sizes, costs)
             facts |= shared
         state = replace(state, global_outputs=outputs)
-        if not missed:
+        if result is None or result.good:
             weights, state = self._refine(state, weights, begun)
         weights = self.setup.tied(weights)
         if not all_finite([t for t in weights.values() if t.is_floating_point()]) and (fault := _fault_of(weights)):
@@ -177,17 +148,11 @@ class RoundLoop:
                 "other parts of the method"
             )
         facts |= self._change(before, weights, outputs, facts)
-        state = replace(state, round=state.round + 1, weights=weights, ended_by="")
+        state = replace(state, round=before.round + 1, weights=weights, ended_by="")
         return self.selection.note_best(state, self._record(state, costs, facts))
 
-    def draw_cohort(self, round: int) -> np.ndarray:
-        """The clients of a round, in order, int64 [clients]. Override it to choose them otherwise."""
-        return cohort_of(self.setup, round)
-
-    # Sharing and downlink ---------------------------------------------------------------------------------------
-
     def begin_round(self, state: RunState) -> BegunRound:
-        """Everything of a round up to the clients' training; nothing is changed but by what is returned."""
+        """Make the round's steps before training: sharing if due, the pool, the cohort and its downlink."""
         costs, sizes = CostMeter(), self.setup.sizes(state.round)
         facts: dict[str, Any] = {}
         has_model = np.empty(0, np.int64)
@@ -208,64 +173,79 @@ class RoundLoop:
         task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, broadcast)
         return BegunRound(state, task, cohort, pool, costs, facts)
 
+    # Sharing ------------------------------------------------------------------------------------------------------
+
     def _share_if_due(
         self, state: RunState, weights: Weights, sizes: np.ndarray, costs: CostMeter
     ) -> tuple[RunState, dict[str, Any], np.ndarray]:
-        """Have the clients whose data are new share, if it is time to (MAFL, Algorithm 1; section 3.4).
+        """Have the clients with new data share, if sharing is due (MAFL, Algorithm 1; section 3.4).
 
         ``weights`` are the global model, for a sharing that depends on it; all clients share then. Returns the state,
         the record's field ``shared``, and the clients that received the round's model for it.
         """
-        sharing, round = self.method.sharing, state.round
         nobody = np.empty(0, np.int64)
-        if not sharing.active or sharing.made_by_server:
+        due = self._clients_due(state, sizes)
+        if due is None:
             return state, {}, nobody
+        with costs.time("share"):
+            shares = self._collect_shares(state.round, weights, due, sizes, costs)
+            state = self._store_shares(state, shares, due, sizes)
+        has_model = shares.asked if self.method.sharing.reads_model else nobody
+        return state, {"shared": shares.facts(len(state.entries))}, has_model
+
+    def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
+        """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
+        sharing = self.method.sharing
+        if not sharing.active or sharing.made_by_server:
+            return None
         new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         # A payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
-        if not (sharing.shares_in(round, self.experiment.rounds) or (wanted and not sharing.after_training)):
-            return state, {}, nobody
+        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
+        return new if due else None
+
+    def _collect_shares(
+        self, round: int, weights: Weights, due: np.ndarray, sizes: np.ndarray, costs: CostMeter
+    ) -> Shares:
+        """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
+        sharing = self.method.sharing
+        asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
+        if sharing.of_cohort:
+            asked = np.intersect1d(asked, self.draw_cohort(round))
+        replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
+        given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
+        refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
+        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
+        arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
+        costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
+        lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
         payloads: dict[int, Payload] = {}
-        with costs.time("share"):
-            asked = np.flatnonzero(new & (np.arange(len(new)) != sharing.server))
-            if sharing.of_cohort:
-                asked = np.intersect1d(asked, self.draw_cohort(round))
-            replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
-            given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
-            refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
-            sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
-            arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
-            costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
-            lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
-            for client, payload in given.items():
-                if client in lost:
-                    continue
-                if fault := _fault_of(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
-                    refused.append({"client": client, "reason": fault})
-                else:
-                    payloads[client] = payload
-            if sharing.reads_model:
-                costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
-            is_kept = ~np.isin(state.entries.owner, asked) & (not sharing.of_cohort)
-            kept = rows_of(state.entries, is_kept)
-            entries = joined(kept, gather(payloads))
-        state = replace(
+        for client, payload in given.items():
+            if client in lost:
+                continue
+            if fault := _fault_of(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
+                refused.append({"client": client, "reason": fault})
+            else:
+                payloads[client] = payload
+        if sharing.reads_model:
+            costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
+        return Shares(asked, payloads, lost, refused)
+
+    def _store_shares(self, state: RunState, shares: Shares, due: np.ndarray, sizes: np.ndarray) -> RunState:
+        """Replace the entries of the clients that were asked; no client has the new pool yet."""
+        is_kept = ~np.isin(state.entries.owner, shares.asked) & (not self.method.sharing.of_cohort)
+        has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
+        return replace(
             state,
-            entries=entries,
-            shared_round=round,
+            entries=joined(rows_of(state.entries, is_kept), gather(shares.payloads)),
+            shared_round=state.round,
             has_pool=np.zeros_like(state.has_pool),
-            shared_sizes=np.where(new & ~np.isin(np.arange(len(sizes)), lost), sizes, state.shared_sizes),
+            shared_sizes=np.where(has_shared, sizes, state.shared_sizes),
         )
-        shared: dict[str, Any] = {"asked": len(asked), "sent": len(payloads), "entries": len(entries)}
-        if lost:
-            shared["lost"] = lost
-        if refused:
-            shared["refused"] = sorted(refused, key=lambda one: one["client"])
-        return state, {"shared": shared}, asked if sharing.reads_model else nobody
 
     def _pool_of(self, state: RunState) -> Pool:
-        """What the server makes of the entries; made again only when entries change."""
+        """Return the pool that the server makes of all entries; cached until entries change."""
         if self._pool is None or self._pool[0] is not state.entries:
             rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
             pool = self.setup.pool(self.spec, state.entries, state.shared_sizes, rng)
@@ -273,13 +253,13 @@ class RoundLoop:
         return self._pool[1]
 
     def _pool_for_clients(self, pool: Pool) -> Pool:
-        """What clients may receive of a pool; made again only when the pool changes."""
+        """Return the part of a pool that clients may receive; cached until the pool changes."""
         if self._sent is None or self._sent[0] is not pool:
             self._sent = (pool, self.setup.pool_for_clients(pool))
         return self._sent[1]
 
     def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
-        """Raise :class:`FedblendError` where clients or the server step have nothing to work on."""
+        """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
         nothing = f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that"
         advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
@@ -295,10 +275,19 @@ class RoundLoop:
                     "channel-statistics (mean, std)"
                 )
 
+    # Cohort and downlink ------------------------------------------------------------------------------------------
+
+    def draw_cohort(self, round: int) -> np.ndarray:
+        """Return the clients of a round, in order, int64 [clients]. Override this method for another choice."""
+        return cohort_of(self.setup, round)
+
     def _download(
         self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray, costs: CostMeter
     ) -> tuple[np.ndarray, RunState]:
-        """Send what clients do not have yet: model, server state of parts, outputs, pool. Returns who received it."""
+        """Send the model, mean outputs, parts' server state and the pool to clients that lack them.
+
+        Returns which clients received all of it, bool [cohort], and the state.
+        """
         with costs.time("download"):
             sharing, method = self.method.sharing, self.method
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
@@ -317,18 +306,13 @@ class RoundLoop:
             has_pool[cohort[received]] = True
         return received, replace(state, has_pool=has_pool)
 
-    def _broadcast(self, state: RunState) -> Weights:
-        """What parts keep at the server and send to every client of the cohort."""
-        slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
-        return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
-
     def _client_states(
         self, state: RunState, cohort: np.ndarray, received: np.ndarray
     ) -> tuple[list[int], dict[int, Tensors]]:
-        """The clients that take part, and what those keep that go on from something of their own.
+        """Return the clients that take part, and the states of clients that keep anything.
 
-        A client that has not received what its objective mixes with does not take part. A client that keeps its own
-        model, or did not receive the round's, goes on from the last model that it had.
+        A client without the pool that its objective mixes with takes no part. A client that keeps its own model, or
+        did not receive the round's model, starts from the last model that it had.
         """
         taking_part: list[int] = []
         states: dict[int, Tensors] = {}
@@ -342,7 +326,7 @@ class RoundLoop:
         return taking_part, states
 
     def kept_by(self, state: RunState, client: int, did_receive: bool) -> dict[str, torch.Tensor]:
-        """What a client keeps when a round begins; ``did_receive``: whether the round's model reached it."""
+        """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it."""
         had = state.client_states.get(client, {})
         kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
         if self.method.stateful_clients or not did_receive:
@@ -353,19 +337,29 @@ class RoundLoop:
             kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
         return dict(kept)
 
+    def _broadcast(self, state: RunState) -> Weights:
+        """Return the tensors that parts keep at the server and send to every client of the cohort."""
+        slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
+        return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
+
     def _transmit(
         self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, costs: CostMeter
     ) -> np.ndarray:
-        """Which of some clients' transmissions of so many bytes arrive; the round lasts as long as the slowest."""
+        """Return which of the transmissions of ``sizes`` bytes arrive, bool [n]; count the seconds of the slowest."""
         sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round), clients)
         costs.wait(direction, float(sent.seconds.max(initial=0.0)))
         return sent.arrives
 
-    # Training and aggregation -----------------------------------------------------------------------------------
+    # Training and aggregation -------------------------------------------------------------------------------------
 
-    def _train(self, begun: BegunRound, facts: dict[str, Any]) -> CohortResult:
-        """Train the cohort, and keep what aggregation needs of the uploads that arrive and are good."""
+    def _train(self, begun: BegunRound) -> tuple[CohortResult, dict[str, Any]]:
+        """Train the cohort; return what aggregation needs of the good uploads, and fields of the round's record.
+
+        Raises :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``.
+        """
         task, clients, costs = begun.task, begun.cohort, begun.costs
+        for callback in self.callbacks:
+            callback.on_round_begin(begun.state, np.array(clients, np.int64))
         size = bytes_of(self.method.upload.like(self.setup.shared(task.weights), self.setup.task))
         size += bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
@@ -385,7 +379,7 @@ class RoundLoop:
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons})"
             )
-        facts |= {"uploads": len(result.good), "cohort": clients}
+        facts: dict[str, Any] = {"uploads": len(result.good), "cohort": clients}
         losses = [(n, loss) for _, n, loss in result.good if loss is not None]
         if samples := sum(n for n, _ in losses):
             facts["train_loss"] = sum(n * loss for n, loss in losses) / samples
@@ -393,10 +387,12 @@ class RoundLoop:
             facts["lost"] = sorted(lost)
         if result.refused:
             facts["refused"] = result.refused
-        return result
+        for callback in self.callbacks:
+            callback.on_updates(task, result)
+        return result, facts
 
     def aggregate(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
-        """The aggregate of a cohort's uploads: the next global model, and mean outputs where uploads are outputs."""
+        """Return the aggregate of a cohort's uploads: the next global weights, and the mean outputs by label."""
         weights, outputs, kind = dict(task.weights), dict(task.global_outputs), self.method.upload
         begun = self.setup.shared(weights)
         if not result.good:
@@ -408,7 +404,7 @@ class RoundLoop:
         aggregate = aggregator.finish(aggregator.unrounded(result.partial), begun)
         if fault := form_fault(aggregate, begun):
             raise FedblendError(f"method.aggregator: '{aggregator.name}' returned what is no model: {fault}")
-        # Keyed streams are known to all who know the experiment: real sites could take keyed noise off again.
+        # Who knows the experiment can compute a keyed stream: real sites could subtract keyed noise.
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
@@ -418,7 +414,7 @@ class RoundLoop:
     def _after_aggregation(
         self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult
     ) -> tuple[Weights, Weights]:
-        """What the parts that keep something at the server make of the aggregate, each in turn."""
+        """Call ``after_aggregation`` of each client part in turn; return the weights and the server's state."""
         state = dict(server_state)
         if not result.good:
             return weights, state
@@ -431,7 +427,7 @@ class RoundLoop:
         return weights, state
 
     def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, Weights]:
-        """What clients keep from now on: what the round returned, and the outputs that a client trained with."""
+        """Return the clients' states after the round; those with own models keep the mean outputs they trained with."""
         kept = {}
         for client, table in result.client_states.items():
             outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
@@ -440,10 +436,10 @@ class RoundLoop:
             kept[client] = {name: tensor.clone() for name, tensor in new_state.items()}
         return state.client_states | kept
 
-    # Server step, evaluation, record ----------------------------------------------------------------------------
+    # Server step --------------------------------------------------------------------------------------------------
 
     def _refine(self, state: RunState, weights: Weights, begun: BegunRound) -> tuple[Weights, RunState]:
-        """What the server step makes of the aggregate, and what it keeps for the next round."""
+        """Apply the server step to the aggregate; return the next weights, and the state with what the step keeps."""
         step = self.method.server_step
         if not step.active:
             return weights, state
@@ -474,11 +470,13 @@ class RoundLoop:
                 answers.append(answer)
         return answers
 
+    # Evaluation and record ----------------------------------------------------------------------------------------
+
     def _change(self, before: RunState, weights: Tensors, outputs: Tensors, facts: dict[str, Any]) -> dict[str, Any]:
-        """How far a round has moved the model, or the mean outputs, and whether that is little enough to stop.
+        """Return how far a round moved the model, or the mean outputs, and whether the run has converged.
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
-        A round of which no upload arrived moves nothing and does not count as converged.
+        A round without uploads does not count as converged.
         """
         bound = self.experiment.convergence_tol
         if bound is None:
@@ -497,7 +495,7 @@ class RoundLoop:
         return {"change": change if np.isfinite(change) else None, "converged": converged}
 
     def _record(self, state: RunState, costs: CostMeter, facts: dict[str, Any]) -> RoundRecord:
-        """The round's record, with an evaluation where one is due."""
+        """Return the round's record, with an evaluation where one is due."""
         record = RoundRecord(state.round, **facts)
         last = state.round >= self.experiment.rounds or record.converged
         if state.round % self.experiment.eval_every == 0 or last:
@@ -510,41 +508,70 @@ class RoundLoop:
         record.bytes_up, record.bytes_down = dict(costs.bytes["up"]), dict(costs.bytes["down"])
         record.machine = {"seconds": {phase: round(seconds, 4) for phase, seconds in costs.seconds.items()}}
         if record.channel is not None and record.computing is None:
-            # Real clients train at the same time; here they train one after another.
-            alone = costs.seconds["train"] / max(1, len(record.cohort or ()))
-            record.machine["computing"] = round(alone + costs.seconds["server"] + costs.seconds["aggregate"], 4)
+            # Real clients train at the same time; simulated ones train one after another.
+            per_client = costs.seconds["train"] / max(1, len(record.cohort or ()))
+            record.machine["computing"] = round(per_client + costs.seconds["server"] + costs.seconds["aggregate"], 4)
         return record
 
+    def _evaluate(self, state: RunState, record: RoundRecord) -> None:
+        """Evaluate the state's models, and set the record's fields."""
+        weights, models = self._evaluated_weights(state), self._models_of_clients(state)
+        for name, value in evaluate(self.engine, weights, self.setup, models).items():
+            setattr(record, name, value)
+
     def _evaluated(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
-        """The same with an evaluation, if there was none."""
+        """Return the state and the record with an evaluation, if the record has none."""
         if record.evaluated:
             return state, record
         self._evaluate(state, record)
         return self.selection.note_best(state, record)
 
-    def _evaluate(self, state: RunState, record: RoundRecord) -> None:
-        weights, models = self._evaluated_weights(state), self._models_of_clients(state)
-        for name, value in evaluate(self.engine, weights, self.setup, models).items():
-            setattr(record, name, value)
-
     def _evaluated_weights(self, state: RunState) -> Tensors:
-        """The weights that are evaluated: the server's, or those of the reference device after its training."""
+        """Return the weights to evaluate: the server's, or those of the reference device after its training."""
         if not self.experiment.evaluates_device:
             return state.weights
         own = strip_prefix("weights/", state.client_states.get(self.device, {}))
         return own or state.weights
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
-        """The models that clients have of their own, where each client is tested with its own."""
+        """Return clients' own models, by client, if each client is tested with its own; else ``None``."""
         if not self.experiment.evaluates_each:
             return None
         prefix = self.method.personal.keeps or "weights/"
         models = {client: strip_prefix(prefix, table) for client, table in state.client_states.items()}
         return {client: model for client, model in models.items() if model}
 
+    # Checks before a run ------------------------------------------------------------------------------------------
+
+    def _require_possible(self) -> None:
+        """Raise :class:`FedblendError` for what could not work, before training; set ``selection`` and ``spec``."""
+        setup, experiment, method = self.setup, self.experiment, self.method
+        # Clients that hold samples do so in every round, also where more arrive.
+        cohort, holding = experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
+        if not holding:
+            raise FedblendError(
+                f"partition: none of its {len(setup.population)} clients hold samples; at least one must"
+            )
+        # Of real sites with data of their own, those that take part may be fewer.
+        if cohort > holding and not setup.population.elsewhere:
+            raise FedblendError(
+                f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
+                f"hold samples; valid: 1 to {holding}"
+            )
+        if experiment.evaluates_each:
+            own_tests(setup)
+        self.selection = Selection(setup)
+        method.aggregator.require_possible(min(cohort, holding))
+        self.spec = model_spec(setup, self.engine.server_model())
+        method.server_step.require_possible(self.spec)
+        setup.requests(setup.sizes(0))
+        if method.objective.needs or method.sharing.after_training:
+            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+            method.sharing.require_possible(setup.sizes(0), minimum)
+
 
 def _fault_of(payload: Payload) -> str | None:
-    """Why what a client shares or answers cannot be used, or ``None``."""
+    """Return why a client's payload or answer cannot be used, or ``None``."""
     for name, tensor in payload.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return f"'{name}' holds NaN or infinity"
@@ -552,6 +579,6 @@ def _fault_of(payload: Payload) -> str | None:
 
 
 def _reasons(refused: Sequence[dict[str, Any]]) -> str:
-    """Why uploads were refused; a reason that several clients share stands once."""
+    """Return why uploads were refused, each reason once with its clients."""
     reasons = by_reason((one["client"], one["reason"]) for one in refused)
     return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())

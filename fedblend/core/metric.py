@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import TaskKind
-from fedblend.core.objective import Task
 from fedblend.core.registry import Part
 
 

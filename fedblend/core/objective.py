@@ -1,256 +1,56 @@
-"""What a client minimises: the task's loss, objectives and terms, and what these keep from round to round.
+"""The base classes of objectives, terms and personal models: what a client minimises.
 
-An objective has two halves. The random half (:meth:`Objective.draw`) is drawn outside of the training step. The pure
-half (:meth:`Objective.loss`) is a function of parameters, batch and what was drawn, so that autograd and
-``torch.func`` can differentiate and stack it.
+An objective has two halves. :meth:`Objective.draw` draws its random numbers, outside of the training step.
+:meth:`Objective.loss` is a pure function of parameters, batch and these numbers, so that autograd and ``torch.func``
+can differentiate and stack it.
+
+What these classes receive is defined in :mod:`fedblend.core.context`; authors may import all of it from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import BeforeValidator, WithJsonSchema
 from torch import nn
-from torch.nn import functional as F
 
-from fedblend.core.dataset import TaskKind
+from fedblend.core.context import (
+    Batch,
+    CohortSummary,
+    Context,
+    LocalTraining,
+    ModelSpec,
+    Net,
+    Scale,
+    StepPlan,
+    Task,
+)
 from fedblend.core.registry import Part, build, part
-from fedblend.core.trees import Tensors, strip_prefix
+from fedblend.core.trees import Tensors
 
-
-@dataclass(frozen=True)
-class Task:
-    """What is predicted, and the loss it is scored with, a mean over the batch.
-
-    - classification: cross-entropy of logits [B, C] with class indices [B], a distribution [C] that
-      the whole batch shares, or one a sample [B, C];
-    - multi-label: binary cross-entropy of logits [B, L] with shares [L] or [B, L] from 0 to 1, the mean over labels;
-    - regression: squared error, summed over the outputs [B, q] (FedMix, footnotes 1 and 2).
-    """
-
-    kind: TaskKind
-    outputs: int
-    features: int = 0
-    """Numbers of an embedding, where clients send mean embeddings; else 0."""
-
-    def loss(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean loss of a batch; a target without batch dimension stands for every sample."""
-        if self.kind == "regression":
-            return (outputs - target).square().sum(-1).mean()
-        if self.kind == "multi-label":
-            return _label_losses(outputs, target).mean()
-        if not target.is_floating_point():
-            # F.cross_entropy but for targets to leave out, which cost a traced step a dozen operations.
-            return -F.log_softmax(outputs, -1).gather(-1, target[:, None]).mean()
-        # A shared distribution broadcasts, so no [B, C] copy of it is made.
-        return -(F.log_softmax(outputs, -1) * target).sum(-1).mean()
-
-    def targets(self, y: torch.Tensor) -> torch.Tensor:
-        """Targets of shared entries as :meth:`loss` takes them.
-
-        Labels may be of any whole type. Distributions may lack the last classes, whose share is then 0.
-        """
-        if not y.is_floating_point():
-            return y.long()
-        return y if y.shape[-1] == self.outputs else F.pad(y, (0, self.outputs - y.shape[-1]))
-
-    def losses(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss of each sample [n]; targets as of :meth:`loss`."""
-        if self.kind == "regression":
-            return (outputs - target).square().sum(-1)
-        if self.kind == "multi-label":
-            return _label_losses(outputs, target).mean(-1)
-        if not target.is_floating_point():
-            return -F.log_softmax(outputs, -1).gather(-1, target[:, None])[:, 0]
-        return -(F.log_softmax(outputs, -1) * target).sum(-1)
-
-    def encode(self, target: torch.Tensor) -> torch.Tensor:
-        """Targets as float vectors [n, outputs]: one-hot classes, or the stored numbers themselves."""
-        if self.kind == "classification":
-            # F.one_hot does the same, but not inside vmap and grad.
-            return (target.long()[..., None] == torch.arange(self.outputs, device=target.device)).float()
-        return target.float()
-
-
-def _label_losses(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of each logit, as PyTorch computes it; targets may broadcast."""
-    return (1 - target) * outputs - F.logsigmoid(outputs)
-
-
-class Batch(NamedTuple):
-    """One batch: inputs [B, ...] on the model's scale (float32) and targets as stored."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-class Net(Protocol):
-    """A model as an objective sees it: a function, and a derivative with respect to its input.
-
-    Engines bring their own: plain autograd in the loop, ``torch.func`` where clients are stacked.
-    """
-
-    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Outputs for inputs ``x``; ``start`` and ``stop`` pick layers of a staged model."""
-        ...
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For ``scalar(x) -> (value, aux)`` return d value / d x, value and aux, all differentiable."""
-        ...
-
-    def with_weights(self, weights: Tensors, training: bool = True) -> Net:
-        """The same model with other weights, by name.
-
-        Without ``training`` it is as in a test: dropout drops nothing, and batch norm uses its running statistics.
-        """
-        ...
-
-    @property
-    def weights(self) -> Tensors:
-        """The weights that clients train, by name."""
-        ...
-
-    @property
-    def layers(self) -> int:
-        """Layers of a staged model, whose hidden states can be read; 0 of any other."""
-        ...
-
-
-class Scale(Protocol):
-    """What turns stored samples into inputs, with the way to pictures and back (:mod:`fedblend.data.scale`)."""
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """Inputs of stored samples."""
-        ...
-
-    def to_unit(self, scaled: torch.Tensor, /) -> torch.Tensor:
-        """Pictures of inputs: [0, 1], ink as 1."""
-        ...
-
-    def from_unit(self, unit: torch.Tensor, /) -> torch.Tensor:
-        """Inputs of pictures."""
-        ...
-
-    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of pictures of 0 and of 1."""
-        ...
-
-    def diameter(self, shape: Sequence[int], /) -> float:
-        """The largest L2 distance of two inputs of ``shape``."""
-        ...
-
-    def to(self, device: torch.device | str, /) -> Any:
-        """The same scale with its numbers on ``device``."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """The scale in plain numbers, for the run's record."""
-        ...
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an objective or a term may use beside the batch; the same for all steps of a client's round."""
-
-    task: Task
-    """The task, with its loss."""
-    scale: Scale
-    """What turns stored samples into inputs."""
-    pool: Tensors = field(default_factory=dict)
-    """What sharing gave this client: tensors with one row an entry."""
-    start: Tensors = field(default_factory=dict)
-    """The round's global weights, if the method has terms or its objective reads them; else empty."""
-    global_outputs: Tensors = field(default_factory=dict)
-    """Mean outputs by label [C, C] from the server, under the name ``outputs``; empty before there are any."""
-    client_state: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What the part that reads this keeps at the client (:meth:`ClientPart.init_client_state`)."""
-    server_state: Tensors = field(default_factory=dict)
-    """What the part that reads this keeps at the server, where it broadcasts that."""
-    note: Callable[[str, torch.Tensor], None] | None = None
-    """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
-    pool_stored: bool = False
-    """Whether x of the pool is on the scale of stored samples, not of inputs."""
-
-    def entries(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of entries of the pool, ``rows`` int64 [n]."""
-        x, y = (self.pool[name].index_select(0, rows) for name in ("x", "y"))
-        return self.scale(x) if self.pool_stored else x, self.task.targets(y)
-
-    def of_part(self, slot: str) -> Context:
-        """Return the same context with the states of the part at ``slot`` only."""
-        prefix = f"{slot}/"
-        states = strip_prefix(prefix, self.client_state), strip_prefix(prefix, self.server_state)
-        return replace(self, client_state=states[0], server_state=states[1])
-
-    def renew(self, name: str, tensor: torch.Tensor) -> None:
-        """Set what an objective keeps at the client, from the next step on (:attr:`Objective.tracks`).
-
-        Ignored where it keeps no such tensor, as in the training of personal models.
-        """
-        if name in self.client_state:
-            self.client_state[name] = tensor.detach()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """What server and clients both know of the model that they train."""
-
-    model: nn.Module
-    """A module for :func:`torch.func.functional_call`, in evaluation mode."""
-    trained: Sequence[str]
-    """Names of the tensors that clients train and send."""
-    shape: tuple[int, ...]
-    """Shape of one input as stored."""
-    scale: Scale
-    """What turns stored samples into inputs."""
-    task: Task
-    """The task, with its loss."""
-    bounded: bool = False
-    """Whether the scale's ends bound all inputs, those of a site's own samples too: pixels of 256 levels, and text."""
-
-    def zeros(self, weights: Tensors) -> dict[str, torch.Tensor]:
-        """Zeros in the shape of each trained tensor of ``weights``, by name."""
-        return {name: torch.zeros_like(weights[name]) for name in self.trained}
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """A client's training of one round, as a part sees it at its end (:meth:`ClientPart.after_training`)."""
-
-    start: Tensors
-    """The weights that training began with."""
-    weights: Tensors
-    """The weights after training."""
-    client_state: Tensors
-    """What the part kept at the client before the round."""
-    server_state: Tensors
-    """What the part keeps at the server, where it broadcasts that."""
-    lr: float
-    """The learning rate of the round, the mean over these steps."""
-    steps: int
-    """The client's steps on the layers that it sends."""
-    gradient: Callable[[Tensors], Tensors]
-    """Computes the gradient of the task's mean loss over all of the client's samples at given weights, by name."""
-
-
-@dataclass(frozen=True)
-class CohortSummary:
-    """A round's good uploads, as a part sees them at the server (:meth:`ClientPart.after_aggregation`)."""
-
-    start: Tensors
-    """The weights that the round began with."""
-    extras: Tensors
-    """Sums over the good uploads, float64, of what the part's clients sent beside the model."""
-    uploads: int
-    """Good uploads of the round."""
-    clients: int
-    """Clients of the federation that hold samples."""
+__all__ = [
+    "Base",
+    "Batch",
+    "ClientPart",
+    "CohortSummary",
+    "Context",
+    "LocalTraining",
+    "ModelSpec",
+    "Net",
+    "NoPersonal",
+    "Objective",
+    "Personal",
+    "Plain",
+    "Scale",
+    "StepPlan",
+    "Task",
+    "Tensors",
+    "Term",
+    "WithBase",
+]
 
 
 class ClientPart(Part):
@@ -283,32 +83,14 @@ class ClientPart(Part):
     def after_training(
         self, spec: ModelSpec, training: LocalTraining
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """At a client after its training: what the part keeps there from now on, and what it sends beside the model."""
+        """At a client after training: return the part's new client state, and the tensors to send with the model."""
         return dict(training.client_state), {}
 
     def after_aggregation(
         self, weights: Tensors, state: Tensors, summary: CohortSummary
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """At the server after aggregation: the next global weights, and what the part keeps at the server."""
+        """At the server after aggregation: return the next global weights, and the part's new server state."""
         return dict(weights), dict(state)
-
-
-class StepPlan(NamedTuple):
-    """A client's steps of one round, known before any is made: what the random half is drawn for.
-
-    ``sizes`` int64 [steps] are the batch sizes, ``width`` the largest; ``own`` marks the entries of
-    the pool that came from this client, bool [entries]. ``label_counts`` int64 [C] are the client's samples by class,
-    ``None`` where the data have no classes. ``server_state`` is what the objective keeps at the server, where it
-    broadcasts that.
-    """
-
-    sizes: np.ndarray
-    width: int
-    round: int
-    own: np.ndarray | None = None
-    entries: int = 0
-    label_counts: np.ndarray | None = None
-    server_state: Tensors | None = None
 
 
 class Objective(ClientPart):
@@ -341,16 +123,16 @@ class Objective(ClientPart):
         raise TypeError(f"{type(self).__name__} defines no loss")
 
     def fallback(self) -> Objective:
-        """What a client minimises that has nothing to mix with, where the objective needs something: the task's loss.
+        """Return the objective of a client that has nothing to mix with: the task's loss.
 
-        Only then is it asked for.
+        Called only if the objective needs a pool and the client has none.
         """
         return Plain()
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The losses that one batch is stepped on, in turn; nearly always just :meth:`loss`.
+        """Return the losses that one batch is stepped on, in turn; by default only :meth:`loss`.
 
-        Terms are added to the last.
+        Terms are added to the last one.
         """
         return (self.loss,)
 
@@ -400,7 +182,7 @@ class WithBase(Objective):
 
 
 class Personal(Part):
-    """Base of what clients keep for themselves: a second model, or layers of the one model.
+    """Base of personal models: a second model of each client, or a client's own layers of the one model.
 
     A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
     personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
@@ -416,7 +198,7 @@ class Personal(Part):
 
     @property
     def keeps(self) -> str:
-        """Prefix of what is tested as a client's own: ``personal/`` or ``own/``; empty where clients keep nothing."""
+        """Prefix of the tensors of a client's own model in its state: ``personal/`` or ``own/``; empty without one."""
         return "own/" if self.keeps_layers else "personal/" if self.active else ""
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
@@ -427,7 +209,7 @@ class Personal(Part):
         return ()
 
     def own_steps(self, steps: int) -> int | None:
-        """How many of a client's first steps train its own layers alone; later ones train the others alone.
+        """Return how many of a client's first steps train only its own layers; later steps train only the others.
 
         ``None`` where every step trains all layers.
         """
@@ -446,7 +228,7 @@ class Personal(Part):
         return base
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
-        """At a client after its training of the global model: its personal model, where the part makes one so."""
+        """At a client after its training of the global model: return its personal model, if the part makes one then."""
         return {}
 
 
@@ -456,14 +238,12 @@ class NoPersonal(Personal):
 
 
 class Term(ClientPart):
-    """Base of the terms that add to any objective (FedProx's proximal term, distillation).
-
-    ``uses_outputs`` says that a term needs the server to say mean outputs by label.
-    """
+    """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
 
     uses_outputs: bool = False
+    """Whether the term reads mean outputs by label, which the server then sends."""
     outputs_kind: str = "outputs"
-    """What these are, by the word under which an upload's bytes are counted."""
+    """Kind of these outputs, as uploads' bytes are counted."""
 
     @property
     def proximal_mu(self) -> float:
@@ -474,7 +254,7 @@ class Term(ClientPart):
         return 0.0
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """A scalar added to the loss of the objective's last phase (nearly always the only one)."""
+        """A scalar added to the loss of the objective's last phase (by default the only one)."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
 

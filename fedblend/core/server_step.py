@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedblend.core.objective import ModelSpec
+from fedblend.core.context import ModelSpec
 from fedblend.core.registry import Part
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
@@ -26,7 +26,7 @@ def _nobody(question: Tensors) -> list[Response]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext(ModelSpec):
-    """What a server step may use beside the aggregate."""
+    """What a server step may read in addition to the aggregate."""
 
     round: int
     """The round, counted from 0."""
@@ -43,7 +43,7 @@ class ServerContext(ModelSpec):
     global_outputs: Tensors = field(default_factory=dict)
     """The aggregate of uploads that are no models: mean outputs by label."""
     pool: Pool | None = None
-    """What the server made of what clients shared."""
+    """The pool that the server made of all shared entries."""
     prior: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
     """``prior(n)`` returns n raw training samples (x, y) of each class, the same ones in all rounds."""
 
@@ -51,24 +51,28 @@ class ServerContext(ModelSpec):
 class ServerStep(Part):
     """Base of all server steps.
 
-    ``looks_at_uploads`` is true where a step works with single uploads, not only with the aggregate: it then puts
-    questions to whoever holds them, which are answered by :meth:`respond`, on the rank that trained the client.
-    Questions and answers travel only where ``queries_clients`` says that it is the clients who answer, and the server
-    never sees their uploads. ``breaks_privacy`` is true where a step uses raw samples, ``reads_pool`` where it works on
-    what clients share, ``needs_pool`` where it has nothing to do without that, ``reads_inputs`` where it takes that for
-    inputs of the model, not for samples as stored, and ``reads_features`` where it takes that for inputs of the model's
-    last layer. ``needs`` names the tensors that it takes of that.
+    A step that works with single uploads sends questions (:attr:`ServerContext.query`), which :meth:`respond` answers
+    on the rank that trained the client.
     """
 
     looks_at_uploads: bool = False
+    """Whether the step works with single uploads, not only with the aggregate."""
     queries_clients: bool = False
+    """Whether clients answer its questions, so that the server never receives their single uploads."""
     breaks_privacy: bool = False
+    """Whether the step uses raw samples."""
     reads_pool: bool = False
+    """Whether the step reads the pool of shared entries."""
     needs_pool: bool = False
+    """Whether the step has nothing to do without a pool."""
     needs: tuple[str, ...] = ()
+    """Names of the pool's tensors that the step reads."""
     reads_inputs: bool = False
+    """Whether entries of the pool are inputs of the model, not samples as stored."""
     reads_features: bool = False
+    """Whether entries of the pool are inputs of the model's last layer."""
     active: bool = True
+    """Whether the step changes anything."""
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with this model or these data."""

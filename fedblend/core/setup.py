@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Scale, Task
 from fedblend.core.random import stream
-from fedblend.core.server_step import ModelSpec
 from fedblend.core.sharing import Pool, Request, rows_of
 from fedblend.core.trees import Tensors, same_tensors
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.objective import ModelSpec, Scale, Task
+from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Part
 
@@ -63,6 +64,29 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.owner)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What clients sent when they were asked to share."""
+
+    asked: np.ndarray
+    """Clients that were asked, int64 [n]."""
+    payloads: dict[int, Payload]
+    """Payloads that arrived and are good, by client."""
+    lost: list[int]
+    """Clients whose payload did not arrive."""
+    refused: list[dict[str, Any]]
+    """``client`` and ``reason`` of each payload that cannot be used, or that a site refused to send."""
+
+    def facts(self, entries: int) -> dict[str, Any]:
+        """Return the record's field ``shared``; ``entries`` is the number of all entries at the server."""
+        shared: dict[str, Any] = {"asked": len(self.asked), "sent": len(self.payloads), "entries": entries}
+        if self.lost:
+            shared["lost"] = self.lost
+        if self.refused:
+            shared["refused"] = sorted(self.refused, key=lambda one: one["client"])
+        return shared
 
 
 class Sharing(Part):

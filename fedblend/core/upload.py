@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedblend.core.aggregator import Aggregator
+from fedblend.core.context import Task
 from fedblend.core.errors import legible
-from fedblend.core.objective import Task
 from fedblend.core.registry import Part
 from fedblend.core.trees import Tensors
 

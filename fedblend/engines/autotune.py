@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +14,21 @@ import torch
 from torch import nn
 
 from fedblend._kernels import build
-from fedblend.core import registry
-from fedblend.core.engine import ClientUpdate, TrainTask, first_client_state, first_server_state
+from fedblend.core.engine import ClientUpdate
 from fedblend.core.errors import FedblendError
-from fedblend.core.random import stream
-from fedblend.core.setup import Setup, model_spec
-from fedblend.core.sharing import Pool, gather
+from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.engines.stacked.layers import CannotStack, own_layers, own_ways, prepare_model
-from fedblend.engines.stacked.step import layer_step
+from fedblend.engines.stacked.layers import CannotStack
+from fedblend.engines.trials import (
+    MAX_STEP_RATIO,
+    faster_kernels,
+    make_trial,
+    seconds_per_step,
+    train_trial,
+    with_short_training,
+)
 
 MIN_SECONDS_TO_TUNE = 20.0
 """Estimated seconds of a run below which tuning takes longer than it saves."""
@@ -34,26 +36,14 @@ MIN_SECONDS_TO_TUNE = 20.0
 MIN_SECONDS_FOR_RANKS = 60.0
 """Estimated seconds of a run from which further ranks save time; each imports PyTorch and reads the data."""
 
-MAX_STEP_RATIO = 0.95
-"""Largest ratio of an engine's step time to the loop's at which the engine replaces the loop; above is noise."""
-
 TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}
 """Largest relative difference between the updates of the stacked engine and the loop in a trial, by precision."""
-
-TRIAL_BATCHES = 3
-"""Batches per epoch in a trial."""
-
-TRIAL_EPOCHS = 4
-"""Largest number of local epochs in a trial."""
 
 CPU_STACKS = (4, 8, 16)
 """Stack sizes to time on CPUs; larger stacks exceed the caches."""
 
 TIMED_CLIENTS = 2
 """Most clients of a stack on which single layers are timed."""
-
-LAYER_TURNS = 3
-"""Times that each layer is timed in each way."""
 
 GPU_STACKS = (64, 256)
 """Stack sizes to time on GPUs."""
@@ -115,16 +105,16 @@ def unstackable(setup: Setup) -> str:
         return f"its '{first}' and '{name}' are one tensor"
     if not setup.experiment.train.optimizer.stacks:
         return f"the optimizer '{setup.experiment.train.optimizer.path}' is one of the loop engine's"
-    setup = _with_short_training(setup, by_sgd=True)
+    setup = with_short_training(setup, by_sgd=True)
     loop = LoopEngine(setup, setup.experiment.device)
-    trial = _trial(loop, 2, batches=1)
+    trial = make_trial(loop, 2, batches=1)
     try:
         updates = list(StackedEngine(setup, setup.experiment.device, 2).train(*trial))
     except CannotStack as error:
         return str(error)
     except Exception as error:
         # An error of the objective or the model occurs in the loop too, and is raised there with client and batch.
-        _train(loop, trial)
+        train_trial(loop, trial)
         return f"PyTorch cannot stack it: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     if loop.device.type != "cpu" and any(isinstance(layer, nn.Dropout) for layer in setup.model.modules()):
         # Compared without dropout: on other devices than CPUs a stack draws other masks than the loop.
@@ -155,14 +145,17 @@ def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], expected: Seq
     return ""
 
 
-def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
+def plan_engine(
+    setup: Setup, processors: int, rounds: int, on_timing: Callable[[str], Any] = lambda name: None
+) -> EnginePlan:
     """Choose the engine for ``rounds`` rounds on ``processors`` CPU cores of this machine.
 
     Settings of the experiment are kept; the others are chosen by timing a few steps of each candidate.
+    ``on_timing`` receives the name of each candidate before its steps.
     """
     experiment = setup.experiment
     allow_tf32(experiment.precision)
-    ranks, short = experiment.ranks, _with_short_training(setup)
+    ranks, short = experiment.ranks, with_short_training(setup)
     memory_format: MemoryFormat = experiment.memory_format or "contiguous"
     if experiment.engine != "auto":
         stack = experiment.stack
@@ -182,24 +175,9 @@ def plan_engine(setup: Setup, processors: int, rounds: int) -> EnginePlan:
         # One rank a GPU: processes that share a GPU slow each other down.
         processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
     ranks = ranks or (min(processors, experiment.train.cohort) if total >= MIN_SECONDS_FOR_RANKS else 1)
-    timings = _time_candidates(short, loop, step, ranks)
+    timings = _time_candidates(short, loop, step, ranks, on_timing)
     listed = "; ".join(f"{_label(candidate)} {1000 * seconds:.2f}" for candidate, seconds in timings)
     return replace(_fastest(short, timings), why=f"milliseconds per client step: {listed}")
-
-
-def _with_short_training(setup: Setup, by_sgd: bool = False) -> Setup:
-    """Return the setup with fewer local steps, enough to time one step; or to compare engines, ``by_sgd``.
-
-    Adam would turn rounding errors of gradients that are 0 into steps.
-    """
-    train = setup.experiment.train
-    fewer: dict[str, Any] = {"epochs": min(train.epochs, TRIAL_EPOCHS)}
-    if by_sgd and not train.optimizer.is_sgd:
-        fewer |= {"optimizer": registry.build("optimizer", "sgd"), "optimizer_state": "reset"}
-    if train.steps:
-        fewer["steps"] = min(train.steps, TRIAL_EPOCHS * TRIAL_BATCHES)
-    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
-    return replace(setup, experiment=shortened)
 
 
 def _label(plan: EnginePlan) -> str:
@@ -208,25 +186,33 @@ def _label(plan: EnginePlan) -> str:
     return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
-def _time_candidates(setup: Setup, loop: LoopEngine, step: float, ranks: int) -> list[tuple[EnginePlan, float]]:
+def _time_candidates(
+    setup: Setup, loop: LoopEngine, step: float, ranks: int, on_timing: Callable[[str], Any]
+) -> list[tuple[EnginePlan, float]]:
     """Return every valid plan with its seconds per client step; ``step`` is the loop engine's."""
     experiment = setup.experiment
     timings = []
     if experiment.memory_format != "channels_last":
         timings.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
     if experiment.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
+        plan = EnginePlan("loop", None, ranks, "channels_last", "")
+        on_timing(_label(plan))
         other = LoopEngine(setup, experiment.device, "channels_last")
-        timings.append((EnginePlan("loop", None, ranks, "channels_last", ""), seconds_per_step(other, 1)))
+        timings.append((plan, seconds_per_step(other, 1)))
     if not unstackable(setup):
         faster: dict[int, dict[str, str] | None] = {}
         for stack in _stacks(setup, ranks):
+            plan = EnginePlan("stacked", stack, ranks, "contiguous", "")
+            on_timing(_label(plan))
             clients = min(stack, TIMED_CLIENTS)
             if clients not in faster:
                 faster[clients] = faster_kernels(setup, clients)
-            timings.append(_timed(setup, EnginePlan("stacked", stack, ranks, "contiguous", "", faster[clients])))
+            timings.append(_timed(setup, replace(plan, kernels=faster[clients])))
         fastest = min((plan for plan in timings if plan[0].engine == "stacked"), key=lambda timing: timing[1])[0]
         if fastest.kernels:
-            timings.append(_timed(setup, replace(fastest, kernels={})))
+            plan = replace(fastest, kernels={})
+            on_timing(_label(plan))
+            timings.append(_timed(setup, plan))
     return timings
 
 
@@ -251,68 +237,6 @@ def _fastest(setup: Setup, timings: Sequence[tuple[EnginePlan, float]]) -> Engin
     return stacked if again[0] < MAX_STEP_RATIO * again[1] else loop
 
 
-def faster_kernels(setup: Setup, clients: int) -> dict[str, str] | None:
-    """Return the layers that fedblend's kernels compute faster than PyTorch in a stack of ``clients``, with the way.
-
-    Each layer is timed alone, with its derivatives, on the shapes of a training batch. ``None`` where kernels cannot be
-    used, or the precision is not float32: the default rule then holds.
-    """
-    experiment = setup.experiment
-    if experiment.device != "cpu" or experiment.precision != "float32" or build.library() is None:
-        return None
-    model = prepare_model(setup.model, torch.device("cpu"), kernels={})
-    samples = setup.data.train.x[: experiment.train.batch_size]
-    chosen: dict[str, str] = {}
-    timed: dict[tuple[Any, ...], str] = {}
-    for name, x in _inputs_of(model, own_layers(model), setup.scale(samples)).items():
-        layer = model.get_submodule(name)
-        kind = (repr(layer), x.shape, x.requires_grad)
-        if kind not in timed:
-            stacked = x.detach().expand(clients, *x.shape).contiguous()
-            ways = {"pytorch": layer, **own_ways(layer)}
-            seconds = _seconds_in_turn([layer_step(way, stacked, x.requires_grad) for way in ways.values()])
-            # As with engines: what is not clearly faster is noise.
-            seconds[0] *= MAX_STEP_RATIO
-            timed[kind] = min(zip(seconds, ways, strict=True))[1]
-        if timed[kind] != "pytorch":
-            chosen[name] = timed[kind]
-    return chosen
-
-
-def _inputs_of(model: nn.Module, names: Sequence[str], samples: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return each layer's first batch of images in a pass; it requires a gradient behind a trained layer."""
-    inputs: dict[str, torch.Tensor] = {}
-    hooks = []
-    for name in names:
-
-        def note(_: nn.Module, given: tuple[torch.Tensor], name: str = name) -> None:
-            if given[0].dim() == 4:
-                inputs.setdefault(name, given[0])
-
-        hooks.append(model.get_submodule(name).register_forward_pre_hook(note))
-    model(samples)
-    for hook in hooks:
-        hook.remove()
-    return inputs
-
-
-def _seconds_in_turn(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the least seconds of each call; all have their turn one after another, and the first turn warms up."""
-    least = [math.inf] * len(calls)
-    for turn in range(LAYER_TURNS + 1):
-        for i, call in enumerate(calls):
-            start = _clock()
-            call()
-            if turn:
-                least[i] = min(least[i], _clock() - start)
-    return least
-
-
-def _clock() -> float:
-    """Return seconds; on one thread, the thread's own, so that other processes change the choice less."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
 def _stacks(setup: Setup, ranks: int) -> list[int]:
     """Return the stack sizes to time: at most a rank's share of the cohort, and what fits into memory.
 
@@ -322,7 +246,7 @@ def _stacks(setup: Setup, ranks: int) -> list[int]:
     if experiment.stack:
         return [experiment.stack]
     one = StackedEngine(setup, experiment.device, 1)
-    _train(one, _trial(one, 1, batches=1))
+    train_trial(one, make_trial(one, 1, batches=1))
     memory = MEMORY_SHARE * free_memory(one.device) / (ranks if one.device.type == "cpu" else 1)
     most = max(1, min(math.ceil(experiment.train.cohort / ranks), int(memory / max(1, one.step_bytes()))))
     sizes = CPU_STACKS if one.device.type == "cpu" else GPU_STACKS
@@ -338,66 +262,6 @@ def free_memory(device: torch.device) -> int:
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
     return 1 << 30
-
-
-def seconds_per_step(engine: LoopEngine, clients: int) -> float:
-    """Return the seconds per client step: the best of three trials on ``clients`` clients, after one that traces."""
-    task = _trial(engine, clients, TRIAL_BATCHES)
-    steps = _train(engine, task)
-    clock = time.perf_counter if engine.device.type == "cuda" else _clock
-    best = math.inf
-    for _ in range(3):
-        start = clock()
-        _train(engine, task)
-        best = min(best, clock() - start)
-    return best / max(1, steps)
-
-
-Trial = tuple[TrainTask, list[int]]
-"""A task, and the clients to train."""
-
-
-def _trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
-    """Return a small task on the largest clients, with a pool of what some of the largest clients share."""
-    setup, method = engine.setup, engine.setup.experiment.method
-    most = batches * setup.experiment.train.batch_size
-    full = setup.sizes(0)
-    largest = np.argsort(-full, kind="stable")[:clients]
-    repeated = [int(largest[i % len(largest)]) for i in range(clients)]
-    sizes = np.minimum(full, most)
-    pool = _trial_pool(engine) if method.objective.needs else None
-    weights, spec = setup.weights(), model_spec(setup, setup.model)
-    train = setup.experiment.train
-    states = {client: first_client_state(method, train, spec, weights) for client in repeated}
-    server_state = first_server_state(method, spec, weights, broadcast=True)
-    task = TrainTask(0, weights, pool, sizes, client_states=states, server_state=server_state)
-    return task, repeated
-
-
-def _trial_pool(engine: LoopEngine) -> Pool:
-    """Return the pool of the largest two clients that share something, or of as many as the server averages."""
-    setup, sharing = engine.setup, engine.setup.experiment.method.sharing
-    sizes = setup.sizes(0)
-    others = np.argsort(-sizes, kind="stable")
-    others = others[others != sharing.server]
-    asked = [] if sharing.made_by_server else others.tolist()
-    shared = engine.share(0, setup.weights(), asked, sizes)
-    payloads = dict(islice(shared, max(2, getattr(sharing, "server_average", 1))))
-    told = sizes.copy()
-    told[np.setdiff1d(others, [*payloads])] = 0
-    spec, rng = model_spec(setup, setup.model), stream(setup.experiment.seed, "trial")
-    return setup.pool_for_clients(setup.pool(spec, gather(payloads), told, rng))
-
-
-def _train(engine: LoopEngine, trial: Trial) -> int:
-    """Train a trial's clients; return the number of steps."""
-    task, clients = trial
-    for _ in engine.train(task, clients):
-        pass
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize(engine.device)
-    train = engine.setup.experiment.train
-    return sum(train.batches_of(int(task.sizes[client])) for client in clients)
 
 
 def _steps_a_round(setup: Setup) -> float:

@@ -32,7 +32,7 @@ class _ModuleNet:
 
 
 class EagerNet(_ModuleNet):
-    """A module as :class:`fedblend.core.objective.Net`, differentiated by autograd."""
+    """A module as :class:`fedblend.core.context.Net`, differentiated by autograd."""
 
     @property
     def weights(self) -> Tensors:
@@ -55,7 +55,7 @@ class EagerNet(_ModuleNet):
 
 
 class FunctionalNet(_ModuleNet):
-    """A module with given weights as :class:`fedblend.core.objective.Net`, differentiated by ``torch.func``."""
+    """A module with given weights as :class:`fedblend.core.context.Net`, differentiated by ``torch.func``."""
 
     def __init__(self, model: nn.Module, weights: Tensors, training: bool = True) -> None:
         super().__init__(model)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from pydantic import AfterValidator, Field
 
+from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, brief, missing_package
 from fedblend.core.metric import Metric
-from fedblend.core.objective import Task
 from fedblend.core.registry import Count, import_path, part, require_trusted
 
 

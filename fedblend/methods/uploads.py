@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
+from fedblend.core.context import Net, Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Net, Task
 from fedblend.core.registry import Count, part
 from fedblend.core.upload import Upload
 from fedblend.methods.aggregators.mean import WeightedMean

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -35,6 +33,7 @@ from fedblend.runs import forms
 from fedblend.runs.files import (
     append_line,
     lock,
+    locked_folder,
     read_lines,
     remove_temporaries,
     without_waiting,
@@ -82,7 +81,7 @@ class RunDirectory:
 
         Raises :class:`FedblendError` if another process has the lock.
         """
-        with _locked_folder(self.path, LOCK, "this run directory"):
+        with locked_folder(self.path, LOCK, "this run directory"):
             remove_temporaries(self.path, WRITTEN_IN_RUN)
             yield
 
@@ -256,44 +255,8 @@ def folders_of_parts(folder: Path) -> list[str]:
 @contextmanager
 def locked_study(folder: Path) -> Iterator[None]:
     """Lock a study's folder. Raises :class:`FedblendError` if another process has the lock."""
-    with _locked_folder(folder, STUDY_LOCK, "this study"):
+    with locked_folder(folder, STUDY_LOCK, "this study"):
         yield
-
-
-@contextmanager
-def _locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Open for the whole run.
-        handle = open(folder / name, "w", encoding="utf-8", opener=without_waiting)  # noqa: SIM115
-    except OSError as error:
-        raise FedblendError(
-            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
-        ) from None
-    with handle:
-        try:
-            _lock_file(handle)
-        except BlockingIOError:
-            raise FedblendError(
-                f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
-                "(--out on the command line)"
-            ) from None
-        except OSError as error:
-            warnings.warn(
-                f"{folder}: cannot be locked ({error.strerror}); do not start {what} a second time while it runs",
-                stacklevel=2,
-            )
-        yield
-
-
-def _lock_file(handle: IO[str]) -> None:
-    """Lock a file for this process. Raises :class:`BlockingIOError` if another process has the lock."""
-    try:
-        lock(handle)
-    except BlockingIOError:
-        # is_locked in another process takes the lock briefly, too.
-        time.sleep(0.1)
-        lock(handle)
 
 
 def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Atomic writes (temporary name, fsync, rename), JSON-lines logs, and locks of files."""
+"""Atomic writes (temporary name, fsync, rename), JSON-lines logs, and locks of files and folders."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import io
 import json
 import os
 import secrets
+import time
+import warnings
 import weakref
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,7 +71,7 @@ def remove_temporaries(folder: Path, names: Collection[str] | None = None) -> No
                 left.unlink()
 
 
-@contextlib.contextmanager
+@contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
     """Wait for the lock of a file or folder, which is the file ``PATH.lock`` beside it, and hold it.
 
@@ -86,7 +89,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """Wait until no other process writes files of a folder, and remove what killed writers have left there."""
     with waiting_lock(folder):
@@ -246,3 +249,43 @@ def lock(file: IO[Any], shared: bool = False, wait: bool = False) -> None:
                     raise BlockingIOError(error.errno, error.strerror) from None
     else:
         raise OSError(errno.ENOTSUP, "this system has no file locks")
+
+
+@contextmanager
+def locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
+    """Lock a folder, created if needed, by its file ``name``; ``what`` is the folder's kind, for messages.
+
+    Raises :class:`FedblendError` if another process has the lock. Warns where the system has no file locks.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Open for the whole run.
+        handle = open(folder / name, "w", encoding="utf-8", opener=without_waiting)  # noqa: SIM115
+    except OSError as error:
+        raise FedblendError(
+            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
+        ) from None
+    with handle:
+        try:
+            _lock_file(handle)
+        except BlockingIOError:
+            raise FedblendError(
+                f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
+                "(--out on the command line)"
+            ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{folder}: cannot be locked ({error.strerror}); do not start {what} a second time while it runs",
+                stacklevel=2,
+            )
+        yield
+
+
+def _lock_file(handle: IO[str]) -> None:
+    """Lock a file for this process. Raises :class:`BlockingIOError` if another process has the lock."""
+    try:
+        lock(handle)
+    except BlockingIOError:
+        # is_locked in another process takes the lock briefly, too.
+        time.sleep(0.1)
+        lock(handle)

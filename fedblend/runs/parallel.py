@@ -12,6 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,11 +39,21 @@ from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, RoundRecord], None]
 
+OnTiming = Callable[[str, str], Any]
+"""Receives a run's name, and the name of an engine, before the engine is timed."""
+
 POLL_SECONDS = 0.2
 """Seconds of one wait for the processes' messages, in which Windows handles no Ctrl-C."""
 
 
-def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_record: OnRecord) -> dict[str, str]:
+def run_all(
+    study: Study,
+    folder: Path,
+    resume: bool,
+    jobs: int | None,
+    on_record: OnRecord,
+    on_timing: OnTiming = lambda slug, engine: None,
+) -> dict[str, str]:
     """Run every experiment of a study in ``folder``; return the error message of each failed run, by its name.
 
     ``jobs`` is the number of parallel runs (default: the number of processors, at most the number of runs). Runs with
@@ -56,14 +67,16 @@ def run_all(study: Study, folder: Path, resume: bool, jobs: int | None, on_recor
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with locked_study(folder):
-            return _run_locked(study, folder, resume, jobs, on_record)
+            return _run_locked(study, folder, resume, jobs, on_record, on_timing)
     finally:
         if created and not has_runs(folder):
             # An invalid experiment leaves no empty study.
             remove_study(folder, created)
 
 
-def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
+def _run_locked(
+    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_timing: OnTiming
+) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
     # Written before the first run, so that a resume includes runs that have not started.
@@ -90,9 +103,10 @@ def _run_locked(study: Study, folder: Path, resume: bool, jobs: int, on_record: 
                     stacklevel=2,
                 )
             if parallel <= 1 or own:
-                failed |= _run_sequentially(wave, folder, resume, on_record, 1 if own else processors())
+                share = 1 if own else processors()
+                failed |= _run_sequentially(wave, folder, resume, on_record, on_timing, share)
             else:
-                failed |= _run_in_parallel(wave, folder, resume, parallel, on_record)
+                failed |= _run_in_parallel(wave, folder, resume, parallel, on_record, on_timing)
         return failed
     except (KeyboardInterrupt, Stopped):
         if not has_runs(folder):
@@ -161,23 +175,32 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_sequentially(study: Study, folder: Path, resume: bool, on_record: OnRecord, processors: int) -> dict[str, str]:
+def _run_sequentially(
+    study: Study, folder: Path, resume: bool, on_record: OnRecord, on_timing: OnTiming, processors: int
+) -> dict[str, str]:
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
 
         def listen(record: RoundRecord, slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = run_one(experiment, folder / slug, resume, listen, processors)
+        message = run_one(experiment, folder / slug, resume, listen, processors, partial(on_timing, slug))
         if message:
             failed[slug] = message
     return failed
 
 
-def run_one(experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int) -> str:
+def run_one(
+    experiment: Experiment,
+    path: Path,
+    resume: bool,
+    listener: Listener,
+    processors: int,
+    on_timing: Callable[[str], Any],
+) -> str:
     """Run one experiment; return its error message, or an empty text. Raises :class:`Stopped` on Ctrl-C."""
     try:
-        execute(experiment, path, resume, listener, processors)
+        execute(experiment, path, resume, listener, processors, on_timing=on_timing)
     except Stopped:
         raise
     except FedblendError as error:
@@ -201,7 +224,9 @@ def _return_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _run_in_parallel(study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord) -> dict[str, str]:
+def _run_in_parallel(
+    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_timing: OnTiming
+) -> dict[str, str]:
     waiting, share = list(study.experiments), max(1, processors() // jobs)
     inbox: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
     workers: list[WorkerProcess] = []
@@ -235,6 +260,8 @@ def _run_in_parallel(study: Study, folder: Path, resume: bool, jobs: int, on_rec
                 start_workers(1 if waiting else 0)
             elif "record" in message:
                 on_record(running[worker], RoundRecord.from_dict(message["record"]))
+            elif "timing" in message:
+                on_timing(running[worker], message["timing"])
             elif "warning" in message:
                 # Python shows a warning once, also if several processes send it.
                 warnings.warn(message["warning"], stacklevel=2)
@@ -293,7 +320,12 @@ def _run_in_worker(
             return "stopped"
         experiment = resolve(table)
         return run_one(
-            experiment, Path(path), resume, lambda record: parent.send({"record": record.as_dict()}), processors
+            experiment,
+            Path(path),
+            resume,
+            lambda record: parent.send({"record": record.as_dict()}),
+            processors,
+            lambda engine: parent.send({"timing": engine}),
         )
     except (Stopped, KeyboardInterrupt):
         return "stopped"

@@ -82,13 +82,14 @@ def execute(
     processors: int = 1,
     federate: Federate | None = None,
     callbacks: Sequence[Callback] = (),
+    on_timing: Callable[[str], Any] = lambda name: None,
 ) -> FinishedRun:
     """Run an experiment in ``path``; with ``resume``, continue from its checkpoint.
 
     ``listener`` is called with every record; in a resumed run, with the earlier records first. Up to ``processors``
-    ranks are started if the experiment gives no number; ``federate`` returns another engine instead. Ctrl-C marks the
-    run stopped and raises :class:`Stopped`, and so do :class:`KeyboardInterrupt` and :class:`Stopped` of a callback.
-    Any other error marks the run failed.
+    ranks are started if the experiment gives no number; ``federate`` returns another engine instead. ``on_timing``
+    receives the name of each engine before it is timed. Ctrl-C marks the run stopped and raises :class:`Stopped`, and
+    so do :class:`KeyboardInterrupt` and :class:`Stopped` of a callback. Any other error marks the run failed.
     """
     directory = RunDirectory(path)
     exists = RunDirectory.is_run(path)
@@ -108,7 +109,7 @@ def execute(
         if federate is not None:
             setup, engine, choice = federate(setup)
         else:
-            choice = _choose_plan(directory, setup, processors)
+            choice = _choose_plan(directory, setup, processors, on_timing)
             engine = engines.make(setup, choice)
         try:
             # Order: callbacks and the listener may end the run, so that its last round is evaluated; then the best
@@ -159,13 +160,13 @@ def _require_no_federation(directory: RunDirectory) -> None:
         )
 
 
-def _choose_plan(directory: RunDirectory, setup: Setup, processors: int) -> EnginePlan:
+def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_timing: Callable[[str], Any]) -> EnginePlan:
     """Return the run's engine plan. A resumed run keeps its plan, so that its rounds are bit-identical."""
     experiment, earlier = setup.experiment, directory.facts().get("engine")
     _require_no_federation(directory)
     if earlier and experiment.engine == "auto":
         return replace(EnginePlan(**earlier), ranks=experiment.ranks or earlier["ranks"])
-    return engines.plan_engine(setup, processors, experiment.rounds)
+    return engines.plan_engine(setup, processors, experiment.rounds, on_timing)
 
 
 def _run(

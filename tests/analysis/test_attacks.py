@@ -24,9 +24,9 @@ from fedblend.analysis.attacks.search import DLG, InvGrad, cosine_distance, squa
 from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
+from fedblend.core.context import Context, StepPlan, Task
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Context, StepPlan, Task
 from fedblend.core.sharing import gather
 from fedblend.data.loaders.small import Digits
 from fedblend.data.scale import Scaler

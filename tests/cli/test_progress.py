@@ -58,6 +58,17 @@ def choice(engine: Literal["loop", "stacked"], stack: int | None, why: str) -> E
     return {"engine": engine, "stack": stack, "ranks": 1, "memory_format": "contiguous", "why": why}
 
 
+def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
+
+    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+        for now, engine in [(100, "1 stacked"), (104, "4 stacked"), (111, "8 stacked"), (112, "16 stacked")]:
+            clock.now = now
+            shown.timing("a", engine)
+
+    assert capsys.readouterr().err.splitlines() == ["a: timing engines: 8 stacked"]
+
+
 def test_each_choice_of_an_engine_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     choices = {
         "a": choice("loop", None, "milliseconds per client step: loop 0.5"),

@@ -12,9 +12,9 @@ import torch
 from helpers import engine_of, experiment, federation, federation_of, images, numbers, run, setup
 
 from fedblend import engines
+from fedblend.core.context import Task
 from fedblend.core.engine import Scores
 from fedblend.core.evaluation import evaluate, over_clients
-from fedblend.core.objective import Task
 from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 

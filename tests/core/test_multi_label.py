@@ -15,12 +15,12 @@ from helpers import federation_of, images, labelled, numbers, run, same_up_to_ro
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import Selection
 from fedblend.core.loop import RoundLoop
 from fedblend.core.metric import Metric
-from fedblend.core.objective import Task
 from fedblend.core.registry import build
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs.directory import RunDirectory

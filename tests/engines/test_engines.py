@@ -27,13 +27,14 @@ from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
-from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, _trial, faster_kernels, unstackable
+from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
 from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import own_layers, own_ways
 from fedblend.engines.stacked.schedule import _width
+from fedblend.engines.trials import faster_kernels, make_trial
 from fedblend.experiment import presets
 
 needs_kernels = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
@@ -344,8 +345,10 @@ def test_auto_chooses_a_clearly_faster_engine_and_states_why(
         return seconds.get(clients, 1.0)
 
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", measured)
-    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000)
+    timed: list[str] = []
+    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000, timed.append)
 
+    assert timed == ["1 stacked", "2 stacked"]
     assert plan.engine == engine
     assert plan.ranks == 2
     assert "2 stacked" in plan.why
@@ -385,7 +388,7 @@ def test_auto_chooses_kernels_or_pytorch_by_layer_and_confirms_the_choice(
 ) -> None:
     # The first convolution's kernel takes half of PyTorch's time, every other layer's takes twice as long.
     layers = iter([[1.0, 0.5], *[[1.0, 2.0]] * 100])
-    monkeypatch.setattr("fedblend.engines.autotune._seconds_in_turn", lambda calls: next(layers))
+    monkeypatch.setattr("fedblend.engines.trials._seconds_in_turn", lambda calls: next(layers))
     monkeypatch.setattr("fedblend.engines.autotune.TIMED_CLIENTS", 1)
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", timed_once_and_again(first, again))
     made = ragged("fedavg", LENET)
@@ -470,7 +473,7 @@ def test_an_engine_set_in_the_experiment_is_not_timed(monkeypatch: pytest.Monkey
 )
 def test_a_trial_has_the_pool_that_clients_receive(method: Any) -> None:
     made = ragged(method)
-    pool = _trial(LoopEngine(made), 2, batches=1)[0].pool
+    pool = make_trial(LoopEngine(made), 2, batches=1)[0].pool
 
     assert pool is not None
     assert len(pool)

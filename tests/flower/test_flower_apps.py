@@ -24,8 +24,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.object_ref import validate
 from script_helpers import script
 
+from fedblend.core.context import StepPlan
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import StepPlan
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.experiment import presets

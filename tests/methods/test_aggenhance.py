@@ -13,9 +13,9 @@ from helpers import federation, images, numbers, run, same, same_state, setup
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
 from fedblend.core.server_step import ServerContext
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop import LoopEngine

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
 from fedblend.core.random import stream
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.ccvr import CCVR

@@ -13,8 +13,8 @@ from helpers import engine_of, experiment, federation_of, images, run, same_up_t
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, CohortSummary, Context, StepPlan, Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, CohortSummary, Context, StepPlan, Task
 from fedblend.core.setup import model_spec
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedfa import EPSILON, FedFA, channel_weights

@@ -12,8 +12,8 @@ from helpers import experiment, federation_of, images, local, numbers, run, setu
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, Context, StepPlan, Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, StepPlan, Task
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.flea import FLea, distance_correlation
 from fedblend.methods.sharing.features import Features

@@ -10,7 +10,7 @@ from objectives_helpers import CLASSES, draws, random_pool, train_all
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Context, Task
+from fedblend.core.context import Batch, Context, Task
 from fedblend.core.sharing import Pool
 from fedblend.data.scale import OneHot
 from fedblend.engines.nets import EagerNet

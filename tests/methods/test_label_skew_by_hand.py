@@ -11,9 +11,9 @@ import torch
 from baselines_helpers import Reference, descend, far, near, skewed, softmax
 from helpers import numbers, setup
 
+from fedblend.core.context import Batch, Context, StepPlan, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context, StepPlan, Task
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives import FedLC, FedMix, FedRS

@@ -13,10 +13,10 @@ from helpers import engine_of, labelled, local, numbers, run, same, same_up_to_r
 from torch import nn
 from torch.func import functional_call
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.sharing import ClientData
 from fedblend.data.scale import Scaler

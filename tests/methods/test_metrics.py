@@ -11,10 +11,10 @@ import pytest
 import torch
 from helpers import setup
 
+from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import Selection
 from fedblend.core.metric import Metric
-from fedblend.core.objective import Task
 from fedblend.core.registry import build
 from fedblend.experiment.config import as_table, resolve
 

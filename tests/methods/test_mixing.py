@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Context, StepPlan
+from fedblend.core.context import Batch, Context, StepPlan
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix

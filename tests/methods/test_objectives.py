@@ -26,7 +26,7 @@ from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, train_all
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Context, Net, Task
+from fedblend.core.context import Batch, Context, Net, Task
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 from fedblend.engines.nets import EagerNet

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.analysis.privacy.statements import statements
+from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
 from fedblend.core.protection import Mechanism, ReleaseContext
 from fedblend.core.record import RoundRecord
 from fedblend.core.upload import bytes_of

@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers import federation, run, same
 
+from fedblend.core.context import Context, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Context, Task
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Pool, gather

@@ -12,10 +12,10 @@ from helpers import federation_of, images, local, numbers, run, same, same_up_to
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
+from fedblend.core.context import Batch, Context, StepPlan
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context, StepPlan
 from fedblend.core.setup import Setup, model_spec
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet

@@ -11,9 +11,9 @@ import torch
 from helpers import federation_of, images, labelled, numbers, run, same, same_up_to_rounding, setup
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool
 from fedblend.core.upload import bytes_of

@@ -10,9 +10,9 @@ import torch
 from helpers import federation_of, images, loss_of, numbers, run, same, same_up_to_rounding, setup, tanh_net
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, Context, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context, Task
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine

@@ -13,10 +13,10 @@ from helpers import experiment, images, local, numbers, run, same, same_state, s
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
 
+from fedblend.core.context import Task
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Task
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool, Request
 from fedblend.data.scale import Scaler

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedblend.core.context import Scale
 from fedblend.core.errors import FedblendError, missing_package
-from fedblend.core.objective import Scale
 
 WINDOW = 7
 """Side of SSIM's window in pixels."""

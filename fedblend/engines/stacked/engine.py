@@ -20,7 +20,8 @@ from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import dropouts, prepare_model
 from fedblend.engines.stacked.schedule import Stack
 from fedblend.engines.stacked.step import Inputs, Program, Step, outputs_of
-from fedblend.engines.stacked.trainer import StackInputs, StackTrainer
+from fedblend.engines.stacked.tensors import StackInputs
+from fedblend.engines.stacked.trainer import StackTrainer
 
 STACK = 16
 """Default number of clients in one stack."""

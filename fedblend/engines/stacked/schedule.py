@@ -14,7 +14,8 @@ from fedblend.core.trees import add_prefix
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
-from fedblend.engines.stacked.trainer import OBJECTIVE, Owner, StackInputs, StackTrainer, StepBatch
+from fedblend.engines.stacked.tensors import OBJECTIVE, StackInputs, StepBatch
+from fedblend.engines.stacked.trainer import Owner, StackTrainer
 
 
 class Stack:

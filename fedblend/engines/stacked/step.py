@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fedblend import _kernels
 from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
-from fedblend.core.objective import Batch, Context
+from fedblend.core.context import Batch, Context
 from fedblend.core.trees import strip_prefix
 from fedblend.engines.nets import FunctionalNet
 from fedblend.engines.sgd import Gradient, Precision, computing_in
@@ -29,7 +29,7 @@ CONTEXT = {
     "client_state": "client/",
     "server_state": "server/",
 }
-"""By field of :class:`fedblend.core.objective.Context`: the prefix of its tensors' names."""
+"""By field of :class:`fedblend.core.context.Context`: the prefix of its tensors' names."""
 
 
 @dataclass(frozen=True)

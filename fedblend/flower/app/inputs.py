@@ -10,9 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, brief
-from fedblend.core.objective import Task
 from fedblend.data.scale import Scaler
 
 

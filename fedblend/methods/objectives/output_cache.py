@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedblend.core.objective import Net
+from fedblend.core.context import Net
 from fedblend.core.trees import Tensors
 
 

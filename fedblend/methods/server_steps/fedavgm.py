@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedblend.core.objective import ModelSpec
+from fedblend.core.context import ModelSpec
 from fedblend.core.registry import Float, Positive, part
 from fedblend.core.server_step import Refined, ServerContext, ServerStep
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix

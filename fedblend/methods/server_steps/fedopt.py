@@ -8,7 +8,7 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from fedblend.core.objective import ModelSpec
+from fedblend.core.context import ModelSpec
 from fedblend.core.registry import Float, Positive, part
 from fedblend.core.server_step import Refined, ServerContext, ServerStep
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import ModelSpec
 from fedblend.core.registry import Count, part
 from fedblend.core.sharing import ClientData, Payload, Request, Sharing
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import ModelSpec
 from fedblend.core.registry import Count, NonNegative, part
 from fedblend.core.sharing import Pool, Sharing
 

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import ModelSpec
 from fedblend.core.random import lent_generator
 from fedblend.core.registry import Count, Float, Positive, part
 from fedblend.core.sharing import ClientData, Payload, Request, Sharing

@@ -10,8 +10,8 @@ import numpy as np
 import pydantic
 import torch
 
+from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.objective import ModelSpec
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, rows_of

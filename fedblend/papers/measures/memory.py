@@ -34,8 +34,8 @@ class StepMemory(Measure):
 
     def measured(self, cell: CellRun) -> float:
         """The largest number of bytes kept at once, in 10^6 bytes."""
-        from fedblend.engines.autotune import seconds_per_step
         from fedblend.engines.loop import LoopEngine
+        from fedblend.engines.trials import seconds_per_step
         from fedblend.runs.runner import one_thread
 
         with one_thread():
