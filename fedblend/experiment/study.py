@@ -83,8 +83,8 @@ def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
     if len(labels) < 2:
         return FedblendError(f"{message}; give them labels of their own")
     return FedblendError(
-        f"{message}, of the labels {' and '.join(labels)}; give them labels of their own, which differ in letters A to Z "
-        "or digits"
+        f"{message}, of the labels {' and '.join(labels)}; give them labels of their own, which differ in letters A to "
+        "Z or digits"
     )
 
 
