@@ -131,7 +131,7 @@ def here(*words: object) -> Outcome:
 def command(*words: object) -> list[str]:
     """The command as the shell would start it."""
     script = Path(sys.executable).with_name("fedblend")
-    start = [sys.executable, str(script)] if script.is_file() else [sys.executable, "-m", "fedblend.cli"]
+    start = [sys.executable, str(script)] if script.is_file() else [sys.executable, "-m", "fedblend"]
     return [*start, *map(str, words)]
 
 

@@ -153,12 +153,11 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
             f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
         )
     cls = find(kind, fields["name"], where)
-    words = {python: word for python, word in FILE_WORDS.items() if python in fields_of(cls)}
-    back = {word: python for python, word in words.items()}
+    back = {word: python for python, word in FILE_WORDS.items() if python in fields_of(cls)}
     given = {back.get(k, k): v for k, v in fields.items() if k != "name"}
     for field in given:
         if field not in fields_of(cls):
-            valid = [words.get(f, f) for f in fields_of(cls)]
+            valid = words_of(cls)
             raise FedblendError(
                 f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{did_you_mean(field, valid)}; "
                 f"valid: {', '.join(valid) or 'none, it takes no options'}"
@@ -269,6 +268,11 @@ def _line_of(error: Exception) -> str:
 def fields_of(cls: type) -> tuple[str, ...]:
     """The names of a part's options, as Python spells them."""
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+def words_of(cls: type) -> list[str]:
+    """The names of a part's options, as files spell them."""
+    return [FILE_WORDS.get(field, field) for field in fields_of(cls)]
 
 
 def has_option(part_or_table: Any, path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from fedblend.core import registry
 from fedblend.core.callbacks import require_own_files
@@ -285,20 +285,36 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
     ``extra`` are valid keys of a file that are no fields.
     """
     top = [*Experiment.model_fields, *extra]
+    parts = _options_of_parts(table)
+    fields = {name: list(model.model_fields) for name, model in TABLES.items()} | parts
     for key in table:
         if key not in top:
-            field = OTHER_WORDS.get(key, key)
-            raise _unknown_key(key, top, next((f"{t}.{field}" for t in TABLES if field in TABLES[t].model_fields), ""))
-    for name, model in TABLES.items():
+            word = OTHER_WORDS.get(key, key)
+            meant = next((f"{name}.{word}" for name in [*parts, *TABLES] if word in fields[name]), "")
+            raise _unknown_key(key, top, meant)
+    for name, valid in fields.items():
         given = inner if isinstance(inner := table.get(name), Mapping) else {}
         for key in given:
-            if key in model.model_fields:
+            if key in valid:
                 continue
             if key in top:
                 where = f"'{key}' is a top-level field: write it above the first [table]"
-                raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(model.model_fields)}")
-            option = _option_of_part(model, given, key)
-            raise _unknown_key(f"{name}.{key}", list(model.model_fields), option and f"{name}.{option}")
+                raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(valid)}")
+            if name in TABLES:
+                option = _option_of_part(TABLES[name], given, key)
+                raise _unknown_key(f"{name}.{key}", valid, option and f"{name}.{option}")
+
+
+def _options_of_parts(table: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The fields of a table that name a part, with the keys that the part's table may have."""
+    options = {}
+    for field, given in table.items():
+        metadata = Experiment.model_fields[field].metadata if field in Experiment.model_fields else ()
+        kind = next((dict(m.json_schema or ()).get("part") for m in metadata if isinstance(m, WithJsonSchema)), None)
+        name = given.get("name") if isinstance(given, Mapping) else given
+        if kind and isinstance(name, str):
+            options[field] = ["name", *registry.words_of(registry.find(kind, name, field))]
+    return options
 
 
 def _unknown_key(path: str, known: Sequence[str], meant: str) -> FedblendError:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, require_memory
-from fedblend.core.objective import Task
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare

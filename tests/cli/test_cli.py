@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -314,3 +316,15 @@ def test_a_misspelt_command_has_one_suggestion() -> None:
     told = here("rum").err
     assert "No such command 'rum'" in told
     assert told.lower().count("did you mean") == 1
+
+
+def test_the_command_is_a_module_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedblend", "run", "missing.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fedblend: error: missing.toml: ")

@@ -57,11 +57,16 @@ def message(text: str) -> str:
         ),
         *(
             (
-                f"[train]\n{key} = [0]",
-                f"train.{key}: unknown key ('{key}' is a top-level field: write it above the first [table])",
+                f"{table}\n{key} = [0]",
+                f"{table[1:].partition(']')[0]}.{key}: unknown key ('{key}' is a top-level field: write it above the "
+                "first [table])",
             )
             for key in ("methods", "seeds", "variants")
+            for table in ("[train]", '[partition]\nname = "iid"', '[model]\nname = "mlp"')
         ),
+        ("clients = 20", "clients: unknown key (did you mean 'partition.clients'?)"),
+        ("hidden = [20]", "hidden: unknown key (did you mean 'model.hidden'?)"),
+        ("local_epochs = 2", "local_epochs: unknown key (did you mean 'train.epochs'?)"),
         (
             'method = {name = "fedmix", lambda = 0.1}',
             "method.lambda: unknown key (did you mean 'method.objective.lambda'?)",
@@ -110,7 +115,7 @@ def message(text: str) -> str:
     ],
 )
 def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: str, told: str) -> None:
-    given = {line.partition(" =")[0] for line in text.splitlines()}
+    given = {line.strip("[]").partition(" =")[0] for line in text.splitlines()}
     others = {"data": '"digits"', "partition": '"iid"', "model": '"mlp"'}
     above = "".join(f"{field} = {value}\n" for field, value in others.items() if field not in given)
     assert message(above + text) == told

@@ -558,6 +558,11 @@ def test_a_network_that_does_not_fit_the_inputs_is_one_message(inputs: Inputs, g
         Strategy(FedAvg(), "aggenhance", inputs, model=network(), lr=0.1)
 
 
+def test_the_users_network_keeps_its_mode() -> None:
+    Strategy(FedAvg(), "aggenhance", INPUTS, model=(model := network()), lr=0.1)
+    assert all(module.training for module in model.modules())
+
+
 def test_another_network_than_the_first_arrays_is_one_message() -> None:
     other = nn.Sequential(network(), nn.Linear(3, 3))
     with pytest.raises(

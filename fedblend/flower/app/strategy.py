@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -63,7 +64,9 @@ class Strategy(FlowerStrategy):
     ) -> None:
         _require_valid(inner, inputs, model, lr, seed, min_mean, timeout)
         self.inner, self.method, self.inputs = inner, supported_method(method), inputs
-        self.model, self.lr, self.seed, self.min_mean, self.timeout = model, lr, seed, min_mean, timeout
+        self.lr, self.seed, self.min_mean, self.timeout = lr, seed, min_mean, timeout
+        self.model = None if model is None else copy.deepcopy(model).eval()
+        """The network in evaluation mode; the user's own keeps its mode."""
         self.pool: Pool | None = None
         self.state: dict[str, torch.Tensor] = {}
         self._start: dict[str, torch.Tensor] = {}
@@ -74,14 +77,14 @@ class Strategy(FlowerStrategy):
         """Nodes that have received the pool."""
         if self.method.server_step.active:
             no_rate = getattr(self.method.server_step, "lr", None) is None
-            if model is None or (lr is None and no_rate):
+            if self.model is None or (lr is None and no_rate):
                 raise FedblendError(
                     f"the server step '{self.method.server_step.name}' needs the network"
                     f"{' and a learning rate' if no_rate else ''}: give Strategy(..., model=..."
                     f"{', lr=...' if no_rate else ''})"
                 )
-            _require_fitting(model, inputs)
-            self.method.server_step.require_possible(ModelSpec(**self._model_spec(model)))
+            _require_fitting(self.model, inputs)
+            self.method.server_step.require_possible(ModelSpec(**self._model_spec(self.model)))
 
     def summary(self) -> None:
         """Log the method and the wrapped strategy."""
@@ -222,7 +225,7 @@ class Strategy(FlowerStrategy):
 
     def _model_spec(self, model: nn.Module) -> dict[str, Any]:
         return {
-            "model": model.eval(),
+            "model": model,
             "trained": [name for name, p in model.named_parameters() if p.requires_grad],
             "shape": self.inputs.shape,
             "scale": self.inputs.scale,
@@ -253,10 +256,10 @@ def _require_valid(inner: Any, inputs: Any, model: Any, lr: Any, seed: Any, min_
 
 def _require_fitting(model: nn.Module, inputs: Inputs) -> None:
     """Raise :class:`FedblendError` unless the network takes such inputs and gives as many outputs."""
-    device = next(iter(model.parameters())).device
+    device = next((tensor.device for tensor in model.state_dict().values()), None)
     try:
         with torch.no_grad():
-            made = str(list(model.eval()(torch.zeros(1, *inputs.shape, device=device)).shape))
+            made = str(list(model(torch.zeros(1, *inputs.shape, device=device)).shape))
     except Exception as error:  # the user's network chooses which
         made = legible(f"an error: {error}")
     if made != str([1, inputs.outputs]):
