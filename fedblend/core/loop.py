@@ -261,9 +261,12 @@ class RoundLoop:
     def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
         """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
+        channel = self.experiment.channel
         nothing = f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that"
         advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
-        if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
+        if channel.loses:
+            advice = f"the channel '{channel.name}' may have lost all of it; take one that loses less, or {advice}"
+        if step.needs_pool and not len(pool) and not channel.loses:
             raise FedblendError(f"{nothing} the server step '{step.name}' has nothing to work on; {advice}")
         if objective.needs and not len(sent):
             raise FedblendError(f"{nothing} '{objective.name}' has nothing to mix with; {advice}")

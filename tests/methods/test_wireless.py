@@ -431,3 +431,11 @@ def test_an_experiment_runs_over_the_channel() -> None:
     succeeded(here("run", file))
     refused(here("run", file, "--set", "channel.bandwidth=1000"), "0 good uploads")
     assert TINY["rounds"] == 2
+
+
+def test_a_channel_that_loses_all_shared_data_is_named() -> None:
+    lost = {"channel": {"name": "wireless", "power_up": -25, "power_down": -20}, "method": "fedmix"}
+    refused(
+        here("run", write(Path("tiny.toml"), lost)),
+        "'fedmix' has nothing to mix with; the channel 'wireless' may have lost all of it; take one that loses less",
+    )
