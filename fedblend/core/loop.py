@@ -480,8 +480,8 @@ class RoundLoop:
         if method.server_step.active:
             makers.append(f"method.server_step '{method.server_step.name}'")
         raise FedblendError(
-            f"round {before.round + 1}: the server's model: {fault} after {' and '.join(makers)}; valid: smaller steps, "
-            "or other parts of the method"
+            f"round {before.round + 1}: the server's model: {fault} after {' and '.join(makers)}; valid: smaller "
+            "steps, or other parts of the method"
         )
 
     # Evaluation and record ----------------------------------------------------------------------------------------

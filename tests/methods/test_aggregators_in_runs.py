@@ -101,8 +101,8 @@ def test_a_model_that_is_no_number_names_each_part_that_changed_it() -> None:
         protection={"name": "noise", "clip": 1.0, "multiplier": 1.0, "side": "server"},
     )
     told = (
-        "^round 1: the server's model: '.*' holds NaN or infinity after method.aggregator 'mean' and protection 'noise' "
-        "and method.terms.0 'feddyn'; valid: smaller steps, or other parts of the method$"
+        "^round 1: the server's model: '.*' holds NaN or infinity after method.aggregator 'mean' and protection "
+        "'noise' and method.terms.0 'feddyn'; valid: smaller steps, or other parts of the method$"
     )
     with pytest.raises(FedblendError, match=told):
         run(made, 1)
