@@ -30,7 +30,8 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.evaluation import Selection, evaluate, own_tests
-from fedblend.core.protection import ReleaseContext
+from fedblend.core.objective import ClientPart
+from fedblend.core.protection import Protection, ReleaseContext
 from fedblend.core.random import stream
 from fedblend.core.record import CostMeter, RoundRecord
 from fedblend.core.server_step import ServerContext
@@ -140,13 +141,7 @@ class RoundLoop:
         if result is None or result.good:
             weights, state = self._refine(state, weights, begun)
         weights = self.setup.tied(weights)
-        if not all_finite([t for t in weights.values() if t.is_floating_point()]) and (fault := _fault_of(weights)):
-            made_by = f"method.aggregator '{self.method.aggregator.name}'"
-            made_by += f" and method.server_step '{self.method.server_step.name}'" * self.method.server_step.active
-            raise FedblendError(
-                f"round {state.round + 1}: the server's model: {fault} after {made_by}; valid: smaller steps, or "
-                "other parts of the method"
-            )
+        self._require_finite(before, weights)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=before.round + 1, weights=weights, ended_by="")
         return self.selection.note_best(state, self._record(state, costs, facts))
@@ -472,6 +467,25 @@ class RoundLoop:
             if _fault_of(answer) is None:
                 answers.append(answer)
         return answers
+
+    def _require_finite(self, before: RunState, weights: Tensors) -> None:
+        """Raise :class:`FedblendError` if a tensor that the round has changed holds NaN or infinity."""
+        changed = {n: t for n, t in weights.items() if t is not before.weights[n] and t.is_floating_point()}
+        if all_finite([*changed.values()]) or not (fault := _fault_of(changed)):
+            return
+        method, protection = self.method, self.experiment.protection
+        makers = [f"method.aggregator '{method.aggregator.name}'"]
+        if type(protection).release is not Protection.release:
+            makers.append(f"protection '{protection.name}'")
+        for slot, part in client_parts(method).items():
+            if type(part).after_aggregation is not ClientPart.after_aggregation:
+                makers.append(f"method.{slot} '{part.name}'")
+        if method.server_step.active:
+            makers.append(f"method.server_step '{method.server_step.name}'")
+        raise FedblendError(
+            f"round {before.round + 1}: the server's model: {fault} after {' and '.join(makers)}; valid: smaller "
+            "steps, or other parts of the method"
+        )
 
     # Evaluation and record ----------------------------------------------------------------------------------------
 

@@ -78,13 +78,13 @@ class Memory:
 
     def mark(self, name: str) -> str | None:
         """The mark of the kept table, or ``None``."""
+        if name in KEPT:
+            self._restore()
         marks = self.state.config_records
         return str(marks[f"{name}-mark"]["mark"]) if f"{name}-mark" in marks else None
 
     def recall(self, name: str, mark: str) -> dict[str, torch.Tensor] | None:
         """The kept table, or ``None`` if its mark is another."""
-        if name in KEPT:
-            self._restore()
         if self.mark(name) != mark:
             return None
         return {key: torch.from_numpy(array.numpy()) for key, array in self.state.array_records[name].items()}
@@ -105,7 +105,7 @@ class Memory:
 
         Raises :class:`FedblendError` if the file is damaged.
         """
-        if self.path is None or any(self.mark(name) is not None for name in KEPT) or not self.path.exists():
+        if self.path is None or any(f"{name}-mark" in self.state for name in KEPT) or not self.path.exists():
             return
         _require_private(self.path.parent)
         try:

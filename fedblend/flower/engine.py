@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop import LoopEngine
-from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, to_record
+from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
 from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
@@ -44,10 +45,10 @@ from fedblend.methods.sharing.secure_means import SecureMeans
 log = logging.getLogger("flwr")
 
 MARK = "kept"
-"""Name of the tensor that replaces a client's own weights at the server: the round of these weights."""
+"""Name of the tensor that replaces a client's own weights at the server: their mark (``FlowerEngine._new_mark``)."""
 
 PARTS = "parts/kept"
-"""Name of the tensor that replaces the tables of parts at a client: the round of these tables."""
+"""Name of the tensor that replaces the tables of parts at a client: their mark."""
 
 EXTRAS = "extras/"
 """Prefix of what parts send beside the model."""
@@ -56,8 +57,8 @@ EXTRAS = "extras/"
 class FlowerEngine:
     """Sends a round's tasks to the sites, and collects their replies in the order of the clients.
 
-    Weights that clients go on from (federated distillation, a lost downlink) never leave them: here stands only the
-    round that they are of, which a checkpoint keeps too.
+    Weights that clients go on from (federated distillation, a lost downlink) never leave them: here stands only their
+    mark, which a checkpoint keeps too.
     """
 
     def __init__(self, setup: Setup, sites: Sites) -> None:
@@ -65,6 +66,7 @@ class FlowerEngine:
         self.inner = LoopEngine(setup, setup.experiment.device)
         self._sent_pools: dict[int, tuple[int, str]] = {}
         self._digest: tuple[Pool | None, str] = (None, "")
+        self._begun: tuple[TrainTask | None, str] = (None, "")
         self._sent_model: tuple[int, frozenset[int]] = (-1, frozenset())
         self._uploads: dict[int, Tensors] = {}
         # The round that is evaluated next.
@@ -221,13 +223,26 @@ class FlowerEngine:
 
     def _kept_there(self, task: TrainTask, client: int) -> dict[str, torch.Tensor]:
         """Return the marks of what a client keeps at its site from this round on: weights and tables of parts."""
-        mark = torch.tensor(task.round)
-        kept = {f"weights/{MARK}": mark} if self.setup.experiment.keeps_client_weights else {}
+        names = [f"weights/{MARK}"] * self.setup.experiment.keeps_client_weights
         # The site computes the first tables of its parts itself, and keeps them.
-        parts = any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {}))
-        personal = self.setup.experiment.method.personal.keeps
+        if any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {})):
+            names.append(PARTS)
         # Where the site's own model is found when it is tested.
-        return kept | ({PARTS: mark} if parts else {}) | ({f"{personal}{MARK}": mark} if personal else {})
+        names += [f"{keeps}{MARK}" for keeps in [self.setup.experiment.method.personal.keeps] if keeps]
+        return dict.fromkeys(names, self._new_mark(task, client)) if names else {}
+
+    def _new_mark(self, task: TrainTask, client: int) -> torch.Tensor:
+        """Return the mark of what a client keeps after a round, int64 [2]: the round, and a digest of its beginning.
+
+        Servers that go on from copies of one run folder have other marks where sites keep other tables for them.
+        """
+        if self._begun[0] is not task:
+            tables = add_prefix("outputs/", task.global_outputs) | add_prefix("server/", task.server_state)
+            pool = "" if task.pool is None else self._version(task.pool)
+            self._begun = (task, digest_of(self.setup.shared(task.weights) | tables) + pool)
+        had = sorted((n, mark_text(t)) for n, t in task.client_states.get(client, {}).items() if n.endswith(MARK))
+        digest = hashlib.sha256(f"{self._begun[1]} {had}".encode()).digest()
+        return torch.tensor([task.round, int.from_bytes(digest[:7], "big")])
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the sites, or answer it from the uploads at the server."""
@@ -250,7 +265,7 @@ class FlowerEngine:
 
     def score(self, weights: Tensors, split: Split = "test") -> Scores:
         """Score the server's samples here, and samples that clients keep and clients' own weights at the sites."""
-        own = str(int(weights[MARK])) if set(weights) == {MARK} else None
+        own = _mark(weights)
         if own is not None and (split != "test" or self.setup.experiment.metrics):
             raise FedblendError(
                 "evaluate_model: a device's model stays at its site, which sends its scores on test samples only; "
@@ -270,7 +285,7 @@ class FlowerEngine:
                 "Flower with holdout (such as 0.2)"
             )
         field = "personal" if self.setup.experiment.method.personal.keeps else "own"
-        own = {client: {field: str(int(table[MARK]))} for client, table in models.items()}
+        own = {client: {field: mark_text(table[MARK])} for client, table in models.items()}
         return self._score_at_sites(weights, split, own)
 
     def _score_at_sites(
@@ -320,11 +335,13 @@ class FlowerEngine:
     ) -> ClientRequest:
         """Return one client's request for a round; ``resend`` names what it receives a second time."""
         method = self.setup.experiment.method
-        fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None}
+        fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": None}
         tables = []
         kept = task.client_states.get(client, {})
         if PARTS in kept:
-            fields["state"] = str(int(kept[PARTS]))
+            fields["state"] = mark_text(kept[PARTS])
+        if new := self._kept_there(task, client):
+            fields["keep"] = mark_text(next(iter(new.values())))
         if task.has_own_model(client):
             fields |= {"begins": "own", "mark": _mark(task.start_of(client))}
         elif task.round == self._sent_model[0] and client in self._sent_model[1] and "model" not in resend:
@@ -371,8 +388,8 @@ def _joined(one: ClientRequest, other: ClientRequest | None) -> ClientRequest:
 
 
 def _mark(start: Tensors) -> str | None:
-    """Return the round of a client's own weights; ``None`` before its first round."""
-    return str(int(start[MARK])) if set(start) == {MARK} else None
+    """Return the mark of a client's own weights as text; ``None`` before its first round."""
+    return mark_text(start[MARK]) if set(start) == {MARK} else None
 
 
 def _log_faults(faults: Mapping[int, str], round: int, others: bool) -> None:

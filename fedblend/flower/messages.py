@@ -165,6 +165,16 @@ def fault_of_shared(payload: Tensors, classes: int) -> str | None:
     return None
 
 
+def mark_text(mark: torch.Tensor) -> str:
+    """Return the mark of what a client keeps, int64 [2], as messages have it: ``ROUND-DIGEST``."""
+    return "-".join(map(str, mark.flatten().tolist()))
+
+
+def round_of_mark(mark: str) -> int:
+    """Return the round in which a client began to keep what has this mark, counted from 0."""
+    return int(mark.partition("-")[0])
+
+
 def fault_of_number(payload: Tensors, samples: int, most: int) -> str | None:
     """Return why a site with so many samples cannot share so many entries, or ``None``; ``most`` it can."""
     entries = max((len(tensor) for tensor in payload.values() if tensor.dim()), default=0)

@@ -13,7 +13,7 @@ from fedblend.core.engine import Scores, Tensors
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix
-from fedblend.flower.messages import to_record
+from fedblend.flower.messages import round_of_mark, to_record
 from fedblend.flower.sites import ClientRequest, Sites
 
 log = logging.getLogger("flwr")
@@ -23,11 +23,12 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
-    """Score the weights that a client kept in round ``kept``, on the experiment's ``samples`` test samples.
+    """Score the weights that a client kept under the mark ``kept``, on the experiment's ``samples`` test samples.
 
     Raises :class:`FedblendError` if the site sends no valid scores.
     """
-    reply = sites.exchange("evaluate", int(kept), {client: ClientRequest({"own": kept, "split": "test"})})[client]
+    request = ClientRequest({"own": kept, "split": "test"})
+    reply = sites.exchange("evaluate", round_of_mark(kept), {client: request})[client]
     loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
     # A device that diverged has a loss of NaN, as in the loop engine.
     valid = loss.shape == (samples,) and loss.dtype == torch.float32

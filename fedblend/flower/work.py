@@ -20,7 +20,7 @@ from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.ledger import ledger_of
-from fedblend.flower.messages import MessageContent, Tensors
+from fedblend.flower.messages import MessageContent, Tensors, round_of_mark
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
 from fedblend.flower.secure_aggregation.site import (
@@ -62,7 +62,7 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     _require_few(task, payload)
     if sharing.leaves_client:
         return {}, payload
-    task.memory.keep("shared", "", payload)
+    task.memory.keep("shared", str(task.round), payload)
     task.memory.save()
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
 
@@ -179,12 +179,12 @@ def _trained(
         # The server may not receive this round's reply; the next round then begins with the same state.
         if fields["state"] is not None:
             task.memory.keep("parts-before", fields["state"], state)
-        task.memory.keep("parts", str(task.round), kept)
+        task.memory.keep("parts", fields["keep"], kept)
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
             # The server may not receive this round's reply; the next round then begins with the same weights.
             task.memory.keep("own-before", fields["mark"], start)
-        task.memory.keep("own", str(task.round), finite_or(trained.weights, start))
+        task.memory.keep("own", fields["keep"], finite_or(trained.weights, start))
     if kept or experiment.keeps_client_weights:
         task.memory.save()
     if fields["begins"] == "own" and protects(task):
@@ -258,11 +258,13 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> d
         kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
         if kept is None:
             raise FedblendError(
-                f"it no longer has what the method keeps at it since round {mark} ({LASTS}), and nobody else has it; "
-                "begin a new run"
+                f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
+                "nobody else has it; begin a new run"
             )
         if fault := fault_of(kept, first):
-            raise FedblendError(f"what it keeps since round {mark} is not of this experiment: {fault}; begin a new run")
+            raise FedblendError(
+                f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
+            )
         return {name: kept[name] for name in first}
     return first
 
@@ -320,13 +322,14 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if fields["own"] is not None:
         weights = _kept(task, fields["own"])
         if weights is None:
-            raise FedblendError(f"it no longer has its weights of round {fields['own']}; begin a new run")
+            since = round_of_mark(fields["own"])
+            raise FedblendError(f"it no longer has its weights of round {since}; begin a new run")
     else:
         weights = _in_order(task, tensors)
     if (mark := fields.get("personal")) is not None:
         kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
         if kept is None:
-            raise FedblendError(f"it no longer has its own model of round {mark}; begin a new run")
+            raise FedblendError(f"it no longer has its own model of round {round_of_mark(mark)}; begin a new run")
         weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
     if task.site.data is not None and split == "test":
         raise RefusedByPolicy(
@@ -393,8 +396,8 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
     own = _kept(task, fields["mark"])
     if own is None:
         raise FedblendError(
-            f"it no longer has its own weights of round {fields['mark']} ({LASTS}), and nobody else has them; begin a "
-            "new run"
+            f"it no longer has its own weights of round {round_of_mark(fields['mark'])} ({LASTS}), and nobody else has "
+            "them; begin a new run"
         )
     return {name: own[name] for name in task.setup.model.state_dict()}
 
@@ -403,7 +406,9 @@ def _kept(task: ClientTask, mark: str) -> dict[str, torch.Tensor] | None:
     """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
     own = task.memory.recall("own", mark) or task.memory.recall("own-before", mark)
     if own is not None and (fault := fault_of(own, task.setup.weights())):
-        raise FedblendError(f"its own weights of round {mark} are not of this experiment: {fault}; begin a new run")
+        raise FedblendError(
+            f"its own weights of round {round_of_mark(mark)} are not of this experiment: {fault}; begin a new run"
+        )
     return own
 
 
@@ -451,7 +456,9 @@ def _made_here(task: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
     if sharing.own_only:
         if task.client not in owners:
             return gather({})
-        kept = task.memory.recall("shared", "")
+        made_in = task.memory.mark("shared")
+        # A server that goes on from an older checkpoint does not have what was made after it.
+        kept = task.memory.recall("shared", made_in) if made_in is not None and int(made_in) <= task.round else None
         if kept is None:
             raise FedblendError(f"it no longer has its own data to mix with ({LASTS}); begin a new run")
         return gather({task.client: kept})

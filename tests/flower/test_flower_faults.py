@@ -512,6 +512,50 @@ def test_a_server_that_is_killed_goes_on_with_what_sites_keep(
         assert all(torch.equal(kept[0][1][n], t) for n, t in kept[1][1].items())
 
 
+def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before_it(tmp_path: Path) -> None:
+    """Three clients make means again in round 6, and the server goes on from its checkpoint after round 4."""
+    method = {"name": "fedmix", "sharing": {"name": "local-means", "refresh": 0.6}}
+    arrival = {"first": 0.3, "clients": 0.3, "portion": 0.1}
+    changes = {"checkpoint_every": 4, "rounds": 6, "arrival": arrival}
+    asked = experiment(method, train=ALL, partition={"name": "iid", "clients": 4}, **changes)
+    grid = sites_of(tmp_path / "sites")
+
+    def kill(who: int, message: Message, reply: Message) -> Message:
+        if (who, trained_in(message)) == (3, 5):
+            raise Killed
+        return reply
+
+    grid.spoil = kill
+    with pytest.raises(Killed):
+        run(grid, asked, tmp_path / "run", QUICK)
+    lines = run(sites_of(tmp_path / "sites", 2), asked, tmp_path / "run", QUICK).directory.metrics()
+    again = [line["shared"]["asked"] for line in lines if line.get("shared")]
+    refused = [[one["client"] for one in line.get("refused", ())] for line in lines]
+    assert (again, refused) == ([4, 3, 3], [[], [], [], [], [], [0, 1, 3], []])
+    assert "no longer has its own data to mix with" in lines[5]["refused"][0]["reason"]
+
+
+@pytest.mark.parametrize("keeper", ["scaffold", "ditto"])
+def test_sites_do_not_mix_two_copies_of_a_run(keeper: str, tmp_path: Path) -> None:
+    asked = keeping(keeper)
+
+    def go_on(copy: str, rounds: int, run_id: int, silent: int | None = None) -> list[int]:
+        """Make the next round of a copy; return the clients whose uploads were refused in it."""
+        grid = sites_of(tmp_path / "sites", run_id)
+        grid.spoil = lambda who, message, reply: None if (who, trained_in(message)) == (silent, 1) else reply
+        made = run(grid, asked.model_copy(update={"rounds": rounds}), tmp_path / copy, QUICK).directory.metrics()
+        return [one["client"] for one in made[-1].get("refused", ())]
+
+    assert go_on("one", 1, 1) == []
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    # In round 2 the copies differ in client 3, and from round 3 on in what the other clients keep.
+    assert go_on("one", 2, 2, silent=3) == [3]
+    assert go_on("two", 2, 3) == []
+    assert go_on("one", 3, 4) == []
+    assert go_on("two", 3, 5) == [3]
+    assert go_on("one", 4, 6) == [0, 1, 2]
+
+
 def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
     asked = keeping("scaffold")
     first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
@@ -611,7 +655,8 @@ def test_a_changed_experiment_does_not_take_what_a_site_keeps_of_another(tmp_pat
         if (who, trained_in(message)) == (0, 0):
             # What a site of another model would have kept in the same run.
             kept = at_site.Memory(*[c for c in grid.contexts.values() if grid.client(c.node_id) == 0])
-            kept.keep("parts", "0", {name: t[:-1] for name, t in kept.recall("parts", "0").items()})
+            mark = kept.mark("parts")
+            kept.keep("parts", mark, {name: t[:-1] for name, t in kept.recall("parts", mark).items()})
         return reply
 
     grid.spoil = spoil

@@ -94,6 +94,35 @@ def test_an_aggregate_that_is_no_number_ends_its_own_round_in_one_message() -> N
         run(federation_of(replace(made.setup, experiment=experiment)), 1)
 
 
+def test_a_model_that_is_no_number_names_each_part_that_changed_it() -> None:
+    made = federation(
+        rounds=1,
+        method={"aggregator": {"name": "mean", "by": "clients"}, "terms": [{"name": "feddyn", "alpha": 1e-300}]},
+        protection={"name": "noise", "clip": 1.0, "multiplier": 1.0, "side": "server"},
+    )
+    told = (
+        "^round 1: the server's model: '.*' holds NaN or infinity after method.aggregator 'mean' and protection "
+        "'noise' and method.terms.0 'feddyn'; valid: smaller steps, or other parts of the method$"
+    )
+    with pytest.raises(FedblendError, match=told):
+        run(made, 1)
+
+
+class Masked(BatchNormNet):
+    """A network whose state has a mask of attention, which is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+
+
+def test_infinity_that_no_round_makes_is_no_fault_of_a_round() -> None:
+    model = {"name": "module", "path": f"{__name__}:Masked"}
+    state, records = run(federation(model=model, rounds=2, method="fd"), 2)
+    assert [record["uploads"] for record in records] == [2, 2]
+    assert torch.equal(state.weights["mask"], Masked().mask)
+
+
 def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
     attack = {"name": "sign-flip", "share": 0.25, "factor": 1e6}
     made = federation(
