@@ -184,7 +184,7 @@ def read_frame(
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
         raise FedblendError(f"{path}: holds no rows; {needed}")
-    for name in (name for name, kind in frame.dtypes.items() if kind == object):
+    for name in (name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind == "O"):
         kind = pd.api.types.infer_dtype(frame[name])
         if kind in ("boolean", "decimal"):
             frame[name] = frame[name].astype("boolean" if kind == "boolean" else float)
