@@ -184,10 +184,10 @@ def read_frame(
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
         raise FedblendError(f"{path}: holds no rows; {needed}")
+    types = {"boolean": "boolean", "decimal": "float64"}
     for name in (name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind == "O"):
-        kind = pd.api.types.infer_dtype(frame[name])
-        if kind in ("boolean", "decimal"):
-            frame[name] = frame[name].astype("boolean" if kind == "boolean" else float)
+        if kind := types.get(pd.api.types.infer_dtype(frame[name])):
+            frame[name] = frame[name].astype(kind)
     return frame
 
 
@@ -201,21 +201,20 @@ def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
         for separator in ("\t" if path.suffix.lower() == ".tsv" else ",;\t")
     }
     # A quote is left where a separator divides a quoted name.
-    separator = max(headers, key=lambda one: (not headers[one].str.contains('"').any(), len(headers[one])))
-    names = headers[separator][headers[separator] != ""]
-    if names.duplicated().any():
-        raise FedblendError(f"{path}: has two columns named '{legible(names[names.duplicated()].iloc[0])}'")
-    # With low_memory, pandas reads a long file in parts: 01 may be a number in one part and text in another. Without
-    # index_col, the cells of rows with one cell more than the header would stand one column too far to the left.
+    separator, names = max(headers.items(), key=lambda one: (not one[1].str.contains('"').any(), len(one[1])))
+    if len(double := names[names.duplicated() & (names != "")]):
+        raise FedblendError(f"{path}: has two columns named '{legible(double.iloc[0])}'")
+    # With low_memory, 01 may be a number in one part of a long file and text in another. Without index_col, rows with
+    # one cell more than the header would stand one column too far to the left.
     options: dict[str, Any] = {"sep": separator, "low_memory": False, "index_col": False}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         frame = pd.read_csv(path, **options)
     if separator == ";":
         with_commas = pd.read_csv(path, decimal=",", **options)
-        points, commas = (list(one.select_dtypes("number")) for one in (frame, with_commas))
+        points, commas = (one.select_dtypes("number").columns for one in (frame, with_commas))
         if len(commas) > len(points):
-            if both := [name for name in points if name not in commas]:
+            if len(both := points.difference(commas, sort=False)):
                 raise FedblendError(
                     f"{path}: column '{legible(both[0])}' has decimal points, but others have decimal commas; write "
                     "one of both"
@@ -232,9 +231,8 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
             if name not in frame.columns:
                 meant = did_you_mean(name, frame.columns)
                 valid = listed(list(frame.columns))
-                if len(frame.columns) == 1:
-                    valid += "; columns of text are separated by commas, semicolons or tabs"
-                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
+                hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
+                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}{hint}")
         if len(set(names)) < len(names):
             double = next(name for i, name in enumerate(names) if name in names[:i])
             raise FedblendError(f"data.{option}: column '{double}' is listed twice; valid: each column once")
@@ -336,15 +334,13 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
         )
     counts = cells.astype(str).value_counts(sort=False)
     words = counts.index.to_series()
-    numbers = pd.to_numeric(words, errors="coerce")
-    texts = counts[numbers.isna()]
+    texts = counts[(numbers := pd.to_numeric(words, errors="coerce")).isna()]
     if numbers.nunique() > MAX_CODES and 0 < texts.sum() <= STRAY * len(cells):
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {texts.sum()} of {len(cells)} cells are text, "
             f"such as {brief(texts.index[0])}; write numbers, or empty cells and data.missing = 'mean'"
         )
-    plain = pd.to_numeric(words.str.replace("[,%]", "", regex=True), errors="coerce")
-    if len(texts) and plain.notna().all():
+    if len(texts) and pd.to_numeric(words.str.replace("[,%]", "", regex=True), errors="coerce").notna().all():
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers with commas or percent signs, such as "
             f"{brief(texts.index[0])}; write digits and decimal points only"
