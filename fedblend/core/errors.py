@@ -43,7 +43,7 @@ pip install ".[dp]" in the checkout, or pip install "PATH/TO/fedblend-VERSION-py
 
 
 def did_you_mean(
-    word: str, known: Iterable[str], alike: float = 0.5, others: Mapping[str, str] = MappingProxyType({})
+    word: str, known: Iterable[str], alike: float = 0.65, others: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to ``word``, or ``""`` if none is ``alike``.
 

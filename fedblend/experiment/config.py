@@ -239,6 +239,17 @@ OTHER_WORDS = {
     "step_size": "lr",
     "clients_per_round": "cohort",
     "participants": "cohort",
+    "fraction_fit": "cohort",
+    "min_fit_clients": "cohort",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "strategy": "method",
+    "algorithm": "method",
+    "proximal_mu": "mu",
+    "random_state": "seed",
+    "accelerator": "device",
+    "max_epochs": "epochs",
+    "test_size": "test_share",
     "gradient_clipping": "clip_norm",
     "local_epochs": "epochs",
     "local_steps": "steps",
@@ -301,7 +312,7 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
                 where = f"'{key}' is a top-level field: write it above the first [table]"
                 raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(valid)}")
             if name in TABLES:
-                option = _option_of_part(TABLES[name], given, key)
+                option = _option_of_part(TABLES[name], given, OTHER_WORDS.get(key, key))
                 raise _unknown_key(f"{name}.{key}", valid, option and f"{name}.{option}")
 
 

@@ -82,8 +82,8 @@ def test_an_archive_with_a_flipped_byte() -> None:
         (b"a,y\n1,2,u\n3,4,v\n", "t.csv: rows have more cells than the header; valid: a name for each column"),
         (
             b",a,y\n0,1,u\n1,2,v\n",
-            "t.csv has no name, as row numbers that pandas writes; valid: a header with all names (pandas: "
-            "index=False), or data.features without this column",
+            "t.csv has no name, as row numbers that pandas writes or a separator at the end of each line; valid: a "
+            "header with all names (pandas: index=False), or data.features without this column",
         ),
         ("a,y\n1,ü\n".encode("latin-1"), "t.csv: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')"),
         (

@@ -208,6 +208,34 @@ def test_a_csv_file_may_have_semicolons_or_tabs(text: str, tmp_path: Path) -> No
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("columns", ['"a, b, c, d";dose;ill', 'age;dose;"ill, or not, or so"', '"a\nge";dose;i'])
+def test_separators_in_quoted_names_do_not_count(columns: str, tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(SEMICOLONS.replace("age;dose;ill", columns))
+    assert read_frame(tmp_path / "p.csv").dose.tolist() == [1.5, 2.5, 3.5, 4.5]
+    text = SEMICOLONS.replace(",", ".").replace(";", ",").replace("dose", '"dose; of; the; day"')
+    (tmp_path / "p.csv").write_text(text)
+    assert list(read_frame(tmp_path / "p.csv")) == ["age", "dose; of; the; day", "ill"]
+
+
+def test_decimal_points_beside_decimal_commas_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("age;dose;size;ill\n40.5;1,5;2,5;no\n50.5;2,5;3,5;yes\n")
+    with pytest.raises(FedblendError) as error:
+        read_frame(tmp_path / "p.csv")
+    assert str(error.value) == (
+        f"{tmp_path / 'p.csv'}: column 'age' has decimal points, but others have decimal commas; write one of both"
+    )
+
+
+def test_another_separator_is_told_with_the_ones_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(SEMICOLONS.replace(",", ".").replace(";", "|"))
+    with pytest.raises(FedblendError) as error:
+        TableFile(str(tmp_path / "p.csv"), target="ill").load()
+    assert str(error.value) == (
+        "data.target: there is no column 'ill'; valid: age|dose|ill; columns of text are separated by commas, "
+        "semicolons or tabs"
+    )
+
+
 def test_a_long_file_is_read_as_one(tmp_path: Path) -> None:
     rows = 600_000  # pandas would read the first half as numbers, in which the site 01 is 1
     (tmp_path / "p.csv").write_text("ill,site\n" + "0,01\n" * rows + "1,3+\n")
@@ -280,6 +308,8 @@ def test_codes_are_texts_in_a_prediction_too(tmp_path: Path) -> None:
     new = read_frame(tmp_path / "new.csv", categories=form["categories"])
     assert encode(new, form, tmp_path).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert guesses(new, form) == ["column 'code' is empty in 1 row, taken as none of its texts"]
+    (tmp_path / "new.csv").write_text("smoker\nTRUE\nFALSE\n")  # all truth values, as pandas reads them
+    assert read_frame(tmp_path / "new.csv", categories=["smoker"]).smoker.tolist() == ["TRUE", "FALSE"]
 
 
 # Signals ---------------------------------------------------------------------------------------------------

@@ -66,7 +66,23 @@ def message(text: str) -> str:
         ),
         ("clients = 20", "clients: unknown key (did you mean 'partition.clients'?)"),
         ("hidden = [20]", "hidden: unknown key (did you mean 'model.hidden'?)"),
-        ("local_epochs = 2", "local_epochs: unknown key (did you mean 'train.epochs'?)"),
+        *(
+            (f"{key} = 2", f"{key}: unknown key (did you mean '{meant}'?)")
+            for key, meant in (
+                ("local_epochs", "train.epochs"),
+                ("max_epochs", "train.epochs"),
+                ("num_clients", "partition.clients"),
+                ("n_clients", "partition.clients"),
+                ("fraction_fit", "train.cohort"),
+                ("min_fit_clients", "train.cohort"),
+                ("strategy", "method"),
+                ("algorithm", "method"),
+                ("random_state", "seed"),
+                ("accelerator", "device"),
+            )
+        ),
+        # No field is similar: a far one would only mislead.
+        *((f"{key} = 2", f"{key}: unknown key") for key in ("patience", "epsilon", "verbose", "out", "client")),
         (
             'method = {name = "fedmix", lambda = 0.1}',
             "method.lambda: unknown key (did you mean 'method.objective.lambda'?)",
@@ -74,6 +90,10 @@ def message(text: str) -> str:
         (
             'method = {name = "fedprox", mu = 0.1}',
             "method.mu: unknown key (did you mean 'method.terms.proximal.mu'?)",
+        ),
+        (
+            'method = {name = "fedprox", proximal_mu = 0.1}',
+            "method.proximal_mu: unknown key (did you mean 'method.terms.proximal.mu'?)",
         ),
         (
             'train = {optimizer = "adam", beta1 = 0.1}',

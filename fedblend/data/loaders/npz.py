@@ -300,7 +300,7 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
     client, names = arrays["client"], arrays.get("client_names")
     if client.ndim != 1 or client.dtype.kind not in "iuU":
         raise FedblendError(
-            f"{path}: 'client' is {client.dtype} of shape {list(client.shape)}; valid: numbers [n] or text"
+            f"{path}: 'client' is {client.dtype} of shape {list(client.shape)}; valid: whole numbers [n] or text"
         )
     ids, codes = np.unique(client, return_inverse=True)
     if names is None or client.dtype.kind == "U":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -132,8 +131,9 @@ class TableFile:
         # pandas gives a column without a name this one.
         if self.features is None and (unnamed := [name for name in features if name.startswith("Unnamed: ")]):
             raise FedblendError(
-                f"data.features: column '{unnamed[0]}' of {path} has no name, as row numbers that pandas writes; "
-                "valid: a header with all names (pandas: index=False), or data.features without this column"
+                f"data.features: column '{unnamed[0]}' of {path} has no name, as row numbers that pandas writes or a "
+                "separator at the end of each line; valid: a header with all names (pandas: index=False), or "
+                "data.features without this column"
             )
 
     def _require_no_gaps(self, frame: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
@@ -175,7 +175,7 @@ def read_frame(
     except pd.errors.ParserWarning:
         raise FedblendError(f"{path}: rows have more cells than the header; valid: a name for each column") from None
     # pandas and pyarrow raise errors of many kinds for damaged files.
-    except (csv.Error, ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
+    except (ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise FedblendError(f"{path}: is no table, or is damaged ({legible(error)})") from None
     # A Parquet file keeps the numbers that rows had where it was written.
     frame = frame.reset_index(drop=True)
@@ -184,10 +184,10 @@ def read_frame(
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
         raise FedblendError(f"{path}: holds no rows; {needed}")
-    for name in (name for name in frame if frame[name].dtype == object):
-        kind = pd.api.types.infer_dtype(frame[name])
-        if kind in ("boolean", "decimal"):
-            frame[name] = frame[name].astype("boolean" if kind == "boolean" else float)
+    types = {"boolean": "boolean", "decimal": "float64"}
+    for name in (name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind == "O"):
+        if kind := types.get(pd.api.types.infer_dtype(frame[name])):
+            frame[name] = frame[name].astype(kind)
     return frame
 
 
@@ -195,24 +195,32 @@ def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
     """Read a table of text; a column of ``categories`` keeps its cells as they stand in the file."""
     import pandas as pd
 
-    with open(path, encoding="utf-8-sig") as file:
-        header = next((line for line in file if line.strip()), "")
-    separator = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
-    # pandas would number columns of the same name.
-    names = [name for name in next(csv.reader([header], delimiter=separator), []) if name]
-    if double := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise FedblendError(f"{path}: has two columns named '{legible(double[0])}'")
-    # With low_memory, pandas reads a long file in parts: 01 may be a number in one part and text in another. Without
-    # index_col, the cells of rows with one cell more than the header would stand one column too far to the left.
+    # Names as they stand there: pandas would number columns of the same name.
+    headers = {
+        separator: pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+        for separator in ("\t" if path.suffix.lower() == ".tsv" else ",;\t")
+    }
+    # A quote is left where a separator divides a quoted name.
+    separator, names = max(headers.items(), key=lambda one: (not one[1].str.contains('"').any(), len(one[1])))
+    if len(double := names[names.duplicated() & (names != "")]):
+        raise FedblendError(f"{path}: has two columns named '{legible(double.iloc[0])}'")
+    # With low_memory, 01 may be a number in one part of a long file and text in another. Without index_col, rows with
+    # one cell more than the header would stand one column too far to the left.
     options: dict[str, Any] = {"sep": separator, "low_memory": False, "index_col": False}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         frame = pd.read_csv(path, **options)
     if separator == ";":
         with_commas = pd.read_csv(path, decimal=",", **options)
-        if with_commas.select_dtypes("number").shape[1] > frame.select_dtypes("number").shape[1]:
+        points, commas = (one.select_dtypes("number").columns for one in (frame, with_commas))
+        if len(commas) > len(points):
+            if len(both := points.difference(commas, sort=False)):
+                raise FedblendError(
+                    f"{path}: column '{legible(both[0])}' has decimal points, but others have decimal commas; write "
+                    "one of both"
+                )
             frame = with_commas
-    if numbers := [name for name in categories if name in frame and frame[name].dtype.kind in "iuf"]:
+    if numbers := [name for name in categories if name in frame and frame[name].dtype.kind in "iufb"]:
         frame[numbers] = pd.read_csv(path, dtype=str, **options)[numbers]
     return frame
 
@@ -223,7 +231,8 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
             if name not in frame.columns:
                 meant = did_you_mean(name, frame.columns)
                 valid = listed(list(frame.columns))
-                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}")
+                hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
+                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}{hint}")
         if len(set(names)) < len(names):
             double = next(name for i, name in enumerate(names) if name in names[:i])
             raise FedblendError(f"data.{option}: column '{double}' is listed twice; valid: each column once")
@@ -323,23 +332,23 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
             f"data.features: column '{legible(name)}' holds neither numbers nor text, but such as "
             f"{brief(cells.iloc[0])}; valid: data.features without it"
         )
-    plain = cells.astype(str).str.replace("[,%]", "", regex=True)
-    numbers = pd.to_numeric(cells.astype(str), errors="coerce")
-    texts = cells[numbers.isna()]
-    if numbers.nunique() > MAX_CODES and 0 < len(texts) <= STRAY * len(cells):
+    counts = cells.astype(str).value_counts(sort=False)
+    words = counts.index.to_series()
+    texts = counts[(numbers := pd.to_numeric(words, errors="coerce")).isna()]
+    if numbers.nunique() > MAX_CODES and 0 < texts.sum() <= STRAY * len(cells):
         raise FedblendError(
-            f"data.features: column '{legible(name)}' holds numbers, but {len(texts)} of {len(cells)} cells are text, "
-            f"such as {brief(str(texts.iloc[0]))}; write numbers, or empty cells and data.missing = 'mean'"
+            f"data.features: column '{legible(name)}' holds numbers, but {texts.sum()} of {len(cells)} cells are text, "
+            f"such as {brief(texts.index[0])}; write numbers, or empty cells and data.missing = 'mean'"
         )
-    if len(texts) and pd.to_numeric(plain, errors="coerce").notna().all():
+    if len(texts) and pd.to_numeric(words.str.replace("[,%]", "", regex=True), errors="coerce").notna().all():
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers with commas or percent signs, such as "
-            f"{brief(str(texts.iloc[0]))}; write digits and decimal points only"
+            f"{brief(texts.index[0])}; write digits and decimal points only"
         )
-    if cells.nunique() > max(MAX_CODES, OWN_TEXTS * len(cells)):
+    if len(words) > max(MAX_CODES, OWN_TEXTS * len(cells)):
         raise FedblendError(
-            f"data.features: column '{legible(name)}' has {cells.nunique()} different texts in {len(cells)} rows, such "
-            f"as {brief(str(cells.iloc[0]))}: it names rows; valid: data.features without it"
+            f"data.features: column '{legible(name)}' has {len(words)} different texts in {len(cells)} rows, such "
+            f"as {brief(words.iloc[0])}: it names rows; valid: data.features without it"
         )
 
 
