@@ -256,15 +256,10 @@ class RoundLoop:
     def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
         """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
-        channel = self.experiment.channel
-        nothing = f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that"
-        advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
-        if channel.loses:
-            advice = f"the channel '{channel.name}' may have lost all of it; take one that loses less, or {advice}"
-        if step.needs_pool and not len(pool) and not channel.loses:
-            raise FedblendError(f"{nothing} the server step '{step.name}' has nothing to work on; {advice}")
+        if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
+            raise self._nothing_shared(f"the server step '{step.name}' has nothing to work on", round)
         if objective.needs and not len(sent):
-            raise FedblendError(f"{nothing} '{objective.name}' has nothing to mix with; {advice}")
+            raise self._nothing_shared(f"'{objective.name}' has nothing to mix with", round)
         for field, part in (("objective", objective), ("server_step", step)):
             if len(pool) and (lacking := sorted({*part.needs} - {*pool.tensors})):
                 raise FedblendError(
@@ -272,6 +267,16 @@ class RoundLoop:
                     f"'{part.name}' needs {', '.join(lacking)}; valid: a sharing of these, such as means (x, y) or "
                     "channel-statistics (mean, std)"
                 )
+
+    def _nothing_shared(self, effect: str, round: int) -> FedblendError:
+        """The error for an empty pool, with its ``effect`` and what would fill it."""
+        sharing, channel = self.method.sharing, self.experiment.channel
+        advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
+        if channel.loses:
+            advice = f"the channel '{channel.name}' may have lost all of it; take one that loses less, or {advice}"
+        return FedblendError(
+            f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that {effect}; {advice}"
+        )
 
     # Cohort and downlink ------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ def test_noise_on_means_is_drawn_from_system_entropy(kind: type) -> None:
 @pytest.mark.parametrize("where", ["experiment", "site"])
 def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> None:
     lossy = {"channel": {"name": "wireless"}, "train": ALL}
-    fields = {"begins": "own", "mark": None, "state": None, "pool": None}
+    fields = {"begins": "own", "mark": None, "state": None, "pool": None, "keep": "0-0"}
     clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
         clipped = here(experiment(**lossy), protection=NOISE)

@@ -184,7 +184,7 @@ def read_frame(
         raise FedblendError(f"{path}: has two columns named '{legible(frame.columns[frame.columns.duplicated()][0])}'")
     if not len(frame):
         raise FedblendError(f"{path}: holds no rows; {needed}")
-    types = {"boolean": "boolean", "decimal": "float64"}
+    types: dict[str, Any] = {"boolean": "boolean", "decimal": "float64"}
     for name in (name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind == "O"):
         if kind := types.get(pd.api.types.infer_dtype(frame[name])):
             frame[name] = frame[name].astype(kind)
