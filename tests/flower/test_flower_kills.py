@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import flower_rogue
@@ -80,8 +80,8 @@ class PlannedTrial:
         write_app(self.folder / "app", self.asked, self.run.path, FederationLimits(min_sites, deadline))
         self.trial.submit(self.folder / "app")
 
-    def wait(self, event: Callable[[], bool], what: str) -> None:
-        """Wait for an event; a run that failed, or is done without it, ends the test."""
+    def wait(self, event: Callable[[], bool], what: str, awaited: Sequence[str] = ()) -> None:
+        """Wait for an event; a run that failed, or is done without it, ends the test, but for ``awaited`` states."""
 
         def details() -> str:
             refused = [line.get("refused") for line in self.run.metrics()]
@@ -91,7 +91,7 @@ class PlannedTrial:
             state = self.run.status()["state"] if RunDirectory.is_run(self.run.path) else ""
             if event():
                 return True
-            assert state not in ("failed", "done"), f"{what}: the run is {state}\n{details()}"
+            assert state not in {"failed", "done"} - {*awaited}, f"{what}: the run is {state}\n{details()}"
             return False
 
         wait_for(happened, what, self.end, details)
@@ -114,7 +114,12 @@ class PlannedTrial:
 
     def wait_for_end(self, *states: str) -> None:
         """Wait until no process holds the run and its state is one of these."""
-        self.wait(lambda: self.run.status()["state"] in states and not self.run.is_locked(), " or ".join(states))
+
+        def has_ended() -> bool:
+            return self.run.status()["state"] in states and not self.run.is_locked()
+
+        # The state is written while the process still holds the run.
+        self.wait(has_ended, " or ".join(states), states)
 
 
 def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:
