@@ -17,7 +17,7 @@ MAIN_CLAIMS = (
     ("aggenhance/table-1", "Enhanced FedAvg needs no more rounds than FedAvg"),
     ("aggenhance/figure-8", "A model can be trained on the points alone"),
     ("fed-augmix/table-2", "The error rises with severity"),
-    ("fed-augmix/table-3", "Fed-AugMix improves FedAvg (section V-B)"),
+    ("fed-augmix/choice-split", "Fed-AugMix improves FedAvg (section V-B)"),
     ("mix2fld/choice-t-max", "Asymmetric channels: Mix2FLD above FL"),
     ("mix2fld/table-3", "Mix2up preserves more than Mixup"),
     ("xormixfl/choice-network", "XorMixFL above standalone learning"),

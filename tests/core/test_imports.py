@@ -31,7 +31,8 @@ def imports() -> list[tuple[str, str]]:
 
 
 def test_the_package_has_its_layers_and_nothing_else_at_the_top() -> None:
-    assert {path.name for path in ROOT.iterdir() if path.name != "__pycache__"} == {*LAYERS, "__init__.py", "py.typed"}
+    files = {"__init__.py", "__main__.py", "py.typed"}
+    assert {path.name for path in ROOT.iterdir() if path.name != "__pycache__"} == {*LAYERS, *files}
 
 
 def test_no_module_imports_one_of_a_layer_above_its_own() -> None:

@@ -335,7 +335,7 @@ def order(method: str = "fedavg", **changes: Any) -> tuple[dict[str, Any], dict[
     """A server's request to train, with changed fields."""
     setup = make_setup(experiment(method))
     fields = {"experiment": as_table(setup.experiment), "setup": describe_setup(setup), "client": 0, "round": 0}
-    fields |= {"begins": "round", "mark": None, "state": None, "pool": None}
+    fields |= {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
     return {**fields, **changes}, add_prefix("weights/", setup.weights())
 
 

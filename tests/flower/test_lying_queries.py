@@ -347,7 +347,15 @@ def test_a_round_that_is_none_is_refused_and_does_not_damage_the_audit_log(kind:
     site = KeptSite(tmp_path)
     site.connect()
     asked = asking(site, holdout=0.3)
-    told = {"begins": "round", "mark": None, "state": None, "pool": None, "own": None, "split": "holdout"}
+    told = {
+        "begins": "round",
+        "mark": None,
+        "state": None,
+        "pool": None,
+        "keep": "0-0",
+        "own": None,
+        "split": "holdout",
+    }
     weights = add_prefix("weights/", make_setup(asked).weights())
     for round in (-1, True, 0.0, float("nan"), "0", "\u0663", None, 10**30, [0], 2**31):
         fields, tensors = site.reply(kind, asked, round, tensors=weights, **told)
@@ -389,7 +397,7 @@ def test_a_site_trains_in_the_rounds_of_the_experiment(tmp_path: Path) -> None:
     site = KeptSite(tmp_path)
     site.connect()
     asked = site.experiment(method="fedavg", rounds=2)
-    told = {"begins": "round", "mark": None, "state": None, "pool": None}
+    told = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
     weights = add_prefix("weights/", make_setup(asked).weights())
     fields, _ = site.reply("train", asked, 2, tensors=weights, **told)
     assert fields["fault"] == "this experiment's clients do not train in round 3 of 2"
@@ -459,7 +467,7 @@ def test_whether_a_model_is_within_range_is_told_once_in_a_round_and_no_more_tha
     def told(rate: float, sealed: dict[str, torch.Tensor], by: KeptSite = site) -> str:
         asked = site.experiment(method=method, train={**ALL, "lr": rate})
         weights = add_prefix("weights/", make_setup(asked).weights())
-        fields = {"begins": "round", "mark": None, "state": None, "pool": None, "total": 10**6}
+        fields = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0", "total": 10**6}
         fields, tensors = by.reply("train", asked, tensors=weights | sealed, **fields)
         assert not tensors
         return fields["fault"]

@@ -105,7 +105,7 @@ class OwnSite:
 
     def trained(self, asked: Experiment, run_id: int = 1) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The reply to a request for a model."""
-        told = {"begins": "round", "mark": None, "state": None, "pool": None}
+        told = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
         weights = add_prefix("weights/", make_setup(asked).weights())
         return self.reply("train", asked, 0, run_id, weights, **told)
 
