@@ -392,6 +392,12 @@ KEEPERS: dict[str, dict[str, Any]] = {
     "local means": {"method": {"name": "fedmix", "sharing": "local-means"}},
 }
 
+FEW_KEEPERS = [
+    keeper if keeper in ("scaffold", "local means") else pytest.param(keeper, marks=pytest.mark.slow)
+    for keeper in KEEPERS
+]
+"""All of them, of which the quick tests have two: tables of parts, and shared data."""
+
 
 def keeping(keeper: str) -> Experiment:
     return experiment(**{"train": ALL, "rounds": 3, "partition": {"name": "iid", "clients": 4}, **KEEPERS[keeper]})
@@ -417,7 +423,7 @@ def restart(grid: Nodes, who: int) -> None:
     at_site.engine_of.cache_clear()
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("keeper", FEW_KEEPERS)
 def test_a_site_that_restarts_goes_on_with_what_only_it_keeps(keeper: str, tmp_path: Path) -> None:
     asked, grid = keeping(keeper), sites_of(tmp_path / "sites")
 
@@ -475,8 +481,8 @@ class Killed(BaseException):
     """The end of a server that nothing in it handles."""
 
 
-@pytest.mark.parametrize("kills", [(1,), (0, 1, 1, 2)])
-@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("kills", [(1,), pytest.param((0, 1, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keeper", FEW_KEEPERS)
 def test_a_server_that_is_killed_goes_on_with_what_sites_keep(
     keeper: str, kills: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -593,6 +599,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 @pytest.mark.parametrize("kept", ["state", "shared"])
 def test_what_a_killed_site_leaves_half_written_is_removed_at_the_next_write(kept: str, tmp_path: Path) -> None:
