@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import flower_rogue
 import pytest
@@ -207,19 +208,15 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
         assert (state.weights[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
-def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
+@contextlib.contextmanager
+def scaffold_in_round_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[tuple[PlannedTrial, list[dict[str, Any]]]]:
+    """A trial of SCAFFOLD in which site 0 waits before it trains in round 2, and the sites' configs."""
     (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
     configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
-
-    def has_trained(client: int, round: int) -> bool:
-        return any(line.get("trained") and line["round"] == round for line in audit(tmp_path, client))
-
     with LoopbackTrial(tmp_path / "trial", SITES) as trial:
         planned = PlannedTrial(tmp_path, trial)
         planned.asked = resolve({**as_table(planned.asked), "method": "scaffold", "rounds": 3})
@@ -229,9 +226,21 @@ def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
             trial.start_node(site, config)
         planned.begin(SITES)
         planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
+        yield planned, configs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
+def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_trained(client: int, round: int) -> bool:
+        return any(line.get("trained") and line["round"] == round for line in audit(tmp_path, client))
+
+    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, configs):
         planned.wait(lambda: has_trained(1, 1), "site 1 has trained in round 2")
-        trial.stop_one("site-1")
-        trial.start_node(1, configs[1])
+        planned.trial.stop_one("site-1")
+        planned.trial.start_node(1, configs[1])
         planned.plan()
         planned.wait_for_end("done")
 
@@ -248,23 +257,10 @@ def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
 def test_a_server_that_is_killed_goes_on_with_control_variates_of_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
-    configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
-
     def times_trained(client: int, round: int) -> int:
         return sum(bool(line.get("trained")) and line["round"] == round for line in audit(tmp_path, client))
 
-    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
-        planned = PlannedTrial(tmp_path, trial)
-        planned.asked = resolve({**as_table(planned.asked), "method": "scaffold", "rounds": 3})
-        planned.plan(client0_1="wait")
-        trial.begin()
-        for site, config in enumerate(configs):
-            trial.start_node(site, config)
-        planned.begin(SITES)
-        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
+    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, _):
         planned.wait(lambda: times_trained(1, 1) == 1, "site 1 has trained in round 2")
         planned.kill_server_app()
         planned.wait_for_end("killed")
@@ -287,6 +283,7 @@ for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # a parent process may ignore them
 from fedblend.flower.trial import LoopbackTrial
 from pathlib import Path
+from typing import Any
 with LoopbackTrial(Path(sys.argv[1]), 1) as trial:
     trial.begin()
     trial.start_node(0, {})
