@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from torch import nn
@@ -240,6 +241,12 @@ def local(
 
 
 # Comparisons -----------------------------------------------------------------------------------------------
+
+
+def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Return parameters for ``parametrize``: those that are not ``quick`` run with the slow tests only."""
+    quick = list(quick)
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:

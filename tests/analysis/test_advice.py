@@ -221,6 +221,7 @@ def test_the_figure_says_what_is_seen_and_which_side_is_better(
     assert sent.get_xlabel() == f"MB a client, up and down{scale}  (← cheaper)"
 
 
+@pytest.mark.slow
 def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
     tune = {"trials": 2, "fields": {"train.lr": [0.02, 0.05]}}

@@ -128,6 +128,7 @@ def test_a_value_of_the_command_line_is_for_variants_too() -> None:
         fedblend.runs.api.expand_file(file, [("partition.clients", 5)], None)
 
 
+@pytest.mark.slow
 def test_one_run_is_resumed_without_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "größe 2"):
         fedblend.run(resolve({**TINY, "rounds": 1}), out=Path("runs") / name)
@@ -141,6 +142,7 @@ def test_one_run_is_resumed_without_its_neighbours(monkeypatch: pytest.MonkeyPat
     assert contents(Path("../one")) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_stays_as_it_is_in_a_resumed_study() -> None:
     ends = {"callbacks": [{"name": "stop-at-accuracy", "accuracy": 0.01}], "rounds": 4, "seeds": [0, 1]}
     file = write(Path("tiny.toml"), ends)
@@ -240,6 +242,7 @@ def test_compare_accepts_single_runs_and_folders(study: Path) -> None:
     assert "fedavg" in both
 
 
+@pytest.mark.slow
 def test_all_runs_below_a_folder_are_found_at_any_depth() -> None:
     for method, folder in (("fedmix", "runs"), ("fedavg", "runs/one"), ("naivemix", "runs/old/two")):
         file = write(Path("tiny.toml"), {"method": method, "rounds": 0})

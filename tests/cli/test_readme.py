@@ -84,6 +84,7 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert names["right"].mean() == pytest.approx(accuracy, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_reference_for_python_begins_with_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -106,6 +107,7 @@ def test_the_reference_for_python_begins_with_programs(
     assert len(study) == 2 * 2 * 2
 
 
+@pytest.mark.slow
 def test_the_page_on_reports_ends_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fedblend.run_study(TINY | {"methods": ["fedavg", "fedmix"]}, "runs/quickstart", jobs=1)

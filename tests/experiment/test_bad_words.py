@@ -126,6 +126,7 @@ def test_runs_that_are_not_there(order: str) -> None:
     assert contents(Path()) == {"letter.txt": b"no run"}
 
 
+@pytest.mark.slow
 def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
     for name in ("one", "two"):
         succeeded(run({"rounds": 0}, "--out", f"runs/{name}"))

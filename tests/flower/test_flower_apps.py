@@ -608,6 +608,7 @@ def test_a_loss_without_a_strategy_is_an_error() -> None:
 # The example -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     blended = script("examples/flower_app/blended.py")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]

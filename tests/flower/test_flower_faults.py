@@ -20,6 +20,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import Nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from helpers import slow_except
 from test_flower import by_loop, experiment, nodes, site_files, sites_with_data
 
 from fedblend.core.errors import FedblendError
@@ -392,10 +393,7 @@ KEEPERS: dict[str, dict[str, Any]] = {
     "local means": {"method": {"name": "fedmix", "sharing": "local-means"}},
 }
 
-FEW_KEEPERS = [
-    keeper if keeper in ("scaffold", "local means") else pytest.param(keeper, marks=pytest.mark.slow)
-    for keeper in KEEPERS
-]
+FEW_KEEPERS = slow_except(["scaffold", "local means"], KEEPERS)
 """All of them, of which the quick tests have two: tables of parts, and shared data."""
 
 
@@ -541,7 +539,7 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     assert "no longer has its own data to mix with" in lines[5]["refused"][0]["reason"]
 
 
-@pytest.mark.parametrize("keeper", ["scaffold", "ditto"])
+@pytest.mark.parametrize("keeper", slow_except(["scaffold"], ["scaffold", "ditto"]))
 def test_sites_do_not_mix_two_copies_of_a_run(keeper: str, tmp_path: Path) -> None:
     asked = keeping(keeper)
 
@@ -686,7 +684,9 @@ UNSHARED = {
 }
 
 
-@pytest.mark.parametrize("kind", [torch.complex64, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize(
+    "kind", slow_except([torch.uint16], [torch.complex64, torch.uint16, torch.uint32, torch.uint64])
+)
 @pytest.mark.parametrize("method", UNSHARED)
 def test_shared_tensors_of_a_type_that_no_site_sends_are_left_out(
     method: str, kind: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import needs_of
+from helpers import needs_of, slow_except
 
 from fedblend.experiment.setup import make_setup
 
@@ -90,7 +90,10 @@ def size_of(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-@pytest.mark.parametrize("method", presets.presets())
+ALONE = [name for name in presets.presets() if "+" not in name]
+
+
+@pytest.mark.parametrize("method", slow_except(ALONE, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
     asked = quick(method)
     state, records = by_loop(asked)

@@ -238,7 +238,10 @@ def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
     assert "prototypes: they are of other samples than earlier ones" in site.trained(asked, 2)[0]["fault"]
 
 
-@pytest.mark.parametrize(("method", "evaluated"), [("fd", "each"), ("fedproto", "each"), ("mixfld", "server")])
+QUERIES = [("fd", "each"), ("fedproto", "each"), pytest.param("mixfld", "server", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("method", "evaluated"), QUERIES)
 def test_rounds_and_experiments_of_the_same_samples_send_means_by_label(
     method: str, evaluated: str, tmp_path: Path
 ) -> None:

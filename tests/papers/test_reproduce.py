@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import here
-from helpers import experiment
+from helpers import experiment, slow_except
 from reproduce_helpers import RUNNABLE
 
 import fedblend
@@ -63,7 +63,10 @@ def at_smoke(name: str, **options: Any) -> ItemPlan:
     return plan_item(name, "smoke", **options)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+QUICK_ITEMS = ["fedmix/table-15", "aggenhance/figure-16", "mix2fld/figure-3", "xormixfl/table-2", "fed-augmix/figure-6"]
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK_ITEMS, RUNNABLE))
 def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
     made = at_smoke(name)
     lacking = {reason for cell in made.cells if (reason := missing_reason(cell.experiment.data))}

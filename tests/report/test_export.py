@@ -65,6 +65,7 @@ def test_exported_latex_is_escaped_and_has_as_many_columns_as_it_says(exported):
     assert "".join(LATEX.values()) in latex(table)
 
 
+@pytest.mark.slow
 def test_files_of_several_data_sets_have_their_names(mixed, tmp_path):
     report.write(mixed, tmp_path / "report.html", export=tmp_path / "files")
     names = {path.name for path in (tmp_path / "files").iterdir()}

@@ -268,6 +268,7 @@ def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
         assert any(cell.best for _, cells in grid.rows for cell in cells) <= several
 
 
+@pytest.mark.slow
 def test_a_page_on_several_data_sets_has_a_section_for_each(mixed, tmp_path):
     path = tmp_path / "report.html"
     report.write(mixed, path, tmp_path / "report.png")
@@ -348,6 +349,7 @@ def test_settings_that_differ_are_listed_apart(folder):
     assert "seed" not in shared
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_guide_run(folder, tmp_path, monkeypatch):
     guide = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     lines = re.findall(r"^fedblend (.*)$", guide, re.M)
@@ -360,6 +362,7 @@ def test_the_commands_of_the_guide_run(folder, tmp_path, monkeypatch):
     assert {"comparison.html", "report.html", "figures"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_page_of_many_methods_and_rounds_is_at_most_one_and_a_half_megabytes(tmp_path):
     for i, method in enumerate([*METHOD_STYLES][:16]):
         for seed in (0, 1):

@@ -38,7 +38,7 @@ from cli_helpers import (
     wait_until,
     write,
 )
-from helpers import same_state
+from helpers import same_state, slow_except
 from safetensors.torch import load_file, save_file
 
 import fedblend
@@ -424,7 +424,7 @@ LATER = [{"target": 1.0}, {"stop_at_target": False}, {"target_metric": "loss"}]
 """Changes with which :data:`STOP_AT_ONCE` does not end the tiny run before its last round."""
 
 
-@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("later", slow_except(LATER[:1], LATER))
 @pytest.mark.parametrize("cut", [False, True], ids=["done", "killed before its status"])
 def test_a_run_that_its_target_ended_goes_on_to_a_later_one(
     later: dict[str, Any], cut: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -472,6 +472,7 @@ def test_going_on_with_another_experiment_names_the_field(tiny: Path) -> None:
         assert contents(tiny) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_resumed_study_keeps_its_name_and_all_of_its_runs(is_kept: bool, tmp_path: Path) -> None:
     ends = {"name": "mine", "seeds": [0, 1], "rounds": 2, "target": 0.0, "stop_at_target": True, "method": "fedavg"}
@@ -511,6 +512,7 @@ def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> 
     assert (run / "config.toml").read_bytes() == (tiny / "config.toml").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +529,7 @@ def test_a_new_run_of_the_same_name_leaves_the_old_one_alone(
     assert contents(tmp_path / "runs" / "tiny") == before
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny: Path, tmp_path: Path) -> None:
     run = copy_of(tiny, tmp_path)
     for name in ("metrics.jsonl", "status.json", CHECKPOINT):
