@@ -116,7 +116,9 @@ def test_every_committed_item_is_judged_by_the_claims_of_its_paper() -> None:
             result = json.loads(path.read_text())
             paper, _, name = result["item"].partition("/")
             claims = all_papers()[paper].items[name].claims
-            assert [(one["says"], one["holds"]) for one in result["claims"]] == [(one.says, one.holds) for one in claims]
+            assert [(one["says"], one["holds"]) for one in result["claims"]] == [
+                (one.says, one.holds) for one in claims
+            ]
 
 
 def test_every_deciding_run_is_an_item_that_can_be_planned_and_decides(run: ModuleType) -> None:
