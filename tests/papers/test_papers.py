@@ -164,6 +164,8 @@ def test_a_claim_is_judged_at_each_place(
     ("name", "words", "numbers"),
     [
         ("fedmix/table-1", "LocalMix and FedProx", {"fedmix": 5.0, "localmix": 9.0, "fedprox": 4.0}),
+        ("fedmix/table-2", "LocalMix is the lowest", {"localmix": 5.0, "fedavg": 6.0, "global": 7.0, "fedprox": 4.0}),
+        ("xormixfl/table-2", "MixFL, which", {"mixfl": 5.0, "vanilla": 4.0, "standalone": 6.0, "xormixfl": 3.0}),
         ("mix2fld/figure-2", "FL has the highest", {"fl": 5.0, "fd": 4.0, "mixfld-50": 3.0, "mix2fld-50-100": 6.0}),
         ("mix2fld/figure-2", "FL has the highest", {"fl": 5.0, "fd": 6.0, "mixfld-50": 3.0, "mix2fld-50-100": 4.0}),
         ("xormixfl/table-3", "lowest mean of XorMixFL", {"xor-1": 9.0, "xor-3": 6.0, "mixfl-1": 7.0, "mixfl-3": 5.0}),
