@@ -2,8 +2,8 @@
 
 A name stands for a row, compared in every column; ``@column`` stands for a column, compared in every row;
 ``row@column`` is one cell. ``mean:``, ``min:``, ``max:`` or ``spread:`` before a row (or an ``@column``) reduces its
-cells to one number, where all of them are measured. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with
-blanks around each.
+cells to one number, where all of them are measured; ``min:xor-*`` is of all rows whose names begin so. Numbers,
+``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks around each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import filter as matching
+from fnmatch import fnmatchcase
 
 from fedblend.core.errors import FedblendError, did_you_mean
 
@@ -47,6 +49,7 @@ class Operand:
     """A name in a claim: of a row, of a column, or of both."""
 
     row: str | None
+    """The row; where the cells are reduced, it may be a pattern of rows, such as ``xor-*``."""
     column: str | None
     reduction: str | None = None
     """The key in :data:`REDUCTIONS` that makes one number of the row's or column's cells, if any."""
@@ -115,7 +118,7 @@ def _operand(token: str, rows: Sequence[str] | None, columns: Sequence[str] | No
         reduction, rest = "", token
     row, at, column = rest.partition("@")
     for name, valid, what in ((row, rows, "row"), (column if at else "", columns, "column")):
-        if name and valid is not None and name not in valid:
+        if name and valid is not None and not (matching(valid, name) if reduction and what == "row" else name in valid):
             raise FedblendError(f"claim {text!r}: no {what} '{name}'{did_you_mean(name, valid)}")
     if reduction and row and at:
         raise FedblendError(f"claim {text!r}: '{token}' is one cell, of which there is no {reduction}")
@@ -156,7 +159,7 @@ def _operand_value(operand: Operand, cells: Cells, line: str, expected: Collecti
         reduced = {
             (row, column)
             for row, column in {*cells, *expected}
-            if operand.row in (None, row) and operand.column in (None, column)
+            if fnmatchcase(row, operand.row or "*") and operand.column in (None, column)
         }
         whole = reduced and reduced <= cells.keys()
         return REDUCTIONS[operand.reduction]([cells[cell] for cell in reduced]) if whole else None

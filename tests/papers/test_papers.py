@@ -146,6 +146,8 @@ CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
         ("mean:a > mean:b", None, {"": 0.5}, "holds"),
         ("spread:b < spread:a", None, {"": 3.0}, "holds"),
         ("max:@2 <= 3", None, {"": 0.0}, "holds"),
+        ("min:* >= max:b*", None, {"": -1.0}, "does not hold"),  # 2 of all rows, 3 of those that begin with b
+        ("b > a < 6", None, {"1": -2.0, "2": 1.0}, "holds in part"),
         ("( a@1 - a@2 ) / b@1 >= 1", None, {"": 0.0}, "holds"),
     ],
 )
@@ -156,6 +158,26 @@ def test_a_claim_is_judged_at_each_place(
 
     assert {line: check.margin for line, check in verdict.lines.items()} == margins
     assert verdict.word == word
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "numbers"),
+    [
+        ("fedmix/table-1", "LocalMix and FedProx", {"fedmix": 5.0, "localmix": 9.0, "fedprox": 4.0}),
+        ("fedmix/table-2", "LocalMix is the lowest", {"localmix": 5.0, "fedavg": 6.0, "global": 7.0, "fedprox": 4.0}),
+        ("xormixfl/table-2", "MixFL, which", {"mixfl": 5.0, "vanilla": 4.0, "standalone": 6.0, "xormixfl": 3.0}),
+        ("mix2fld/figure-2", "FL has the highest", {"fl": 5.0, "fd": 4.0, "mixfld-50": 3.0, "mix2fld-50-100": 6.0}),
+        ("mix2fld/figure-2", "FL has the highest", {"fl": 5.0, "fd": 6.0, "mixfld-50": 3.0, "mix2fld-50-100": 4.0}),
+        ("xormixfl/table-3", "lowest mean of XorMixFL", {"xor-1": 9.0, "xor-3": 6.0, "mixfl-1": 7.0, "mixfl-3": 5.0}),
+    ],
+)
+def test_a_claim_about_several_rows_fails_by_one_of_them(name: str, words: str, numbers: Mapping[str, float]) -> None:
+    (claim,) = (one for one in item(*item_names()[name]).claims if words in one.says)
+
+    verdict = claims.judge_claim(claims.parse_claim(claim.holds), {(row, "x"): n for row, n in numbers.items()}, {})
+
+    assert [check.margin for check in verdict.lines.values()] == [-1.0]
+    assert verdict.word == "does not hold"
 
 
 def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:
@@ -221,6 +243,9 @@ def test_a_seed_without_all_cells_of_a_smallest_number_does_not_count() -> None:
     ("text", "message"),
     [
         ("a > c", "no row 'c'"),
+        ("min:c* > b", r"no row 'c\*'"),
+        ("a* > b", r"no row 'a\*'"),
+        ("b@1 < max:@2*", r"no column '2\*'"),
         ("aa > b", r"did you mean 'a'\?"),
         ("a@3 > b", "no column '3'"),
         ("a + b", "compares nothing"),

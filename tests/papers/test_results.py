@@ -12,6 +12,7 @@ import pytest
 import torch
 from script_helpers import ROOT, script
 
+from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
 
 RESULTS = sorted((ROOT / "evidence" / "results").glob("*/*.json"))
@@ -107,6 +108,17 @@ def test_every_committed_item_lies_where_its_command_says(run: ModuleType) -> No
             )
     assert all(words[0] == "reproduce" for words in run.committed_commands())
     assert len(run.committed_commands()) == len(RESULTS) - len(STUDIES)
+
+
+def test_every_committed_item_is_judged_by_the_claims_of_its_paper() -> None:
+    for path in RESULTS:
+        if path.parent.name != "studies":
+            result = json.loads(path.read_text())
+            paper, _, name = result["item"].partition("/")
+            claims = all_papers()[paper].items[name].claims
+            assert [(one["says"], one["holds"]) for one in result["claims"]] == [
+                (one.says, one.holds) for one in claims
+            ]
 
 
 def test_every_deciding_run_is_an_item_that_can_be_planned_and_decides(run: ModuleType) -> None:
