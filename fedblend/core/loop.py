@@ -426,7 +426,7 @@ class RoundLoop:
             extras = strip_prefix(f"{slot}/", result.extras)
             summary = CohortSummary(task.weights, extras, len(result.good), holding)
             made = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
-            weights, kept = as_model_and_table(made, task.weights, f"method.{slot}: '{part.name}'")
+            weights, kept = as_model_and_table(made, task.weights, slot, part)
             state = replaced(state, slot, kept)
         return weights, state
 
@@ -461,7 +461,7 @@ class RoundLoop:
                 pool=self._pool_of(state),
             )
             made = step.refine(weights, context)
-            weights, kept = as_model_and_table(made, state.weights, f"method.server_step: '{step.name}'")
+            weights, kept = as_model_and_table(made, state.weights, "server_step", step)
         return weights, replace(state, server_state=replaced(state.server_state, "server_step", kept))
 
     def _query(self, question: Tensors, costs: CostMeter) -> list[Payload]:

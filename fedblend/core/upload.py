@@ -47,26 +47,35 @@ def form_fault(made: Any, like: Tensors) -> str:
     return ""
 
 
-def as_model_and_table(made: Any, like: Tensors, part: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def as_model_and_table(
+    made: Any, like: Tensors, slot: str, part: Part
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The next model, in the types of ``like``, and the table of a part that returned both at the server.
 
-    Raises :class:`FedblendError` that names the ``part`` if ``made`` is no such pair.
+    Raises :class:`FedblendError` that names the part if ``made`` is no such pair.
     """
+    if fault := _pair_fault(made, like):
+        raise FedblendError(f"method.{slot}: '{part.name}' returned {fault}")
+    weights, table = made
+    return {name: weights[name].to(tensor.dtype) for name, tensor in like.items()}, dict(table)
+
+
+def _pair_fault(made: Any, like: Tensors) -> str:
+    """Why something is not a pair of a model like ``like`` and a table of tensors; empty if it is."""
     if not (isinstance(made, tuple) and len(made) == 2):
-        raise FedblendError(
-            f"{part} returned {type(made).__name__}, where a pair is valid: the next model, and the part's table at "
-            "the server (such as weights, {})"
+        return (
+            f"{type(made).__name__}, where a pair is valid: the next model, and the part's table at the server (such "
+            "as weights, {})"
         )
     weights, table = made
     if fault := form_fault(weights, like):
-        raise FedblendError(f"{part} returned what is no model: {fault}")
+        return f"what is no model: {fault}"
     if not isinstance(table, Mapping):
-        raise FedblendError(f"{part} returned a table of type {type(table).__name__}; valid: a dict of tensors by name")
+        return f"a table of type {type(table).__name__}; valid: a dict of tensors by name"
     for name, tensor in table.items():
         if not isinstance(tensor, torch.Tensor):
-            fault = f"in which '{name}' is {type(tensor).__name__}"
-            raise FedblendError(f"{part} returned a table {fault}; valid: a dict of tensors by name")
-    return {name: weights[name].to(tensor.dtype) for name, tensor in like.items()}, dict(table)
+            return f"a table in which '{name}' is {type(tensor).__name__}; valid: a dict of tensors by name"
+    return ""
 
 
 def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
