@@ -39,7 +39,7 @@ from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import all_finite, as_kept, bytes_of, form_fault
+from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, form_fault
 
 Weights = dict[str, torch.Tensor]
 
@@ -425,7 +425,8 @@ class RoundLoop:
         for slot, part in client_parts(self.method).items():
             extras = strip_prefix(f"{slot}/", result.extras)
             summary = CohortSummary(task.weights, extras, len(result.good), holding)
-            weights, kept = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
+            made = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
+            weights, kept = as_model_and_table(made, task.weights, slot, part)
             state = replaced(state, slot, kept)
         return weights, state
 
@@ -459,7 +460,8 @@ class RoundLoop:
                 global_outputs=state.global_outputs,
                 pool=self._pool_of(state),
             )
-            weights, kept = step.refine(weights, context)
+            made = step.refine(weights, context)
+            weights, kept = as_model_and_table(made, state.weights, "server_step", step)
         return weights, replace(state, server_state=replaced(state.server_state, "server_step", kept))
 
     def _query(self, question: Tensors, costs: CostMeter) -> list[Payload]:

@@ -80,6 +80,24 @@ MODULES: dict[str, str] = {
 OTHER_MODULES: dict[str, str] = {"measure": "fedblend.papers.measures"}
 """The same of kinds that no experiment has: what is measured of the runs of a paper's item."""
 
+BASES = {
+    "sharing": "fedblend.core.sharing:Sharing",
+    "objective": "fedblend.core.objective:Objective",
+    "term": "fedblend.core.objective:Term",
+    "personal": "fedblend.core.objective:Personal",
+    "optimizer": "fedblend.core.optimizer:Optimizer",
+    "schedule": "fedblend.core.optimizer:Schedule",
+    "upload": "fedblend.core.upload:Upload",
+    "aggregator": "fedblend.core.aggregator:Aggregator",
+    "server_step": "fedblend.core.server_step:ServerStep",
+    "channel": "fedblend.core.channel:Channel",
+    "protection": "fedblend.core.protection:Protection",
+    "adversary": "fedblend.core.protection:Adversary",
+    "metric": "fedblend.core.metric:Metric",
+    "callback": "fedblend.core.callbacks:Callback",
+}
+"""The base class of each kind of part that has one in the core."""
+
 FILE_WORDS = {"lam": "lambda"}
 """Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
 
@@ -109,7 +127,8 @@ _registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_
 def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
 
-    Raises :class:`FedblendError` if there is no such kind, or another class has that name.
+    Raises :class:`FedblendError` if there is no such kind, the class does not inherit from the kind's base class, or
+    another class has that name.
     """
     if kind not in _registry:
         raise FedblendError(
@@ -117,6 +136,13 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         )
 
     def declare(cls: type[T]) -> type[T]:
+        if kind in BASES and not is_own(cls):
+            module, _, base = BASES[kind].partition(":")
+            if not issubclass(cls, getattr(importlib.import_module(module), base)):
+                raise FedblendError(
+                    f"the {kind} '{name}' does not inherit from {base}; valid: class {cls.__name__}({base}), with "
+                    f"{base} from {module}"
+                )
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
         other = _registry[kind].setdefault(name, declared)

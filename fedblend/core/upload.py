@@ -10,7 +10,7 @@ from torch import nn
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.context import Task
-from fedblend.core.errors import legible
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.registry import Part
 from fedblend.core.trees import Tensors
 
@@ -44,6 +44,37 @@ def form_fault(made: Any, like: Tensors) -> str:
         if not isinstance(tensor, torch.Tensor) or tensor.shape != like[name].shape:
             shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             return f"'{name}' is {shape}, where {list(like[name].shape)} is valid"
+    return ""
+
+
+def as_model_and_table(
+    made: Any, like: Tensors, slot: str, part: Part
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The next model, in the types of ``like``, and the table of a part that returned both at the server.
+
+    Raises :class:`FedblendError` that names the part if ``made`` is no such pair.
+    """
+    if fault := _pair_fault(made, like):
+        raise FedblendError(f"method.{slot}: '{part.name}' returned {fault}")
+    weights, table = made
+    return {name: weights[name].to(tensor.dtype) for name, tensor in like.items()}, dict(table)
+
+
+def _pair_fault(made: Any, like: Tensors) -> str:
+    """Why something is not a pair of a model like ``like`` and a table of tensors; empty if it is."""
+    if not (isinstance(made, tuple) and len(made) == 2):
+        return (
+            f"{type(made).__name__}, where a pair is valid: the next model, and the part's table at the server (such "
+            "as weights, {})"
+        )
+    weights, table = made
+    if fault := form_fault(weights, like):
+        return f"what is no model: {fault}"
+    if not isinstance(table, Mapping):
+        return f"a table of type {type(table).__name__}; valid: a dict of tensors by name"
+    for name, tensor in table.items():
+        if not isinstance(tensor, torch.Tensor):
+            return f"a table in which '{name}' is {type(tensor).__name__}; valid: a dict of tensors by name"
     return ""
 
 

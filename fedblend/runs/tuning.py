@@ -333,7 +333,9 @@ def _best_file(plain: Mapping[str, Any], methods: list[Any], searches: list[Meth
         assert search.best is not None
         spec = {"name": given} if isinstance(given, str) else dict(given)
         # Two methods of one name are told apart by their labels.
-        tables.append((spec | ({"label": search.label} if search.label != spec["name"] else {}), search.best.values))
+        if search.label != spec.get("name"):
+            spec["label"] = search.label
+        tables.append((spec, search.best.values))
     first, *others = tables
     table = _with({**kept, "method": first[0]}, first[1])
     # With all options of a part: those of the first method's would stay in a variant.

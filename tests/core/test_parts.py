@@ -298,6 +298,25 @@ def test_an_error_in_a_users_module_is_told_with_its_line(
     assert str(error.value).endswith("; mend this line")
 
 
+@pytest.mark.parametrize("kind", sorted(registry.BASES))
+def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bare_parts.py").write_text(f"import fedblend\n\n@fedblend.part('{kind}', 'bare')\nclass Bare: pass\n")
+    monkeypatch.delitem(sys.modules, "bare_parts", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(FedblendError) as error:
+        build(kind, "bare_parts:Bare", "field")
+
+    module, _, base = registry.BASES[kind].partition(":")
+    assert str(error.value) == (
+        f"field: cannot import 'bare_parts:Bare': {tmp_path / 'bare_parts.py'}, line 3: the {kind} 'bare' does not "
+        f"inherit from {base}; valid: class Bare({base}), with {base} from {module}; mend this line"
+    )
+    assert all(issubclass(cls, getattr(sys.modules[module], base)) for cls in known(kind).values())
+
+
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:
     with pytest.raises(FedblendError) as error:
         part("losses", "mine")

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from federation_helpers import BATCH_NORM, train, with_calls
-from helpers import engine_of, examples, federation, run, same, same_state, same_up_to_rounding, setup, without_machine
+from helpers import (
+    engine_of,
+    examples,
+    federation,
+    federation_of,
+    run,
+    same,
+    same_state,
+    same_up_to_rounding,
+    setup,
+    without_machine,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Term
+from fedblend.core.server_step import ServerStep
 from fedblend.core.setup import cohort_of
 from fedblend.engines.assignment import batches
 from fedblend.engines.loop import LoopEngine
@@ -197,3 +212,78 @@ def test_momentum_starts_anew_for_each_client_and_round() -> None:
     again = train(made, [1])
 
     assert same(first[1].weights, again[1].weights)
+
+
+# What a part returns at the server ------------------------------------------------------------------------
+
+
+class ReturningStep(ServerStep):
+    """A server step that returns ``made(weights)``."""
+
+    name = "returning"
+
+    def __init__(self, made: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+        self.made = made
+
+    def refine(self, weights: Any, server: Any) -> Any:
+        return self.made(dict(weights))
+
+
+class ReturningTerm(Term):
+    """A term of no loss that does so after aggregation."""
+
+    name = "returning"
+
+    def __init__(self, made: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+        self.made = made
+
+    def loss(self, params: Any, net: Any, batch: Any, context: Any) -> Any:
+        return torch.zeros(())
+
+    def after_aggregation(self, weights: Any, state: Any, summary: Any) -> Any:
+        return self.made(dict(weights))
+
+
+def with_parts(**parts: Any) -> RoundLoop:
+    """A federation of two rounds with parts that no registry has."""
+    made = federation(rounds=2)
+    method = made.method.model_copy(update=parts)
+    return federation_of(replace(made.setup, experiment=made.setup.experiment.model_copy(update={"method": method})))
+
+
+PAIR = "where a pair is valid: the next model, and the part's table at the server (such as weights, {})"
+TABLE = "valid: a dict of tensors by name"
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda weights: None, f"returned NoneType, {PAIR}"),
+        (lambda weights: weights, f"returned dict, {PAIR}"),
+        (
+            lambda weights: ({**weights, "more": torch.zeros(1)}, {}),
+            "returned what is no model: missing none, unknown ['more']",
+        ),
+        (
+            lambda weights: ({name: tensor.flatten() for name, tensor in weights.items() if tensor.dim() > 1}, {}),
+            "returned what is no model: missing ['stages.0.1.0.bias', 'stages.1.bias'], unknown none",
+        ),
+        (lambda weights: (weights, None), f"returned a table of type NoneType; {TABLE}"),
+        (lambda weights: (weights, {"count": 1}), f"returned a table in which 'count' is int; {TABLE}"),
+    ],
+)
+def test_what_a_part_returns_at_the_server_is_checked_in_its_own_round(made: Callable[..., Any], told: str) -> None:
+    """A model without a tensor was evaluated with the tensor of the round before."""
+    for where, parts in (
+        ("method.server_step", {"server_step": ReturningStep(made)}),
+        ("method.terms.0", {"terms": [ReturningTerm(made)]}),
+    ):
+        with pytest.raises(FedblendError) as error:
+            run(with_parts(**parts), 1)
+        assert str(error.value) == f"{where}: 'returning' {told}"
+
+
+def test_a_server_step_may_compute_in_float64() -> None:
+    plain, _ = run(with_parts(), 2)
+    wide, _ = run(with_parts(server_step=ReturningStep(lambda w: ({n: t.double() for n, t in w.items()}, {}))), 2)
+    assert same(plain.weights, wide.weights)

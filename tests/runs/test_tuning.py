@@ -13,7 +13,7 @@ from cli_helpers import PNG, TINY, changed, contents, here, refused, write
 import fedblend
 from fedblend.cli.tune import lines_of_ends, told_how_to_go_on
 from fedblend.core.errors import FedblendError, Stopped
-from fedblend.experiment.config import resolve
+from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
 from fedblend.runs import api
@@ -260,6 +260,16 @@ def test_values_that_are_parts_leave_nothing_to_the_next_method(tmp_path: Path) 
     (tmp_path / "best.toml").write_text(_best_file(plain, methods, searches))
     made = api.expand_file(tmp_path / "best.toml", (), None).experiments
     assert [one.train.optimizer.eps for one in made.values()] == [1e-3, 1e-8]
+
+
+def test_a_method_of_ones_own_needs_no_name(tmp_path: Path) -> None:
+    terms = [{"name": "proximal", "mu": 0.1}]
+    methods = ["fedmix", {"label": "near", "terms": terms}]
+    tune(search(methods=methods, tune={"trials": 1, "fields": {"train.lr": LR}}), tmp_path)
+    made = api.expand_file(tmp_path / "best.toml", (), None).experiments
+    assert list(made) == ["fedmix-seed0", "near-seed0"]
+    near = as_table(made["near-seed0"])["method"]
+    assert (near["objective"]["name"], near["terms"]) == ("plain", terms)
 
 
 def test_two_searches_cannot_share_a_folder(tmp_path: Path) -> None:
