@@ -27,7 +27,7 @@ app = typer.Typer(
     suggest_commands=False,  # Click does
 )
 data_app = _group("Show data sets and how they are split.")
-privacy_app = _group("Measure how much shared samples reveal.")
+privacy_app = _group("Measure how much shared samples reveal, and plan noise.")
 federation_app = _group("Run experiments between real sites, over Flower.")
 site_app = _group("Manage a site's file and show its record of what left it.")
 app.add_typer(data_app, name="data")
@@ -442,6 +442,24 @@ def leaks(
     from fedblend.cli.leaks import show_leaks
 
     show_leaks(runs, out, trust)
+
+
+@privacy_app.command(
+    "epsilon",
+    short_help="Show the epsilon of a file's runs before they are made.",
+    epilog="Example: fedblend privacy epsilon examples/private.toml --target 4",
+)
+def privacy_epsilon(
+    file: File,
+    set_: Set = None,
+    target: Annotated[float | None, typer.Option(help="An epsilon: print the least noise that reaches it.")] = None,
+    over_flower: Annotated[bool, typer.Option("--flower", help="Real sites, which know who takes part.")] = False,
+) -> None:
+    """Show the (epsilon, delta) of a file's runs after all of their rounds, before any is made."""
+    from fedblend.cli.arguments import parse_changes
+    from fedblend.cli.privacy_epsilon import show_epsilon
+
+    show_epsilon(file, parse_changes(set_), target, over_flower)
 
 
 @privacy_app.command(

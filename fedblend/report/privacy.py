@@ -162,11 +162,12 @@ def guarantees(groups: Sequence[Group]) -> list[Guarantee]:
         for outcome in g.counted:
             for statement in run_statements(outcome):
                 by_payload.setdefault(statement.what, []).append(statement)
-        found += [_weakest(g.name, over_seeds) for over_seeds in by_payload.values()]
+        found += [weakest(g.name, over_seeds) for over_seeds in by_payload.values()]
     return found
 
 
-def _weakest(method: str, over_seeds: Sequence[Statement]) -> Guarantee:
+def weakest(method: str, over_seeds: Sequence[Statement]) -> Guarantee:
+    """Return the guarantee of a method from the statements of its seeds."""
     first = over_seeds[0]
     reason = next((one.reason for one in over_seeds if one.reason), "" if first.by_round else "no round has been made")
     by_round: dict[int, float] = {}

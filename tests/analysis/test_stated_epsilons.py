@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_helpers import here, refused, succeeded, write
 from helpers import examples, experiment, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.analysis.privacy import accountant
 from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
+from fedblend.analysis.privacy.plan import least_noise, planned
 from fedblend.analysis.privacy.statements import SCOPE, statements
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -348,3 +351,69 @@ def test_what_a_guarantee_does_not_cover_names_scores_on_clients_samples_and_wha
     for words in ("hold out", "validation", "best", "end"):
         assert words in SCOPE.partition("does not cover")[2]
         assert words in page.partition("**Scores on clients' samples are not covered.**")[2].partition("\n- ")[0]
+
+
+# Before a run -----------------------------------------------------------------------------------------------
+
+AT_SERVER = {"protection": {**NOISY, "side": "server"}, "method": PLAIN}
+NOISY_MEANS = {"name": "naivemix", "sharing": {"multiplier": 2.0}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protection": NOISY},
+        AT_SERVER,
+        {"method": NOISY_MEANS},
+        {"method": {**NOISY_MEANS, **PLAIN}, "protection": NOISY},
+        {"method": "fedmix", "protection": NOISY},
+    ],
+)
+@pytest.mark.parametrize("secret", [True, False])
+def test_what_is_planned_is_what_the_run_states(changes: dict[str, Any], secret: bool) -> None:
+    pytest.importorskip("dp_accounting")
+    made = setup(images(), rounds=3, **changes)
+
+    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
+
+    rounds = [RoundRecord(**{k: r[k] for k in ("round", "cohort", "shared", "loss") if k in r}) for r in records]
+    clients, samples = len(made.population), int(made.population.sizes.sum())
+    config, noise = as_table(made.experiment), noise_facts(made.experiment)
+    stated = statements(config, noise, clients, rounds, secret, samples)
+    expected = [(one.what, one.unit, one.delta, one.epsilon, one.reason) for one in stated]
+    assert [(one.what, one.unit, one.delta, one.epsilon, one.reason) for one in planned(made, secret)] == expected
+
+
+@pytest.mark.parametrize("target", [0.05, 3.0, 800.0])
+def test_the_least_noise_reaches_a_target_and_less_does_not(target: float) -> None:
+    made = setup(images(), rounds=5, train={"cohort": 4}, protection={"name": "noise", "clip": 1.0})
+
+    values, statement = least_noise(made, target)
+
+    multiplier = values["protection.multiplier"]
+    # All four clients take part in each of five rounds; an update changes by at most twice its norm.
+    of = [epsilon([Release("gaussian", m / 2, 5)], 1e-5) for m in (multiplier, 0.99 * multiplier)]
+    assert statement.epsilon == of[0] <= target < of[1]
+
+
+def test_noise_on_uploads_and_means_keeps_its_ratio() -> None:
+    made = setup(images(), rounds=2, method={**NOISY_MEANS, **PLAIN}, protection={**NOISY, "multiplier": 1.0})
+
+    values, statement = least_noise(made, 2.0)
+
+    assert values["method.sharing.multiplier"] == pytest.approx(2 * values["protection.multiplier"], rel=0.01)
+    assert (statement.what, statement.epsilon) == ("weights and means", pytest.approx(2.0, rel=0.02))
+
+
+def test_the_command_plans_noise_and_says_why_there_is_none(tmp_path: Path) -> None:
+    file = write(tmp_path / "plan.toml", {"methods": ["fedavg", "naivemix"], "delta": 1e-5, "seeds": [0, 1]})
+
+    said = " ".join(succeeded(here("privacy", "epsilon", file, "--target", "3")).out.split())
+
+    assert "fedavg, weights: uploads leave the clients as they are" in said
+    assert "fedavg: no noise gives an epsilon: uploads leave the clients as they are" in said
+    assert re.search(r"naivemix: epsilon 2\.9\d* \(of the means\) with method\.sharing\.multiplier = \d", said)
+    refused(here("privacy", "epsilon", file, "--target", "-3"), "--target: -3 is no epsilon to reach", "above 0")
+    refused(
+        here("privacy", "epsilon", file, "--set", "channel=wireless"), "method.sharing: 'means': payloads may be lost"
+    )
