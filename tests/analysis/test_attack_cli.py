@@ -327,7 +327,7 @@ def test_attacks_of_other_strength_are_kept_apart(tmp_path: Path) -> None:
     attack(cohort[1], iterations=9, progress=stop)
 
     (leak_kind,) = {leak.kind for leak in leak_report(RunDirectory(path)).leaks}
-    told = {leak.how.partition("1 steps, ")[2] for leak in leak_report(RunDirectory(path)).leaks}
+    told = {leak.how.partition("1 step, ")[2] for leak in leak_report(RunDirectory(path)).leaks}
     assert leak_kind == "weights"
     assert told == {
         "3 iterations, 1 client",

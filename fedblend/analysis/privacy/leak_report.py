@@ -237,7 +237,8 @@ def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     for one in tables:
         options = {name: value for name, value in one.get("options", {}).items() if name != "iterations"}
         labels = "" if one["labels"] == "true" else ", labels inferred"
-        settings = f"{one['images']} images, {one['steps']} steps, {one['iterations']} iterations{labels}"
+        counts = (f"{one[what]} {what if one[what] != 1 else what[:-1]}" for what in ("images", "steps", "iterations"))
+        settings = ", ".join(counts) + labels
         settings = ", ".join([settings, *changed_options(one["attack"], options)])
         settings += ", stopped" if one.get("stopped") else ""
         settings += "" if one.get("drawn", True) else ", client not drawn"
