@@ -274,8 +274,3 @@ def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
         return
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-
-
-def or_nothing(cells: Iterable[str | None]) -> list[str]:
-    """Cells as text, with a dash for missing ones."""
-    return [NOTHING if cell is None else cell for cell in cells]

@@ -73,7 +73,7 @@ def prepare_model(
         # Not named_children, which gives a layer that a model uses in two places once.
         for name, child in list(layer._modules.items()):
             if isinstance(child, nn.Dropout) and _is_exactly(child, nn.Dropout):
-                setattr(layer, name, MaskedDropout(child.p))  # type: ignore[arg-type]
+                setattr(layer, name, MaskedDropout(child.p))
     if device.type == "cpu" and build.library() is not None:
         for name in own_layers(prepared):
             layer = prepared.get_submodule(name)
