@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import COLOURS, INK, LineStyle, blank_figure, evenly_spaced, phase_colours, style_axes
 from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import NOTHING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
