@@ -434,9 +434,9 @@ class RoundLoop:
         kept = {}
         for client, table in result.client_states.items():
             outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
-            # Copies: a client's tensors may be views of all clients of a stack.
             new_state = {**table, **add_prefix("outputs/", outputs)}
-            kept[client] = {name: tensor.clone() for name, tensor in new_state.items()}
+            # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
+            kept[client] = {name: tensor.to("cpu", copy=True) for name, tensor in new_state.items()}
         return state.client_states | kept
 
     # Server step --------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Stack:
         names, clients = self.engine.names, self.clients
         if self.task.personal or self.task.starts_apart(self.clients[0].client):
             starts = [self.task.start_of(one.client) for one in clients]
-            return [to_device(torch.stack([start[name] for start in starts]), self.device) for name in names]
+            return [self._stack([start[name] for start in starts]) for name in names]
         weights = (self.task.weights[name] for name in names)
         return [to_device(w, self.device).expand(len(clients), *w.shape) for w in weights]
 
