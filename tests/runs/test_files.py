@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import same
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint, files
@@ -99,6 +100,22 @@ def test_a_run_removes_what_a_killed_writer_of_any_of_its_files_has_left(tmp_pat
         (tmp_path / f".{name}.7-aa.tmp").touch()
     with RunDirectory(tmp_path).locked():
         assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+
+
+def test_tensors_that_share_memory_in_any_way_are_written_whole(tmp_path: Path) -> None:
+    row = torch.arange(6.0)
+    tensors = {
+        "whole": row,
+        "same": row,
+        "middle": row[1:4],
+        "end": row[4:],
+        "none": row[2:2],
+        "bits": row.view(torch.int32),
+    }
+
+    checkpoint.write_table(tmp_path / "state", {"round": 1}, tensors)
+
+    assert same(checkpoint.read_table(tmp_path / "state")[1], tensors)
 
 
 def test_a_copy_of_the_process_leaves_all_locks_also_beside_files_that_were_closed(
