@@ -111,6 +111,7 @@ def tensors_of(state: RunState) -> list[torch.Tensor]:
         *("fedavg", "fedprox+fedmix", "fd", "scaffold", "feddyn", "fednova", "fedavgm", "fedadam", "ditto", "fedrep"),
         *("aggenhance", "server-means"),
         {"name": "fedavg", "aggregator": "median"},
+        {"name": "fedavg", "aggregator": "secure-mean"},
     ],
     ids=str,
 )
