@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def real(path: str) -> Path:
     if SHARED is None or not (SHARED / path).exists():
         pytest.skip(f"FEDBLEND_DATA {'holds no ' + path if SHARED else 'is not set'}")
     return SHARED / path
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An array of bytes in MNIST's format, with its header."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def load(name: str, **options):

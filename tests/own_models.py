@@ -249,6 +249,18 @@ class DroppingAcross(DroppingTwice):
         return self.drop(x[None])[0]
 
 
+class DroppingInARow(Dense):
+    """One dropout layer has two places in a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drop = nn.Dropout(0.5)
+        self.row = nn.Sequential(drop, nn.Linear(6, 6), drop)
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return self.row(x).tanh()
+
+
 class Padded(nn.Module):
     """An embedding of black and white pixels, of which black is padding."""
 

@@ -292,7 +292,7 @@ def collect(
             result.good.append((update.client, update.samples, update.loss))
             result.add_extras(update.extras)
             if method.server_step.looks_at_uploads:
-                result.uploads[update.client] = upload
+                result.uploads[update.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, float(update.samples)
 
     result.partial = aggregator.partial(uploads())

@@ -228,8 +228,13 @@ class RoundLoop:
         return Shares(asked, payloads, lost, refused)
 
     def _store_shares(self, state: RunState, shares: Shares, due: np.ndarray, sizes: np.ndarray) -> RunState:
-        """Replace the entries of the clients that were asked; no client has the new pool yet."""
-        is_kept = ~np.isin(state.entries.owner, shares.asked) & (not self.method.sharing.of_cohort)
+        """Replace the entries of the clients that were asked; no client has the new pool yet.
+
+        A client whose payload is lost keeps its earlier entries, except those that depend on an earlier model.
+        """
+        sharing = self.method.sharing
+        replaced = shares.asked if sharing.reads_model else np.setdiff1d(shares.asked, shares.lost)
+        is_kept = ~np.isin(state.entries.owner, replaced) & (not sharing.of_cohort)
         has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
         return replace(
             state,
@@ -435,9 +440,9 @@ class RoundLoop:
         kept = {}
         for client, table in result.client_states.items():
             outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
-            # Copies: a client's tensors may be views of all clients of a stack.
             new_state = {**table, **add_prefix("outputs/", outputs)}
-            kept[client] = {name: tensor.clone() for name, tensor in new_state.items()}
+            # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
+            kept[client] = {name: tensor.to("cpu", copy=True) for name, tensor in new_state.items()}
         return state.client_states | kept
 
     # Server step --------------------------------------------------------------------------------------------------

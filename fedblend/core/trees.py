@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -48,12 +49,16 @@ def differing(one: Tensors, other: Tensors) -> list[str]:
 
 
 def for_file(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors for a safetensors file, whose format allows no tensor under two names: a copy for each."""
-    written, addresses = {}, set()
+    """Return the tensors for a safetensors file, whose format allows no memory under two names: a copy for each."""
+    written: dict[str, torch.Tensor] = {}
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by address of the storage
     for name, tensor in tensors.items():
         flat = tensor.detach().contiguous().cpu()
-        written[name] = flat.clone() if flat.data_ptr() in addresses else flat
-        addresses.add(flat.data_ptr())
+        begin, others = flat.data_ptr(), spans[flat.untyped_storage().data_ptr()]
+        end = begin + flat.numel() * flat.element_size()
+        is_shared = not flat.numel() or any(begin < other_end and other < end for other, other_end in others)
+        written[name] = flat.clone() if is_shared else flat
+        others.append((begin, end))
     return written
 
 

@@ -79,8 +79,11 @@ def _pair_fault(made: Any, like: Tensors) -> str:
 
 
 def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """An aggregated tensor in the type of the model's; a running variance below 0, from noise or an attack, is 0."""
-    kept = tensor.to(like.dtype)
+    """An aggregated tensor in the type and on the device of the model's, where the server works.
+
+    A running variance below 0, from noise or an attack, is 0.
+    """
+    kept = tensor.to(like)
     return kept.clamp(min=0) if name.endswith("running_var") else kept
 
 

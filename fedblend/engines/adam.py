@@ -11,6 +11,7 @@ from fedblend._kernels.lowrank import Weights
 from fedblend.engines.sgd import (
     Gradient,
     ProximalStep,
+    StackedOptimizer,
     broadcast,
     clipped,
     clipped_by_client,
@@ -69,21 +70,11 @@ class Adam:
         self.steps = [int(t) for t in state["step"]]
 
 
-class StackedAdam:
+class StackedAdam(StackedOptimizer):
     """Adam for a stack of K clients, with tensors [K, ...], as ``torch.optim.Adam`` defines it for each client.
 
-    Clients count their own steps, for each parameter. ``rate`` is as in :class:`fedblend.engines.sgd.StackedSGD`.
+    Clients count their own steps, for each parameter.
     """
-
-    def __init__(self, train: Train, rate: torch.Tensor | None = None) -> None:
-        self.train, self.rate = train, rate
-        self.lr = train.lr
-
-    def begin(self, round: int) -> None:
-        """Set the round's learning rate."""
-        self.lr = self.train.lr_in(round)
-        if self.rate is not None:
-            self.rate.fill_(-self.lr)
 
     @torch.no_grad()
     def step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -301,7 +302,8 @@ class LoopEngine:
             steps = setup.experiment.method.personal.shared_steps(assignment.steps)
             lr = mean_lr(setup.experiment.train, task.round, assignment.steps, steps)
             gradient = partial(self.full_gradient, task.round, client, assignment.samples)
-            return LocalTraining(task.start_of(client), weights, kept, received, lr, steps, gradient)
+            start = self.to_device(task.start_of(client))
+            return LocalTraining(start, weights, kept, received, lr, steps, gradient)
 
         if setup.experiment.method.upload.embeds and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)
@@ -400,6 +402,8 @@ class LoopEngine:
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
         """Train the clients, check their uploads, and reduce these to the aggregator's input."""
+        # Once for all clients; the server works on the CPU.
+        task = replace(task, weights=self.to_device(task.weights))
         result = collect(self, self.setup, task, clients, lost)
         self._uploads = result.uploads
         return result

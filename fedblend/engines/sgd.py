@@ -156,11 +156,8 @@ class Accumulator:
         return mean
 
 
-class StackedSGD:
-    """SGD for a stack of K clients, with tensors [K, ...]; the stacked engine uses it.
-
-    Each client's step is that of :class:`SGD`, clipped by the client's own norm. Plain SGD adds gradients that are
-    products of matrices without computing the products, and updates low-rank weights by their factors.
+class StackedOptimizer:
+    """Base of the optimisers for a stack of clients: the learning rate.
 
     The round's learning rate is the number ``lr``. On GPUs and in recorded steps it is the tensor ``rate`` [], which
     holds minus lr and can change between replays. The two round products differently, except for powers of two.
@@ -175,6 +172,14 @@ class StackedSGD:
         self.lr = self.train.lr_in(round)
         if self.rate is not None:
             self.rate.fill_(-self.lr)
+
+
+class StackedSGD(StackedOptimizer):
+    """SGD for a stack of K clients, with tensors [K, ...]; the stacked engine uses it.
+
+    Each client's step is that of :class:`SGD`, clipped by the client's own norm. Plain SGD adds gradients that are
+    products of matrices without computing the products, and updates low-rank weights by their factors.
+    """
 
     @torch.no_grad()
     def step(

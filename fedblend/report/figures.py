@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import COLOURS, INK, LineStyle, blank_figure, evenly_spaced, phase_colours, style_axes
 from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import NOTHING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,8 +273,3 @@ def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
         return
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-
-
-def or_nothing(cells: Iterable[str | None]) -> list[str]:
-    """Cells as text, with a dash for missing ones."""
-    return [NOTHING if cell is None else cell for cell in cells]

@@ -79,8 +79,8 @@ def run(
     ``out`` is the run's folder (default: a new one under ``runs/``); a folder that holds a run or other files is
     refused. With ``resume``, a run in this folder (default: the newest one) continues; it keeps its rounds, also those
     beyond ``experiment.rounds``, and where there is no run, one starts from round 0. Both give a warning.
-    ``on_round`` is called with each round's record as plain data; the run ends after it returns ``True``
-    (Python's or NumPy's); other results have no effect.
+    ``on_round`` is called with each round's record as plain data, first that of the untrained model (round 0). The run
+    ends after it returns ``True`` (Python's or NumPy's) for a later round; other results have no effect.
     ``callbacks`` are added to those of the experiment and may end the run. A run that ended early is done; resumed, it
     makes the rounds that are left. Raises :class:`FedblendError`.
     """

@@ -57,7 +57,7 @@ LOCK = "run.lock"
 STUDY_LOCK = "study.lock"
 STUDY = "study.json"
 
-WRITTEN_IN_RUN = (CONFIG, FACTS, SPLIT, METRICS, STATUS, "checkpoint.safetensors")
+WRITTEN_IN_RUN = (CONFIG, FACTS, SPLIT, METRICS, STATUS, "checkpoint.safetensors", "best.safetensors")
 """Files that only the process with a run's lock writes."""
 
 

@@ -219,7 +219,7 @@ _locked: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
 def _leave_locks() -> None:
     """Close locked files in a copy of this process: a file stays locked until each process that has it open ends."""
     for file in _locked:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
             os.close(file.fileno())
 
 

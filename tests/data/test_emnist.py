@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from datasets_helpers import load, real, refused
+from datasets_helpers import idx, load, real, refused
 
 from fedblend.data.loaders import emnist
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def write_emnist(folder: Path, split: str, labels: np.ndarray, ending: str = "") -> np.ndarray:

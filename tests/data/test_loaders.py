@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import os
-import struct
 import threading
 import tracemalloc
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets_helpers import idx
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build, known
@@ -22,10 +22,6 @@ from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, r
 
 SHARED = os.environ.get("FEDBLEND_DATA")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder: Path, n: int = 30, pack=lambda raw: raw, suffix: str = "") -> None:

@@ -15,6 +15,7 @@ from fedblend._kernels import build
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
+from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, RecordedWork, Work
@@ -183,6 +184,23 @@ def test_a_stack_does_not_change_the_results_of_the_stack_before() -> None:
     list(results)
 
     assert same(first.weights, kept)
+
+
+def test_clients_that_go_on_from_their_own_model_have_a_trainer_of_their_own() -> None:
+    from fedblend.core.engine import TrainTask
+
+    made = ragged("fedprox")
+    weights = made.weights()
+    # As after a lost downlink: FedProx's term measures from one model in one stack, from each client's in the other.
+    own = add_prefix("weights/", {name: 2 * tensor for name, tensor in weights.items()})
+    task = TrainTask(0, weights, None, made.sizes(0), client_states={1: own, 3: own})
+    engine = StackedEngine(made, stack=4, recorder=NoRecorder())
+
+    got = list(engine.train(task, range(6)))
+
+    assert len(engine.trainers) == 2
+    for one, wanted in zip(got, StackedEngine(made, stack=4).train(task, range(6)), strict=True):
+        assert same(one.weights, wanted.weights)
 
 
 def test_few_trainers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Portions, arrived
-from fedblend.core.sharing import Payload, Pool, Request, gather, rows_of
+from fedblend.core.sharing import Payload, Pool, Request, Shares, gather, rows_of
 from fedblend.core.upload import bytes_of
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
@@ -216,6 +216,21 @@ def test_means_are_renewed_once_enough_clients_have_new_data(refresh: float | No
         has_pool |= fresh
         assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
     assert (renewals == 1) if refresh is None else (1 < renewals < 8)
+
+
+def test_a_client_whose_renewal_is_lost_keeps_its_means_at_the_server() -> None:
+    fed = arriving(0.0)
+    state, _ = run(fed, 1)
+    new = {name: -tensor[:1] for name, tensor in state.entries.tensors.items()}
+    due, sizes = np.array([True, False, True, False, False]), state.shared_sizes + 3
+
+    after = fed._store_shares(state, Shares(np.array([0, 2]), {0: new}, [2], []), due, sizes)
+
+    assert after.entries.owner.tolist() == [0, 1, 2, 3, 4]
+    for name, tensor in state.entries.tensors.items():
+        assert torch.equal(after.entries.tensors[name], torch.cat([new[name], tensor[1:]]))
+    # Client 2 has data that it has not shared, still.
+    assert (after.shared_sizes == np.where([True, *[False] * 4], sizes, state.shared_sizes)).all()
 
 
 def test_a_renewal_replaces_the_means_of_changed_clients_only() -> None:

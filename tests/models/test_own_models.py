@@ -22,7 +22,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 GROUPS = [range(10), [10], range(11, 23), range(23, 30)]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5}
 AGREE = ("SubclassOfLayer", "Hooked", "SubclassOfRow", "LayerByLayer", "InBlocks", "ReadTwice", "WrittenZeros")
-ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient", "DroppingTwice", "DroppingAcross")
+ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient", "DroppingTwice", "DroppingAcross", "DroppingInARow")
 
 
 def world_of(model: str, train: dict[str, Any] | None = None, **changes: Any) -> Setup:

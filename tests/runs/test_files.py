@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import same
 
 from fedblend.core.errors import FedblendError
+from fedblend.runs import checkpoint, files
+from fedblend.runs.directory import WRITTEN_IN_RUN, RunDirectory
 from fedblend.runs.files import append_line, read_lines, remove_temporaries, write_atomically
 
 
@@ -90,6 +93,42 @@ def test_files_that_a_killed_writer_left_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_temporaries(tmp_path, ["a[1].json", "c.json"])
     assert sorted(p.name for p in tmp_path.iterdir()) == [".a[1].json", ".b.json.7-bb.tmp", "a[1].json"]
+
+
+def test_a_run_removes_what_a_killed_writer_of_any_of_its_files_has_left(tmp_path: Path) -> None:
+    for name in (*WRITTEN_IN_RUN, checkpoint.BEST):
+        (tmp_path / f".{name}.7-aa.tmp").touch()
+    with RunDirectory(tmp_path).locked():
+        assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+
+
+def test_tensors_that_share_memory_in_any_way_are_written_whole(tmp_path: Path) -> None:
+    row = torch.arange(6.0)
+    tensors = {
+        "whole": row,
+        "same": row,
+        "middle": row[1:4],
+        "end": row[4:],
+        "none": row[2:2],
+        "bits": row.view(torch.int32),
+    }
+
+    checkpoint.write_table(tmp_path / "state", {"round": 1}, tensors)
+
+    assert same(checkpoint.read_table(tmp_path / "state")[1], tensors)
+
+
+def test_a_copy_of_the_process_leaves_all_locks_also_beside_files_that_were_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, held = (open(tmp_path / name, "w") for name in "ab")  # noqa: SIM115 (closed below)
+    closed.close()
+    monkeypatch.setattr(files, "_locked", [closed, held])
+
+    files._leave_locks()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        held.close()
 
 
 WRITER = """

@@ -90,7 +90,8 @@ class DistributedEngine:
                 result.refused += fields["refused"]
                 result.invalid += fields["invalid"]
                 result.sent += fields["sent"]
-                uploads += [(in_order(upload, task.weights), n) for upload, n in uploads_from(fields, tensors)]
+                received = ((self.inner.to_device(upload), n) for upload, n in uploads_from(fields, tensors))
+                uploads += [(in_order(upload, task.weights), n) for upload, n in received]
                 weight += fields["weight"]
                 result.client_states |= by_client("client/", tensors)
                 result.add_extras(strip_prefix("extras/", tensors))
@@ -98,7 +99,8 @@ class DistributedEngine:
                     total = result.extra_bytes.get((direction, kind), 0) + number
                     result.extra_bytes[direction, kind] = total
             if isinstance(result.partial, Sums):
-                result.partial = reduce_sums(self.ranks, result.partial, weight, self.setup.shared(task.weights))
+                like = self.inner.to_device(self.setup.shared(task.weights))
+                result.partial = reduce_sums(self.ranks, result.partial, weight, like)
         return _sorted(result, uploads, clients)
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:

@@ -72,7 +72,7 @@ def reduce_sums(ranks: Ranks, own: Sums, other_weight: float, like: Tensors) -> 
     """Sum the weighted uploads of all ranks; only rank 0 gets the result.
 
     ``own`` are this rank's sums, ``other_weight`` the total weight of the other ranks (used at rank 0 only), and
-    ``like`` tensors with the uploads' names, shapes and types.
+    ``like`` tensors with the uploads' names, shapes, types and device.
     """
     flat = torch.cat(
         [

@@ -126,4 +126,4 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
     states = for_clients("client/", result.client_states)
     ranks.send(summary, upload_tensors(uploads) | states | add_prefix("extras/", result.extras))
     if isinstance(sums, Sums):
-        reduce_sums(ranks, sums, 0.0, setup.shared(task.weights))
+        reduce_sums(ranks, sums, 0.0, inner.to_device(setup.shared(task.weights)))

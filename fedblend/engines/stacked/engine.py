@@ -53,11 +53,14 @@ class StackedEngine(LoopEngine):
         """``kernels`` has the layers that fedblend's kernels compute (:func:`prepare_model`)."""
         super().__init__(setup, device)
         self.stack = stack or STACK
+        """The largest number of clients in one stack."""
         wanted = setup.experiment.cuda_graphs and self.device.type == "cuda"
         self.recorder = recorder or (recorder_for(self.device) if wanted else None)
         self.trainers: dict[Hashable, StackTrainer] = {}
         self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
+        """The prepared model."""
         self.has_dropout = bool(dropouts(self.stacked))
+        """Whether any layer of the model drops numbers."""
         state = self.stacked.state_dict(keep_vars=True)
         self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
         self.programs: dict[tuple[Any, ...], Program] = {}

@@ -70,9 +70,10 @@ def prepare_model(
     """
     prepared = copy.deepcopy(model).to(device).train()
     for layer in list(prepared.modules()):
-        for name, child in list(layer.named_children()):
-            if _is_exactly(child, nn.Dropout):
-                setattr(layer, name, MaskedDropout(child.p))  # type: ignore[arg-type]
+        # Not named_children, which gives a layer that a model uses in two places once.
+        for name, child in list(layer._modules.items()):
+            if isinstance(child, nn.Dropout) and _is_exactly(child, nn.Dropout):
+                setattr(layer, name, MaskedDropout(child.p))
     if device.type == "cpu" and build.library() is not None:
         for name in own_layers(prepared):
             layer = prepared.get_submodule(name)

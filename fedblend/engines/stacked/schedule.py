@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
 from fedblend.engines.stacked.tensors import OBJECTIVE, StackInputs, StepBatch
-from fedblend.engines.stacked.trainer import Owner, StackTrainer
+from fedblend.engines.stacked.trainer import StackTrainer
+
+if TYPE_CHECKING:
+    from fedblend.engines.stacked.engine import StackedEngine
 
 
 class Stack:
@@ -25,7 +28,7 @@ class Stack:
     select the clients with a batch, and the results are read once, at the end.
     """
 
-    def __init__(self, engine: Owner, task: TrainTask, clients: Sequence[Assignment]) -> None:
+    def __init__(self, engine: StackedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
         self.engine, self.task, self.clients = engine, task, list(clients)
         self.device = engine.device
         experiment = engine.setup.experiment
@@ -114,7 +117,7 @@ class Stack:
         names, clients = self.engine.names, self.clients
         if self.task.personal or self.task.starts_apart(self.clients[0].client):
             starts = [self.task.start_of(one.client) for one in clients]
-            return [to_device(torch.stack([start[name] for start in starts]), self.device) for name in names]
+            return [self._stack([start[name] for start in starts]) for name in names]
         weights = (self.task.weights[name] for name in names)
         return [to_device(w, self.device).expand(len(clients), *w.shape) for w in weights]
 

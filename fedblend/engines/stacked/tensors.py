@@ -43,9 +43,9 @@ class StackInputs:
     @property
     def kind(self) -> Hashable:
         """Key that stacks with the same trainer have in common."""
-        by_client = ((name, tensor.shape[1:]) for name, tensor in self.client_tensors.items())
-        shared = ((name, tensor.shape) for name, tensor in self.shared_tensors.items())
-        return (self.loss_kind, *by_client, *shared)
+        by_client = tuple((name, tensor.shape[1:]) for name, tensor in self.client_tensors.items())
+        shared = tuple((name, tensor.shape) for name, tensor in self.shared_tensors.items())
+        return self.loss_kind, by_client, shared
 
     def widened(self, rows: int) -> StackInputs:
         """Return inputs with the first client repeated in ``rows`` rows, and copies of the objective's tensors."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from fedblend._kernels.lowrank import LowRank, is_worth_it
-from fedblend.core.engine import TrainTask
 from fedblend.core.objective import Context, Objective, Term
-from fedblend.core.setup import Setup
 from fedblend.core.trees import strip_prefix
-from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.adam import StackedAdam
 from fedblend.engines.sgd import (
     Gradient,
@@ -28,45 +24,12 @@ from fedblend.engines.sgd import (
 )
 from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Drop
-from fedblend.engines.stacked.step import Inputs, Program, Step
+from fedblend.engines.stacked.step import Inputs, Step
 from fedblend.engines.stacked.tensors import OBJECTIVE, ClientSlots, StackInputs, StepBatch, clone
 from fedblend.methods.objectives.output_cache import LabelMeans
 
-
-class Owner(Protocol):
-    """The stacked engine, as far as stacks use it."""
-
-    setup: Setup
-    device: torch.device
-    stack: int
-    """The largest number of clients in one stack."""
-    scale: Scaler | OneHot
-    stacked: nn.Module
-    """The prepared model (:func:`fedblend.engines.stacked.layers.prepare_model`)."""
-    names: list[str]
-    """The model's trained parameters, in order."""
-    has_dropout: bool
-    """Whether any layer of the model drops numbers."""
-
-    def keeps_optimizer(self, task: TrainTask) -> bool:
-        """Whether clients keep their optimiser's state after this task."""
-        ...
-
-    def augmented(self, x: torch.Tensor, augment: torch.Tensor | None) -> torch.Tensor:
-        """Return stored samples after the augmentations by their random choices."""
-        ...
-
-    def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
-        """Return a step's program for inputs of these shapes."""
-        ...
-
-    def drops(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Sequence[Drop]:
-        """Return a step's calls of dropout layers for inputs of these shapes."""
-        ...
-
-    def trainer_for(self, inputs: StackInputs) -> StackTrainer:
-        """Return a trainer loaded with a stack's inputs."""
-        ...
+if TYPE_CHECKING:
+    from fedblend.engines.stacked.engine import StackedEngine
 
 
 @dataclass
@@ -77,7 +40,7 @@ class StackTrainer:
     stack after another, and records its steps.
     """
 
-    engine: Owner
+    engine: StackedEngine
     objective: Objective
     terms: Sequence[tuple[str, Term]]
     """Terms that are added to the objective, with their slots."""
@@ -102,7 +65,7 @@ class StackTrainer:
         return [name for name in self.slots.client_tensors if name.startswith(OBJECTIVE) and self.objective.tracks]
 
     @staticmethod
-    def create(engine: Owner, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
+    def create(engine: StackedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
         """Create a trainer for a stack; with a ``recorder``, with rows for the engine's largest stack."""
         train, device = engine.setup.experiment.train, engine.device
         shared = {name: to_device(tensor, device) for name, tensor in inputs.shared_tensors.items()}

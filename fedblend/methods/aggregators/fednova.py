@@ -78,5 +78,6 @@ class NormalisedMean(Aggregator):
         mean, samples = partial.mean(), self.work.samples
         # tau_eff sum_k p_k / |a_k|_1; the mean is over p_k / |a_k|_1.
         factor = sum(n * self.norm(n) for n in samples) * partial.weight / sum(samples) ** 2
-        moved = {name: weights[name] + factor * (mean[name] - weights[name]) for name in self.work.trained}
+        start = {name: weights[name].to(mean[name].device) for name in self.work.trained}
+        moved = {name: w + factor * (mean[name] - w) for name, w in start.items()}
         return mean | {name: tensor.to(mean[name].dtype) for name, tensor in moved.items()}

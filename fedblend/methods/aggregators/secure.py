@@ -125,8 +125,8 @@ class SecureMean(WeightedMean):
         return {name: mean[name] for name in start}
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> list[WeightedUpload]:  # type: ignore[override]
-        """All uploads, because shares are known only when all uploads have arrived."""
-        return list(uploads)
+        """All uploads, because shares are known only when all uploads have arrived; on the CPU, where sums are made."""
+        return [({name: tensor.cpu() for name, tensor in upload.items()}, weight) for upload, weight in uploads]
 
     def finish(self, partial: list[WeightedUpload] | Total, weights: Tensors) -> dict[str, torch.Tensor]:  # type: ignore[override]
         """The mean of a masked sum or of uploads."""
