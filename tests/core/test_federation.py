@@ -21,6 +21,7 @@ from helpers import (
     same,
     same_state,
     setup,
+    slow_except,
     without_machine,
 )
 
@@ -223,7 +224,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("case", RESUMED)
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", slow_except([1], [0, 1, 2]))
 def test_a_run_resumed_from_its_checkpoint_is_the_uninterrupted_one(case: str, at: int, tmp_path: Path) -> None:
     whole, records = run(federation(**RESUMED[case]), 4)
     before, _ = run(federation(**RESUMED[case]), at)

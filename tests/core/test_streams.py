@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import BATCH_NORM, DROPOUT, ROWS, train, uploads_of, with_calls
-from helpers import engine_of, examples, federation, images, needs_of, run, same, same_state, setup, without_machine
+from helpers import (
+    engine_of,
+    examples,
+    federation,
+    images,
+    needs_of,
+    run,
+    same,
+    same_state,
+    setup,
+    slow_except,
+    without_machine,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,7 +125,10 @@ def global_states() -> tuple[bytes, bytes, Any]:
     return torch.get_rng_state().numpy().tobytes(), words.tobytes(), python_random.getstate()
 
 
-@pytest.mark.parametrize("method", sorted(presets()))
+FEW = ["fedmix", "aggenhance", "mix2fld", "xormixfl", "fed-augmix"]
+
+
+@pytest.mark.parametrize("method", slow_except(FEW, sorted(presets())))
 def test_a_whole_run_leaves_global_generators_untouched(method: str) -> None:
     before = global_states()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import contents, here, refused, succeeded, write
+from helpers import slow_except
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -137,7 +138,7 @@ def test_the_folder_of_all_studies_is_told_from_a_study() -> None:
     assert "fedmix-seed0, one/fedavg-seed0, two/fedavg-seed0" in several.err
 
 
-@pytest.mark.parametrize("order", ["resume", "report", "compare"])
+@pytest.mark.parametrize("order", slow_except(["resume"], ["resume", "report", "compare"]))
 def test_a_log_with_a_damaged_line_is_told_of_and_left_alone(order: str) -> None:
     succeeded(run({"rounds": 2}, "--out", "out"))
     log = Path("out") / RUN / "metrics.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation, images, numbers, run, same, same_state, setup
+from helpers import federation, images, numbers, run, same, same_state, setup, slow_except
 from torch import nn
 from torch.nn import functional as F
 
@@ -195,7 +195,7 @@ def test_tuning_is_plain_sgd_on_all_points_by_their_worth() -> None:
         torch.testing.assert_close(tuned[name], leaf.detach() - 0.3 * slope)
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@pytest.mark.parametrize("engine", slow_except([StackedEngine], [LoopEngine, StackedEngine]))
 def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine], tmp_path: Any) -> None:
     step = {"name": "aggenhance", "steps": 5, "epochs": 2}
     made = setup(images(side=14), method={"server_step": step}, model="lenet5", train={"cohort": 3})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from baselines_helpers import GROUPS, skewed
-from helpers import federation, run, same, same_up_to_rounding, setup
+from helpers import federation, run, same, same_up_to_rounding, setup, slow_except
 
 from fedblend.core.engine import TrainTask, aggregator_of
 from fedblend.core.loop import RoundLoop
@@ -80,7 +80,10 @@ COMBINED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINED)
+FEW = ["fedlc on fedmix", "fedntd on fedmix", "pfedme on fedmix", "fednova on scaffold", "all terms"]
+
+
+@pytest.mark.parametrize("name", slow_except(FEW, COMBINED))
 def test_combinations_run_alike_in_the_loop_and_in_stacks(name: str) -> None:
     made = setup(groups=GROUPS, method=COMBINED[name], model=DEEP, train={"cohort": 3, "lr": 0.02})
 

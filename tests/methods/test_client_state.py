@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import experiment, images, run, same_up_to_rounding, setup, without_machine
+from helpers import experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -79,7 +79,10 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
         assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+FEW = ["scaffold", "moon", "ditto", "fedadam", "fedper", "fedproto"]
+
+
+@pytest.mark.parametrize("method", slow_except(FEW, METHODS.values()), ids=METHODS)
 def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "MIN_SECONDS_TO_TUNE", 0.0)
     made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)

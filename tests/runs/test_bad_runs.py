@@ -26,6 +26,7 @@ from cli_helpers import (
     succeeded,
     write,
 )
+from helpers import slow_except
 
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
@@ -134,7 +135,7 @@ def test_mistakes_leave_a_finished_run_as_it_was() -> None:
     assert contents(Path("out")) == before
 
 
-@pytest.mark.parametrize("federated", [False, True])
+@pytest.mark.parametrize("federated", slow_except([False], [False, True]))
 def test_no_study_begins_in_the_folder_of_a_run(federated: bool) -> None:
     succeeded(run({}, "--out", "out"))
     (path,) = find_runs([Path("out")])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import TINY, here, refused, succeeded, write
+from helpers import slow_except
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs.directory import RunDirectory, read_study
@@ -136,7 +137,7 @@ def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) ->
     refused(here("compare", study), f"{path}: ")
 
 
-@pytest.mark.parametrize("what", ["a folder", "a pipe", "a device without end"])
+@pytest.mark.parametrize("what", slow_except(["a folder"], ["a folder", "a pipe", "a device without end"]))
 def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None:
     path = study / RUN / "checkpoint.safetensors"
     path.unlink(missing_ok=True)

@@ -166,6 +166,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "out" / "fedavg-seed0"
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_from_anothers_checkpoint(run: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "other.toml", {"model": {"name": "mlp", "hidden": [9]}})
     succeeded(here("run", file, "--out", tmp_path / "other"))
