@@ -195,7 +195,7 @@ class RoundLoop:
             return None
         new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
-        # A payload that was lost is sent again until it arrives.
+        # A first payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
         due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
         return new if due else None
