@@ -20,17 +20,19 @@ LINE_EVERY = 10.0
 
 
 class RemainingTime:
-    """Estimates the remaining time of each of several tasks, from its pace since its first call of :meth:`left`."""
+    """Estimates the remaining time of each of several tasks, from its pace since it began, or began again."""
 
     def __init__(self) -> None:
         self.first: dict[str, tuple[float, int]] = {}
+        self.latest: dict[str, int] = {}
 
     def left(self, task: str, done: int, total: int) -> str:
         """Seconds left, as the end of a line; empty before the first progress, and at the end."""
         now = time.monotonic()
+        if done < self.latest.get(task, done):  # another task of the same name, or the task was restarted
+            del self.first[task]
+        self.latest[task] = done
         start, first = self.first.setdefault(task, (now, done))
-        if done < first:  # the task was restarted
-            self.first[task] = (now, done)
         return f"  {(now - start) / (done - first) * (total - done):.0f} s left" if first < done < total else ""
 
 
@@ -169,6 +171,8 @@ class Steps:
         if self.live:
             if task not in self.tasks:
                 self.tasks[task] = self.bars.add_task(task, total=total, note=note)
+            elif done < self.bars.tasks[self.tasks[task]].completed:
+                self.bars.reset(self.tasks[task], total=total)
             self.bars.update(self.tasks[task], completed=done, note=note)
             return
         left = self.remaining.left(task, done, total)

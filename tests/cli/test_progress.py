@@ -41,6 +41,16 @@ def test_remaining_time_follows_the_pace_since_the_first_call(clock: Clock) -> N
     assert remaining.left("a", 4, 10) == "  12 s left"
 
 
+def test_a_task_that_begins_again_has_a_pace_of_its_own(clock: Clock) -> None:
+    remaining, texts = RemainingTime(), []
+
+    for now, done in [(100, 0), (110, 1), (120, 2), (120, 0), (121, 1), (122, 0), (125, 1)]:
+        clock.now = now
+        texts.append(remaining.left("clients attacked", done, 2))
+
+    assert texts == ["", "  10 s left", "", "", "  1 s left", "", "  3 s left"]
+
+
 def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
 
