@@ -396,6 +396,13 @@ def test_the_least_noise_reaches_a_target_and_less_does_not(target: float) -> No
     assert statement.epsilon == of[0] <= target < of[1]
 
 
+def test_a_run_without_rounds_has_no_noise_to_plan() -> None:
+    made = setup(images(), rounds=0, protection=NOISY)
+
+    with pytest.raises(FedblendError, match="no noise gives an epsilon: no round is made"):
+        least_noise(made, 3.0)
+
+
 def test_noise_on_uploads_and_means_keeps_its_ratio() -> None:
     made = setup(images(), rounds=2, method={**NOISY_MEANS, **PLAIN}, protection={**NOISY, "multiplier": 1.0})
 

@@ -69,7 +69,7 @@ def least_noise(setup: Setup, target: float, secret_cohorts: bool = True) -> tup
     def is_enough(factor: float) -> bool:
         statement = reached({field: value * factor for field, value in given.items()})
         if statement.epsilon is None:
-            raise FedblendError(f"no noise gives an epsilon: {statement.reason}")
+            raise FedblendError(f"no noise gives an epsilon: {statement.reason or 'no round is made'}")
         return statement.epsilon <= target
 
     high = 1.0
