@@ -2,8 +2,9 @@
 
 A name stands for a row, compared in every column; ``@column`` stands for a column, compared in every row;
 ``row@column`` is one cell. ``mean:``, ``min:``, ``max:`` or ``spread:`` before a row (or an ``@column``) reduces its
-cells to one number, where all of them are measured; ``min:xor-*`` is of all rows whose names begin so. Numbers,
-``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks around each.
+cells to one number, where all of them are measured; ``min:xor-*`` is of all rows whose names begin so. A smallest or
+largest number leaves out the cells that the claim names, so that ``a@2 > max:a`` compares a@2 with the best of the
+others. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks around each.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Comparison:
     tree: ast.Compare
     """The syntax tree, in which operands are the names ``_0``, ``_1``, ..."""
     operands: tuple[Operand, ...]
+
+    @property
+    def named(self) -> list[Operand]:
+        """The operands that are one cell each."""
+        return [o for o in self.operands if o.row is not None and o.column is not None]
 
     @property
     def axis(self) -> str:
@@ -135,7 +141,7 @@ def check_line(
     """
     values = []
     for operand in comparison.operands:
-        value = _operand_value(operand, cells, line, expected)
+        value = _operand_value(operand, cells, line, expected, comparison.named)
         if value is None:
             return None
         values.append(value)
@@ -154,12 +160,17 @@ def check_line(
     return Check(holds, tuple(margins))
 
 
-def _operand_value(operand: Operand, cells: Cells, line: str, expected: Collection[tuple[str, str]]) -> float | None:
+def _operand_value(
+    operand: Operand, cells: Cells, line: str, expected: Collection[tuple[str, str]], named: Collection[Operand]
+) -> float | None:
     if operand.reduction is not None:
+        apart = named if operand.reduction in ("min", "max") else ()
         reduced = {
             (row, column)
             for row, column in {*cells, *expected}
-            if fnmatchcase(row, operand.row or "*") and operand.column in (None, column)
+            if fnmatchcase(row, operand.row or "*")
+            and operand.column in (None, column)
+            and Operand(row, column) not in apart
         }
         whole = reduced and reduced <= cells.keys()
         return REDUCTIONS[operand.reduction]([cells[cell] for cell in reduced]) if whole else None

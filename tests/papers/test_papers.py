@@ -147,6 +147,9 @@ CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
         ("spread:b < spread:a", None, {"": 3.0}, "holds"),
         ("max:@2 <= 3", None, {"": 0.0}, "holds"),
         ("min:* >= max:b*", None, {"": -1.0}, "does not hold"),  # 2 of all rows, 3 of those that begin with b
+        ("a@1 > max:a", None, {"": 3.0}, "holds"),  # 5 against 2, the best of the others
+        ("a@2 <= min:@2", None, {"": 1.0}, "holds"),
+        ("a@1 >= mean:a", None, {"": 1.5}, "holds"),  # a mean is of all
         ("b > a < 6", None, {"1": -2.0, "2": 1.0}, "holds in part"),
         ("( a@1 - a@2 ) / b@1 >= 1", None, {"": 0.0}, "holds"),
     ],
