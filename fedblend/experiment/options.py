@@ -83,16 +83,21 @@ def descriptions(cls: type) -> dict[str, str]:
     ``use_attribute_docstrings`` does not serve here: it omits the inherited fields of dataclasses, and it parses the
     source of every part at import.
     """
+    return {name: text for base in reversed(cls.__mro__) for name, text in _own_descriptions(base).items()}
+
+
+@functools.cache  # Parts share bases, and Python parses a whole file to find a class in it.
+def _own_descriptions(cls: type) -> dict[str, str]:
+    """The docstrings of the fields that a class itself declares."""
+    try:
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):
+        return {}
     found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        try:
-            (declared,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError):
-            continue
-        for field, below in pairwise(getattr(declared, "body", [])):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
+    for field, below in pairwise(getattr(declared, "body", [])):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found
 
 
