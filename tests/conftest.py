@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_helpers import stop_all
@@ -29,6 +31,20 @@ def end_processes() -> Iterator[None]:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an empty folder of the test's own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server's clock jump over its pauses. The replies of nodes in one process are there, or never come."""
+    from fedblend.flower import sites
+
+    skipped = [0.0]
+
+    def skip(seconds: float) -> None:
+        skipped[0] += seconds
+
+    clock = SimpleNamespace(sleep=skip, monotonic=lambda: time.monotonic() + skipped[0])
+    monkeypatch.setattr(sites, "time", clock)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

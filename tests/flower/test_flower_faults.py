@@ -33,6 +33,8 @@ from fedblend.flower.work import runs_of
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.runs import checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 QUICK = FederationLimits(min_sites=2, deadline=0.4)
 

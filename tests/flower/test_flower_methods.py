@@ -36,6 +36,8 @@ from fedblend.flower.messages import unpack
 from fedblend.flower.server import connect, run
 from fedblend.flower.site import Site
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 HEADER = 128
 """Bytes before the numbers in each array of a message: the header of NumPy's file format."""
 

