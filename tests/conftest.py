@@ -33,6 +33,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Write pages without drawing their charts, and empty pictures: for tests of all else that a command leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
+        patch.setattr("fedblend.report.page.draw_summary", lambda sections: b"")
+        yield
+
+
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server's clock jump over its pauses. The replies of nodes in one process are there, or never come."""
