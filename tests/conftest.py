@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 # Before PyTorch is imported. Networks in tests are so small that threads only get into each other's way.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Files are synced for a crash of the machine, which no test makes.
+os.fsync = lambda handle: None
+
 # How long a machine takes, busy or not, says nothing of what is asserted.
 settings.register_profile("fedblend", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedblend")
