@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import tomli_w
+import typer.main
 
 from fedblend.cli import main
 
@@ -106,12 +108,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 # Commands --------------------------------------------------------------------------------------------------
 
 
+_get_command = functools.cache(typer.main.get_command)
+"""What builds all commands from their functions, which a process otherwise does once."""
+
+
 def here(*words: object) -> Outcome:
     """Run a command in this process: quicker than a new one, which waits for PyTorch."""
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     arguments = ["fedblend", *map(str, words)]
     with (
+        mock.patch.object(typer.main, "get_command", _get_command),
         mock.patch.object(sys, "argv", arguments),
         mock.patch.object(sys, "path", list(sys.path)),
         contextlib.redirect_stdout(out),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_helpers import stop_all
@@ -12,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 # Before PyTorch is imported. Networks in tests are so small that threads only get into each other's way.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Files are synced for a crash of the machine, which no test makes.
+os.fsync = lambda handle: None
 
 # How long a machine takes, busy or not, says nothing of what is asserted.
 settings.register_profile("fedblend", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +34,29 @@ def end_processes() -> Iterator[None]:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an empty folder of the test's own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Write pages without drawing their charts, and empty pictures: for tests of all else that a command leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
+        patch.setattr("fedblend.report.page.draw_summary", lambda sections: b"")
+        yield
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server's clock jump over its pauses. The replies of nodes in one process are there, or never come."""
+    from fedblend.flower import sites
+
+    skipped = [0.0]
+
+    def skip(seconds: float) -> None:
+        skipped[0] += seconds
+
+    clock = SimpleNamespace(sleep=skip, monotonic=lambda: time.monotonic() + skipped[0])
+    monkeypatch.setattr(sites, "time", clock)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

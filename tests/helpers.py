@@ -244,9 +244,13 @@ def local(
 
 
 def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Return parameters for ``parametrize``: those that are not ``quick`` run with the slow tests only."""
+    """Return parameters for ``parametrize``: those that are not ``quick`` run with the slow tests only.
+
+    A tuple has a value for each of several arguments.
+    """
     quick = list(quick)
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    of_arguments = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [v if v in quick else pytest.param(*arguments, marks=pytest.mark.slow) for v, arguments in of_arguments]
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:

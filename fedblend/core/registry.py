@@ -13,6 +13,7 @@ user's own is named by its dotted path: ``{name = "my_module:MyObjective"}``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import pkgutil
@@ -156,10 +157,16 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
 def known(kind: str) -> dict[str, type]:
     """All parts of a kind by name, in the order they were declared: those of every module in the kind's package."""
-    package = importlib.import_module({**MODULES, **OTHER_MODULES}[kind])
-    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    _import_parts({**MODULES, **OTHER_MODULES}[kind])
     return _registry[kind]
+
+
+@functools.cache  # Reading an experiment looks up some twenty parts, and each would list a folder.
+def _import_parts(name: str) -> None:
+    """Import a package and each of its modules, which declares their parts."""
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+        importlib.import_module(f"{name}.{module.name}")
 
 
 def build(kind: str, spec: Any, where: str | None = None) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import json
-import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -83,17 +83,28 @@ def descriptions(cls: type) -> dict[str, str]:
     ``use_attribute_docstrings`` does not serve here: it omits the inherited fields of dataclasses, and it parses the
     source of every part at import.
     """
+    return {name: text for base in reversed(cls.__mro__) for name, text in _own_descriptions(base).items()}
+
+
+def _own_descriptions(cls: type) -> dict[str, str]:
+    """The docstrings of the fields that a class itself declares."""
+    try:
+        declared = _classes_of(cls.__module__)[cls.__qualname__]
+    except (OSError, TypeError, KeyError):
+        return {}
     found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        try:
-            (declared,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError):
-            continue
-        for field, below in pairwise(getattr(declared, "body", [])):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
+    for field, below in pairwise(declared.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found
+
+
+@functools.cache  # inspect.getsource would parse the file again for each class in it.
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """The source of each class at the top level of a module, by name."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
 @functools.cache

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import SCOPE
@@ -23,6 +24,9 @@ from fedblend.report.svg import inline_svg
 from fedblend.report.tables import bytes_table, client_table, metrics_table, results_table, time_table
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
+
+if TYPE_CHECKING:
+    import jinja2
 
 MAX_IMAGE_BYTES = 600_000
 """Bytes that images which left clients, and class interior points, may take on a page."""
@@ -50,8 +54,24 @@ def write(
 
 def page(sections: Sequence[DatasetSection]) -> str:
     """The page as text."""
-    import jinja2
     from markupsafe import Markup
+
+    # Ids of the first section have no suffix, so that those of a page with one data set have none.
+    values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
+    _leave_out_images(values)
+    return _template().render(
+        title=_title(sections),
+        runs=sum(len(g.outcomes) for section in sections for g in section.groups),
+        sections=values,
+        band=BAND_TEXT,
+        style=Markup(_resource("page.css")),
+        script=Markup(_resource("page.js")),
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedblend", "report"),
@@ -60,17 +80,7 @@ def page(sections: Sequence[DatasetSection]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Ids of the first section have no suffix, so that those of a page with one data set have none.
-    values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
-    _leave_out_images(values)
-    return environment.get_template("page.html").render(
-        title=_title(sections),
-        runs=sum(len(g.outcomes) for section in sections for g in section.groups),
-        sections=values,
-        band=BAND_TEXT,
-        style=Markup(_resource("page.css")),
-        script=Markup(_resource("page.js")),
-    )
+    return environment.get_template("page.html")
 
 
 def _leave_out_images(values: Sequence[dict[str, Any]]) -> None:

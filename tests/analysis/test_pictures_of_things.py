@@ -68,6 +68,7 @@ def test_fer2013_damaged(tmp_path, damage, told):
     assert "fer2013.csv" in refused(told, "fer2013", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_real_fer2013():
     data = load("fer2013", folder=real("fer2013"))
     assert torch.bincount(data.train.y).tolist() == [150] * 7

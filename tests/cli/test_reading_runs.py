@@ -46,8 +46,11 @@ class Means(SharedMeans):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of FedMix, and one of AggEnhance, of fedblend's own parts."""
     folder = tmp_path_factory.mktemp("made")
-    changes: dict[str, Any] = {"methods": ["fedmix", "aggenhance"], "rounds": 1}
-    succeeded(here("run", write(folder / "two.toml", changes), "--out", folder / "out"))
+    changes: dict[str, Any] = {
+        "methods": ["fedmix", {"name": "aggenhance", "server_step": {"steps": 3}}],
+        "rounds": 1,
+    }
+    succeeded(here("run", write(folder / "two.toml", changes), "--out", folder / "out", "--jobs", 1))
     return folder / "out"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import fedblend
@@ -15,6 +16,7 @@ LAYERS = (
 """Packages from the top down, as docs/architecture.md has them."""
 
 
+@functools.cache
 def imports() -> list[tuple[str, str]]:
     """(importing module, imported module) for every import within fedblend, also those inside functions."""
     found = []

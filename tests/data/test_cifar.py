@@ -93,6 +93,7 @@ def test_cifar100_mislabelled(tmp_path):
     refused("has 2 different names in 2; expected 100", "cifar100", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_real_cifar():
     real("cifar-10-batches-bin"), real("cifar-100-binary")
     ten, hundred = load("cifar10"), load("cifar100")

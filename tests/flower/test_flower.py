@@ -32,6 +32,8 @@ from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import connect, run
 from fedblend.runs.files import read_lines
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 
 def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
     """Four clients of digits, three of them a round."""

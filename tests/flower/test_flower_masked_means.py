@@ -32,6 +32,8 @@ from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.server import run
 from fedblend.flower.site import Site
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 CLIENTS = 7
 """Two groups: one of three, one of four."""
 

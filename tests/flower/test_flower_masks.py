@@ -30,6 +30,8 @@ from fedblend.flower.server import run
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 SECURE = {"name": "fedavg", "aggregator": {"name": "secure-mean"}}
 

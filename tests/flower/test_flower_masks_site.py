@@ -35,6 +35,8 @@ from fedblend.flower.sites import Reply
 from fedblend.flower.trial import make_site_key
 from fedblend.methods.aggregators.secure import SecureMean, Total
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 
 class Round:
     """The sites of one round, with one method for each stage of the protocol."""

@@ -21,6 +21,8 @@ from fedblend.flower.audit import audit_rows
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.server import run
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 ASKED: dict[str, Any] = {
     "holdout": 0.2,
     "validation": {"server": 0.1, "clients": 0.2},

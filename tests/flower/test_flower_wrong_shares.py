@@ -28,6 +28,8 @@ from fedblend.flower.server import run
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.secure import SecureMean, Total
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 Shares = dict[int, dict[str, torch.Tensor]]
 Reveal = Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 

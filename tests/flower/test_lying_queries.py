@@ -37,6 +37,8 @@ from fedblend.flower.site import describe_setup
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import read_lines
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 LINEAR = {"name": "mlp", "hidden": []}
 
 

@@ -42,6 +42,8 @@ from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
 from fedblend.runs.files import read_lines
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 SAMPLES, MIN_MEAN = 80, 20
 """The samples of a site, which have more pixels than that, and the fewest samples in its means."""
 

@@ -28,6 +28,8 @@ from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import Sites
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 
 def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.Image import Resampling, Transform
-from sklearn.datasets import load_sample_images
 
 from fedblend._kernels import build
 from fedblend.data.loaders.small import Digits, Mnist5k
@@ -29,6 +28,8 @@ Draw = dict[str, torch.Tensor]
 def pictures(name: str) -> torch.Tensor:
     """Real images, uint8 [24, C, H, W]: digits of two sizes, and pieces of two colour photographs."""
     if name == "photographs":
+        from sklearn.datasets import load_sample_images  # a second's import
+
         pieces = [
             photo[top : top + 32, left : left + 40]
             for photo in load_sample_images().images

