@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -103,7 +103,7 @@ def _own_descriptions(cls: type) -> dict[str, str]:
 @functools.cache  # inspect.getsource would parse the file again for each class in it.
 def _classes_of(module: str) -> dict[str, ast.ClassDef]:
     """The source of each class at the top level of a module, by name."""
-    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
