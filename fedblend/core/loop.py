@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.channel import transmit
 from fedblend.core.context import CohortSummary
 from fedblend.core.engine import (
     CohortResult,
@@ -36,10 +37,11 @@ from fedblend.core.random import stream
 from fedblend.core.record import CostMeter, RoundRecord
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
-from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
+from fedblend.core.sharing import Payload, Pool
+from fedblend.core.sharing_steps import SharingSteps
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, form_fault
+from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, form_fault, not_finite
 
 Weights = dict[str, torch.Tensor]
 
@@ -74,9 +76,8 @@ class RoundLoop:
         self.method = setup.experiment.method
         self.ended_by = ""
         """What ended the run early: names of callbacks, and ``target``; empty after all rounds."""
-        self._pool: tuple[Pool, Pool] | None = None
-        self._sent: tuple[Pool, Pool] | None = None
         self._require_possible()
+        self.sharing = SharingSteps(setup, engine, self.spec, self.draw_cohort)
         self.device = reference_device(setup)
 
     # A run --------------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ class RoundLoop:
             weights, server_state = self._after_aggregation(task, weights, state.server_state, result)
             state = replace(state, server_state=server_state, client_states=self._kept(task, result, state))
         if self.method.sharing.after_training:
-            state, shared, _ = self._share_if_due(state, weights, task.sizes, costs)
+            state, shared, _ = self.sharing.share_if_due(state, weights, task.sizes, costs)
             facts |= shared
         state = replace(state, global_outputs=outputs)
         if result is None or result.good:
@@ -152,10 +153,10 @@ class RoundLoop:
         facts: dict[str, Any] = {}
         has_model = np.empty(0, np.int64)
         if not self.method.sharing.after_training:
-            state, facts, has_model = self._share_if_due(state, state.weights, sizes, costs)
-        pool = self._pool_of(state)
-        sent = self._pool_for_clients(pool)
-        self._require_pool(pool, sent, state.round)
+            state, facts, has_model = self.sharing.share_if_due(state, state.weights, sizes, costs)
+        pool = self.sharing.pool_of(state)
+        sent = self.sharing.pool_for_clients(pool)
+        self.sharing.require_pool(pool, sent, state.round)
         cohort: list[int] = []
         if self.method.upload.trains_in(state.round):
             drawn = self.draw_cohort(state.round)
@@ -167,121 +168,6 @@ class RoundLoop:
         outputs, broadcast = state.global_outputs, self._broadcast(state)
         task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, broadcast)
         return BegunRound(state, task, cohort, pool, costs, facts)
-
-    # Sharing ------------------------------------------------------------------------------------------------------
-
-    def _share_if_due(
-        self, state: RunState, weights: Weights, sizes: np.ndarray, costs: CostMeter
-    ) -> tuple[RunState, dict[str, Any], np.ndarray]:
-        """Have the clients with new data share, if sharing is due (MAFL, Algorithm 1; section 3.4).
-
-        ``weights`` are the global model, for a sharing that depends on it; all clients share then. Returns the state,
-        the record's field ``shared``, and the clients that received the round's model for it.
-        """
-        nobody = np.empty(0, np.int64)
-        due = self._clients_due(state, sizes)
-        if due is None:
-            return state, {}, nobody
-        with costs.time("share"):
-            shares = self._collect_shares(state.round, weights, due, sizes, costs)
-            state = self._store_shares(state, shares, due, sizes)
-        has_model = shares.asked if self.method.sharing.reads_model else nobody
-        return state, {"shared": shares.facts(len(state.entries))}, has_model
-
-    def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
-        """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
-        sharing = self.method.sharing
-        if not sharing.active or sharing.made_by_server:
-            return None
-        new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
-        wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
-        # A first payload that was lost is sent again until it arrives.
-        wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
-        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
-        return new if due else None
-
-    def _collect_shares(
-        self, round: int, weights: Weights, due: np.ndarray, sizes: np.ndarray, costs: CostMeter
-    ) -> Shares:
-        """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
-        sharing = self.method.sharing
-        asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
-        if sharing.of_cohort:
-            asked = np.intersect1d(asked, self.draw_cohort(round))
-        replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
-        given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
-        refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
-        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
-        arrives = self._transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
-        costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
-        lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
-        payloads: dict[int, Payload] = {}
-        for client, payload in given.items():
-            if client in lost:
-                continue
-            if fault := _fault_of(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
-                refused.append({"client": client, "reason": fault})
-            else:
-                payloads[client] = payload
-        if sharing.reads_model:
-            costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
-        return Shares(asked, payloads, lost, refused)
-
-    def _store_shares(self, state: RunState, shares: Shares, due: np.ndarray, sizes: np.ndarray) -> RunState:
-        """Replace the entries of the clients that were asked; no client has the new pool yet.
-
-        A client whose payload is lost keeps its earlier entries, except those that depend on an earlier model.
-        """
-        sharing = self.method.sharing
-        replaced = shares.asked if sharing.reads_model else np.setdiff1d(shares.asked, shares.lost)
-        is_kept = ~np.isin(state.entries.owner, replaced) & (not sharing.of_cohort)
-        has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
-        return replace(
-            state,
-            entries=joined(rows_of(state.entries, is_kept), gather(shares.payloads)),
-            shared_round=state.round,
-            has_pool=np.zeros_like(state.has_pool),
-            shared_sizes=np.where(has_shared, sizes, state.shared_sizes),
-        )
-
-    def _pool_of(self, state: RunState) -> Pool:
-        """Return the pool that the server makes of all entries; cached until entries change."""
-        if self._pool is None or self._pool[0] is not state.entries:
-            rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
-            pool = self.setup.pool(self.spec, state.entries, state.shared_sizes, rng)
-            self._pool = (state.entries, pool)
-        return self._pool[1]
-
-    def _pool_for_clients(self, pool: Pool) -> Pool:
-        """Return the part of a pool that clients may receive; cached until the pool changes."""
-        if self._sent is None or self._sent[0] is not pool:
-            self._sent = (pool, self.setup.pool_for_clients(pool))
-        return self._sent[1]
-
-    def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
-        """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
-        sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
-        if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
-            raise self._nothing_shared(f"the server step '{step.name}' has nothing to work on", round)
-        if objective.needs and not len(sent):
-            raise self._nothing_shared(f"'{objective.name}' has nothing to mix with", round)
-        for field, part in (("objective", objective), ("server_step", step)):
-            if len(pool) and (lacking := sorted({*part.needs} - {*pool.tensors})):
-                raise FedblendError(
-                    f"method.sharing: '{sharing.name}' shares {', '.join(pool.tensors)}, but method.{field} "
-                    f"'{part.name}' needs {', '.join(lacking)}; valid: a sharing of these, such as means (x, y) or "
-                    "channel-statistics (mean, std)"
-                )
-
-    def _nothing_shared(self, effect: str, round: int) -> FedblendError:
-        """The error for an empty pool, with its ``effect`` and what would fill it."""
-        sharing, channel = self.method.sharing, self.experiment.channel
-        advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
-        if channel.loses:
-            advice = f"the channel '{channel.name}' may have lost all of it; take one that loses less, or {advice}"
-        return FedblendError(
-            f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that {effect}; {advice}"
-        )
 
     # Cohort and downlink ------------------------------------------------------------------------------------------
 
@@ -305,7 +191,7 @@ class RoundLoop:
             pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
-            received = self._transmit("down", "downlink", sizes, cohort, state.round, costs)
+            received = transmit(self.setup, "down", "downlink", sizes, cohort, state.round, costs)
             costs.count("down", "weights", weights * int(without_model.sum()))
             costs.count("down", method.upload.bytes_kind, outputs * len(cohort))
             costs.count("down", "extras", extras * len(cohort))
@@ -350,14 +236,6 @@ class RoundLoop:
         slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
         return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
 
-    def _transmit(
-        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, costs: CostMeter
-    ) -> np.ndarray:
-        """Return which of the transmissions of ``sizes`` bytes arrive, bool [n]; count the seconds of the slowest."""
-        sent = self.experiment.channel.transmit(direction, sizes, stream(self.experiment.seed, purpose, round), clients)
-        costs.wait(direction, float(sent.seconds.max(initial=0.0)))
-        return sent.arrives
-
     # Training and aggregation -------------------------------------------------------------------------------------
 
     def _train(self, begun: BegunRound) -> tuple[CohortResult, dict[str, Any]]:
@@ -371,7 +249,7 @@ class RoundLoop:
         size = bytes_of(self.method.upload.like(self.setup.shared(task.weights), self.setup.task))
         size += bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
-        arrives = self._transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
+        arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with costs.time("aggregate"):
             result = self.engine.collect(task, clients, lost)
@@ -463,7 +341,7 @@ class RoundLoop:
                 state=state.server_part("server_step"),
                 prior=self.setup.prior,
                 global_outputs=state.global_outputs,
-                pool=self._pool_of(state),
+                pool=self.sharing.pool_of(state),
             )
             made = step.refine(weights, context)
             weights, kept = as_model_and_table(made, state.weights, "server_step", step)
@@ -476,14 +354,14 @@ class RoundLoop:
             if self.method.server_step.queries_clients:
                 costs.count("down", "questions", bytes_of(question))
                 costs.count("up", "answers", bytes_of(answer))
-            if _fault_of(answer) is None:
+            if not_finite(answer) is None:
                 answers.append(answer)
         return answers
 
     def _require_finite(self, before: RunState, weights: Tensors) -> None:
         """Raise :class:`FedblendError` if a tensor that the round has changed holds NaN or infinity."""
         changed = {n: t for n, t in weights.items() if t is not before.weights[n] and t.is_floating_point()}
-        if all_finite([*changed.values()]) or not (fault := _fault_of(changed)):
+        if all_finite([*changed.values()]) or not (fault := not_finite(changed)):
             return
         method, protection = self.method, self.experiment.protection
         makers = [f"method.aggregator '{method.aggregator.name}'"]
@@ -597,14 +475,6 @@ class RoundLoop:
         if method.objective.needs or method.sharing.after_training:
             minimum = 1 if experiment.unsafe else experiment.policy.min_mean
             method.sharing.require_possible(setup.sizes(0), minimum)
-
-
-def _fault_of(payload: Payload) -> str | None:
-    """Return why a client's payload or answer cannot be used, or ``None``."""
-    for name, tensor in payload.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"'{name}' holds NaN or infinity"
-    return None
 
 
 def _reasons(refused: Sequence[dict[str, Any]]) -> str:

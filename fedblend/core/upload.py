@@ -101,6 +101,14 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
+def not_finite(tensors: Tensors) -> str | None:
+    """Return what is wrong with a payload or an answer that holds NaN or infinity, or ``None``."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"'{name}' holds NaN or infinity"
+    return None
+
+
 def bytes_of(tensors: Tensors) -> int:
     """Bytes of the tensors as they would be sent."""
     return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
 
+from fedblend.core.channel import transmit
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines import autotune, loop
@@ -105,13 +106,12 @@ def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> Non
 def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
     sent: dict[str, list[int]] = {"up": [], "down": []}
-    whole = RoundLoop._transmit
 
-    def noted(self: RoundLoop, direction: str, purpose: str, sizes: Any, *rest: Any) -> Any:
+    def noted(setup: Any, direction: str, purpose: str, sizes: Any, *rest: Any) -> Any:
         sent[direction] += sizes.tolist()
-        return whole(self, direction, purpose, sizes, *rest)
+        return transmit(setup, direction, purpose, sizes, *rest)
 
-    monkeypatch.setattr(RoundLoop, "_transmit", noted)
+    monkeypatch.setattr("fedblend.core.loop.transmit", noted)
     run_costs("scaffold")
 
     assert sent == {"up": 3 * [2 * size], "down": 3 * [2 * size]}

@@ -324,14 +324,14 @@ def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() 
     made = setup(images(n=200, side=6), method={"name": "mix2fld", "sharing": {"samples": 40}}, model=LINEAR)
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
-    pool = fed._pool_of(state)
+    pool = fed.sharing.pool_of(state)
 
     assert pool.tensors["y"].dtype == torch.int64
     assert len(pool) == 160
     assert (pool.owner == -1).all()
     soft = RoundLoop(setup(images(n=200, side=6), method="mixfld", model=LINEAR), LoopEngine(made))
     state, _ = run(soft, 1)
-    assert soft._pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
+    assert soft.sharing.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
 
 
 def test_more_seeds_than_came_can_be_made() -> None:
@@ -340,7 +340,7 @@ def test_more_seeds_than_came_can_be_made() -> None:
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
 
-    assert len(fed._pool_of(state)) == 4 * 50
+    assert len(fed.sharing.pool_of(state)) == 4 * 50
 
 
 def test_a_mixture_that_cannot_be_undone_is_refused() -> None:

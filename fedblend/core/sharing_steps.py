@@ -1,0 +1,145 @@
+"""The round loop's steps of sharing: who is due, what arrives, and the pool that the server makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedblend.core.channel import transmit
+from fedblend.core.context import ModelSpec
+from fedblend.core.engine import Engine
+from fedblend.core.errors import FedblendError
+from fedblend.core.random import stream
+from fedblend.core.record import CostMeter
+from fedblend.core.setup import Setup
+from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
+from fedblend.core.state import RunState
+from fedblend.core.trees import Tensors
+from fedblend.core.upload import bytes_of, not_finite
+
+
+class SharingSteps:
+    """A run's sharing. ``draw_cohort`` gives the clients of a round, for a sharing of the cohort only."""
+
+    def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, draw_cohort: Callable[[int], np.ndarray]) -> None:
+        self.setup, self.engine, self.spec, self.draw_cohort = setup, engine, spec, draw_cohort
+        self.experiment = setup.experiment
+        self.method = setup.experiment.method
+        self._pool: tuple[Pool, Pool] | None = None
+        self._sent: tuple[Pool, Pool] | None = None
+
+    def share_if_due(
+        self, state: RunState, weights: Tensors, sizes: np.ndarray, costs: CostMeter
+    ) -> tuple[RunState, dict[str, Any], np.ndarray]:
+        """Have the clients with new data share, if sharing is due (MAFL, Algorithm 1; section 3.4).
+
+        ``weights`` are the global model, for a sharing that depends on it; all clients share then. Returns the state,
+        the record's field ``shared``, and the clients that received the round's model for it.
+        """
+        nobody = np.empty(0, np.int64)
+        due = self._clients_due(state, sizes)
+        if due is None:
+            return state, {}, nobody
+        with costs.time("share"):
+            shares = self._collect_shares(state.round, weights, due, sizes, costs)
+            state = self._store_shares(state, shares, due, sizes)
+        has_model = shares.asked if self.method.sharing.reads_model else nobody
+        return state, {"shared": shares.facts(len(state.entries))}, has_model
+
+    def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
+        """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
+        sharing = self.method.sharing
+        if not sharing.active or sharing.made_by_server:
+            return None
+        new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
+        wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
+        # A first payload that was lost is sent again until it arrives.
+        wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
+        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
+        return new if due else None
+
+    def _collect_shares(
+        self, round: int, weights: Tensors, due: np.ndarray, sizes: np.ndarray, costs: CostMeter
+    ) -> Shares:
+        """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
+        sharing = self.method.sharing
+        asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
+        if sharing.of_cohort:
+            asked = np.intersect1d(asked, self.draw_cohort(round))
+        replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
+        given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
+        refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
+        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
+        arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
+        costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
+        lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
+        payloads: dict[int, Payload] = {}
+        for client, payload in given.items():
+            if client in lost:
+                continue
+            if fault := not_finite(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
+                refused.append({"client": client, "reason": fault})
+            else:
+                payloads[client] = payload
+        if sharing.reads_model:
+            costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
+        return Shares(asked, payloads, lost, refused)
+
+    def _store_shares(self, state: RunState, shares: Shares, due: np.ndarray, sizes: np.ndarray) -> RunState:
+        """Replace the entries of the clients that were asked; no client has the new pool yet.
+
+        A client whose payload is lost keeps its earlier entries, except those that depend on an earlier model.
+        """
+        sharing = self.method.sharing
+        replaced = shares.asked if sharing.reads_model else np.setdiff1d(shares.asked, shares.lost)
+        is_kept = ~np.isin(state.entries.owner, replaced) & (not sharing.of_cohort)
+        has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
+        return replace(
+            state,
+            entries=joined(rows_of(state.entries, is_kept), gather(shares.payloads)),
+            shared_round=state.round,
+            has_pool=np.zeros_like(state.has_pool),
+            shared_sizes=np.where(has_shared, sizes, state.shared_sizes),
+        )
+
+    def pool_of(self, state: RunState) -> Pool:
+        """Return the pool that the server makes of all entries; cached until entries change."""
+        if self._pool is None or self._pool[0] is not state.entries:
+            rng = stream(self.experiment.seed, "pool", max(0, state.shared_round))
+            pool = self.setup.pool(self.spec, state.entries, state.shared_sizes, rng)
+            self._pool = (state.entries, pool)
+        return self._pool[1]
+
+    def pool_for_clients(self, pool: Pool) -> Pool:
+        """Return the part of a pool that clients may receive; cached until the pool changes."""
+        if self._sent is None or self._sent[0] is not pool:
+            self._sent = (pool, self.setup.pool_for_clients(pool))
+        return self._sent[1]
+
+    def require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
+        """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
+        sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
+        if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
+            raise self._nothing_shared(f"the server step '{step.name}' has nothing to work on", round)
+        if objective.needs and not len(sent):
+            raise self._nothing_shared(f"'{objective.name}' has nothing to mix with", round)
+        for field, part in (("objective", objective), ("server_step", step)):
+            if len(pool) and (lacking := sorted({*part.needs} - {*pool.tensors})):
+                raise FedblendError(
+                    f"method.sharing: '{sharing.name}' shares {', '.join(pool.tensors)}, but method.{field} "
+                    f"'{part.name}' needs {', '.join(lacking)}; valid: a sharing of these, such as means (x, y) or "
+                    "channel-statistics (mean, std)"
+                )
+
+    def _nothing_shared(self, effect: str, round: int) -> FedblendError:
+        """The error for an empty pool, with its ``effect`` and what would fill it."""
+        sharing, channel = self.method.sharing, self.experiment.channel
+        advice = sharing.if_empty.format(min_mean=self.experiment.policy.min_mean)
+        if channel.loses:
+            advice = f"the channel '{channel.name}' may have lost all of it; take one that loses less, or {advice}"
+        return FedblendError(
+            f"method.sharing: '{sharing.name}': nothing was shared before round {round + 1}, so that {effect}; {advice}"
+        )
