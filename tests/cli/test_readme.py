@@ -47,7 +47,7 @@ def test_files_are_valid() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in text(page)], ids=lambda page: page.stem)
 def test_each_file_on_a_page_is_valid(page: Path) -> None:
-    """All are TOML; those of experiments are resolved, with what they leave out, unless they name the reader's classes."""
+    """All are TOML; experiments are resolved with what they leave out, unless they name classes of the reader."""
     fields = {*Experiment.model_fields, "methods", "seeds", "grid", "variants", "tune"}
     for block in blocks(str(page), "toml"):
         table = tomllib.loads(block)
@@ -69,10 +69,25 @@ def test_the_commands_of_the_page_of_commands_run_in_its_order(tmp_path: Path, m
         printed = succeeded(here(*shlex.split(words))).out
         if out:
             Path(out).write_text(printed.replace("rounds = 20", "rounds = 2"))
-    seeds = {folder: len(list(Path("runs", folder).glob("fedmix-seed?"))) for folder in ("fedmix-digits", "fedmix-digits-2")}
-    assert seeds == {"fedmix-digits": 1, "fedmix-digits-2": 3}
+    assert [len(list(Path("runs", name).glob("fedmix-seed?"))) for name in ("fedmix-digits", "fedmix-digits-2")] == [
+        1,
+        3,
+    ]
     assert len(records(Path("runs/fedmix-digits/fedmix-seed0"))) == 4
     assert {"split.png", "report.html", "model.pt2", "model.json", "leaks"} <= {path.name for path in Path().iterdir()}
+
+
+@pytest.mark.slow
+def test_the_examples_in_the_help_of_commands_that_read_a_file_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
+    source = text("fedblend/cli/app.py")
+    examples = re.findall(r'"Example: fedblend ((?:channel|data show|privacy \w+) examples/[^"]+)"', source)
+    assert len(examples) == 4
+    for words in examples:
+        succeeded(here(*shlex.split(words)))
 
 
 def commands() -> list[tuple[str, list[str]]]:
