@@ -316,7 +316,7 @@ def data_show(
 
 @app.command(
     short_help="Show how a wireless channel delivers each payload.",
-    epilog="Example: fedblend channel examples/quickstart.toml --set channel=wireless",
+    epilog="Example: fedblend channel examples/mix2fld.toml",
 )
 def channel(
     file: File,
@@ -465,7 +465,7 @@ def privacy_epsilon(
 @privacy_app.command(
     "samples",
     short_help="Measure how much mixed samples reveal of raw ones (Mix2FLD).",
-    epilog="Example: fedblend privacy samples examples/quickstart.toml --out pictures",
+    epilog="Example: fedblend privacy samples examples/mix2fld.toml --out pictures",
 )
 def privacy_samples(
     file: File,

@@ -17,7 +17,7 @@ from cli_helpers import TINY, here, records, succeeded
 
 import fedblend
 from fedblend.cli.app import app
-from fedblend.experiment.config import resolve
+from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.study import expand
 
@@ -43,6 +43,51 @@ def test_files_are_valid() -> None:
     )
     assert [type(term).name for term in resolve(combined).method.terms] == ["scaffold"]
     assert len(resolve(combined | watched).callbacks) == 3
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in text(page)], ids=lambda page: page.stem)
+def test_each_file_on_a_page_is_valid(page: Path) -> None:
+    """All are TOML; experiments are resolved with what they leave out, unless they name classes of the reader."""
+    fields = {*Experiment.model_fields, "methods", "seeds", "grid", "variants", "tune"}
+    for block in blocks(str(page), "toml"):
+        table = tomllib.loads(block)
+        if set(table) <= fields and not re.search(r'"\w+:[A-Z]', block):
+            assert expand({**TINY, **{key: table[key] for key in table if key != "tune"}}).experiments, block
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_of_commands_run_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on the files and runs that the page makes, and on the examples that need no data."""
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
+    rows = re.findall(r"^\| `fedblend ([^`]+)", text("docs/commands.md"), re.M)
+    others = r"tune|advise|federation|predict|attack|points|boundaries|switches|compare runs/heart|privacy samples"
+    run = [row.replace("RUN", "runs/fedmix-digits/fedmix-seed0") for row in rows if not re.match(others, row)]
+    assert len(run) > 15
+    for row in run:
+        words, _, out = row.replace("rounds=100", "rounds=3").partition(" > ")
+        printed = succeeded(here(*shlex.split(words))).out
+        if out:
+            Path(out).write_text(printed.replace("rounds = 20", "rounds = 2"))
+    assert [len(list(Path("runs", name).glob("fedmix-seed?"))) for name in ("fedmix-digits", "fedmix-digits-2")] == [
+        1,
+        3,
+    ]
+    assert len(records(Path("runs/fedmix-digits/fedmix-seed0"))) == 4
+    assert {"split.png", "report.html", "model.pt2", "model.json", "leaks"} <= {path.name for path in Path().iterdir()}
+
+
+@pytest.mark.slow
+def test_the_examples_in_the_help_of_commands_that_read_a_file_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
+    source = text("fedblend/cli/app.py")
+    examples = re.findall(r'"Example: fedblend ((?:channel|data show|privacy \w+) examples/[^"]+)"', source)
+    assert len(examples) == 4
+    for words in examples:
+        succeeded(here(*shlex.split(words)))
 
 
 def commands() -> list[tuple[str, list[str]]]:

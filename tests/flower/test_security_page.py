@@ -38,3 +38,15 @@ def test_each_statement_names_a_test() -> None:
     statements = table_rows("security.md")
     assert len(statements) > 30
     assert [row for row in statements if not NAMED.fullmatch(row[-1])] == []
+
+
+def test_what_holds_a_statement_is_defined_in_fedblend() -> None:
+    folders = (ROOT / "fedblend" / name for name in ("core", "flower", "runs"))
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    defined = {path.parent.name if path.stem == "__init__" else path.stem for path in files}
+    for path in files:
+        defined |= set(re.findall(r"^ *(?:def|class) (\w+)", path.read_text(encoding="utf-8"), re.M))
+    named = [name for row in table_rows("security.md") if len(row) == 4 for name in re.findall(r"`([\w.]+)`", row[1])]
+    named = [name for name in named if name not in {"allow", "rounds"}]  # fields of the site file
+    assert len(named) > 50
+    assert [name for name in named if not set(name.split(".")) <= defined] == []
