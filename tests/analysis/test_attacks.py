@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation_of, images, setup
+from helpers import examples, experiment, federation_of, images, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from own_models import Attentive
 from torch import nn
 from torch.nn import functional as F
 
+import fedblend
 from fedblend.analysis import attacks
 from fedblend.analysis.attacks.inversion import invert
 from fedblend.analysis.attacks.labels import infer_labels, recover_input
@@ -518,3 +520,25 @@ def test_an_attacker_who_knows_all_repeats_the_clients_update(method: str) -> No
 
     for name, sent in attack.observed.items():
         assert (repeated[name] - sent).norm() < 1e-4 * sent.norm()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("optimizer", "adam", "the attack repeats steps of SGD with one learning rate in a round and one batch a step"),
+        ("schedule_in_round", {"name": "cosine"}, "the attack repeats steps of SGD with one learning rate in a round"),
+        ("accumulate", 2, "the attack repeats steps of SGD with one learning rate in a round and one batch a step"),
+        ("augment", ["horizontal-flip"], "the attack repeats steps on pictures as they are; valid: a run without it"),
+        ("optimizer_state", "keep", "the attack begins without momentum; valid: reset"),
+    ],
+)
+def test_what_an_attack_cannot_repeat_is_refused_by_its_own_field(
+    tmp_path: Path, field: str, value: Any, reason: str
+) -> None:
+    momentum = {"momentum": 0.9} if field == "optimizer_state" else {}
+    fedblend.run(experiment(rounds=1, train={field: value, **momentum}), tmp_path / "run")
+
+    with pytest.raises(FedblendError) as told:
+        prepare(RoundSnapshot.load(tmp_path / "run", 1), 0, images=2)
+
+    assert str(told.value).startswith(f"train.{field}: {reason}")

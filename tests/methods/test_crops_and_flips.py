@@ -15,8 +15,6 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import fedblend
-from fedblend.analysis.attacks.setup import prepare
-from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -186,11 +184,3 @@ def test_the_report_names_the_augmentations(tmp_path: Path) -> None:
     training = describe_runs(group(find_runs([tmp_path]))).text
 
     assert "pictures augmented by random-crop and horizontal-flip or nothing" in training
-
-
-def test_an_attack_refuses_a_run_with_augmentation(tmp_path: Path) -> None:
-    fedblend.run(experiment(rounds=1, train={"augment": BOTH}), tmp_path / "run")
-    snapshot = RoundSnapshot.load(tmp_path / "run", 1)
-
-    with pytest.raises(FedblendError, match=r"train\.augment: the attack repeats steps on pictures as they are"):
-        prepare(snapshot, 0, images=2)

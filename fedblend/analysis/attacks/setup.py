@@ -22,6 +22,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.fields import Train
 from fedblend.runs.runner import one_thread
 
 Attacker = Literal["guesses", "plain", "knows"]
@@ -126,23 +127,26 @@ def _limit_work(
     return replace(setup, experiment=setup.experiment.model_copy(update={"train": train})), replace(task, sizes=sizes)
 
 
+def _require_plain_steps(settings: Train) -> None:
+    """Raise :class:`FedblendError` for training whose steps the attack does not repeat."""
+    steps = "the attack repeats steps of SGD with one learning rate in a round and one batch a step"
+    refused = {
+        "optimizer": (not settings.optimizer.is_sgd, f"{steps}; valid: sgd"),
+        "schedule_in_round": (settings.schedule_in_round is not None, f"{steps}; valid: a run without it"),
+        "accumulate": (settings.accumulate > 1, f"{steps}; valid: 1"),
+        "augment": (settings.augment, "the attack repeats steps on pictures as they are; valid: a run without it"),
+        "optimizer_state": (settings.optimizer_state == "keep", "the attack begins without momentum; valid: reset"),
+    }
+    for field, (is_set, reason) in refused.items():
+        if is_set:
+            raise FedblendError(f"train.{field}: {reason}")
+
+
 def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
     """Build the client as the attacker models it."""
     setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
     method = setup.experiment.method
-    if not settings.optimizer.is_sgd or settings.schedule_in_round is not None or settings.accumulate > 1:
-        raise FedblendError(
-            "train.optimizer: the attack repeats steps of SGD with one learning rate in a round and one batch a step; "
-            "valid: a run without another optimizer, schedule_in_round and accumulate"
-        )
-    if settings.augment:
-        raise FedblendError(
-            "train.augment: the attack repeats steps on pictures as they are; valid: a run without augmentation"
-        )
-    if settings.optimizer_state == "keep":
-        raise FedblendError(
-            "train.optimizer_state: 'keep': the attack begins each round without momentum; valid: reset"
-        )
+    _require_plain_steps(settings)
     rows = [one.order[a:b].tolist() for a, b in pairwise(one.bounds.tolist())]
     steps = Steps(settings.lr_in(task.round), rows, settings.momentum, settings.weight_decay, settings.clip_norm)
     begun = {name: t.to(device) for name, t in task.start_of(one.client).items()}
