@@ -44,8 +44,6 @@ from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 ROOT = Path(__file__).parents[2]
 STEP = {"name": "aggenhance", "steps": 4, "step_size": 0.5, "epochs": 2}
 

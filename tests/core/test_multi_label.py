@@ -26,8 +26,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 ROOT = Path(__file__).parents[2]
 LABELS = Task("multi-label", 2)
 OUTPUTS = torch.tensor([[2.0, -1.0], [-1.0, 3.0], [1.0, 1.0]])

@@ -27,8 +27,6 @@ from fedblend.methods.channels import Ideal
 from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 MODEL = 32 * 12_544
 OUTPUTS = 32 * 100
 SEED = 8 * 28 * 28
