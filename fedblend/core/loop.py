@@ -41,7 +41,7 @@ from fedblend.core.sharing import Payload, Pool
 from fedblend.core.sharing_steps import SharingSteps
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, form_fault, not_finite
+from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, finite_fault, form_fault
 
 Weights = dict[str, torch.Tensor]
 
@@ -354,14 +354,14 @@ class RoundLoop:
             if self.method.server_step.queries_clients:
                 costs.count("down", "questions", bytes_of(question))
                 costs.count("up", "answers", bytes_of(answer))
-            if not_finite(answer) is None:
+            if finite_fault(answer) is None:
                 answers.append(answer)
         return answers
 
     def _require_finite(self, before: RunState, weights: Tensors) -> None:
         """Raise :class:`FedblendError` if a tensor that the round has changed holds NaN or infinity."""
         changed = {n: t for n, t in weights.items() if t is not before.weights[n] and t.is_floating_point()}
-        if all_finite([*changed.values()]) or not (fault := not_finite(changed)):
+        if all_finite([*changed.values()]) or not (fault := finite_fault(changed)):
             return
         method, protection = self.method, self.experiment.protection
         makers = [f"method.aggregator '{method.aggregator.name}'"]

@@ -18,7 +18,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
-from fedblend.core.upload import bytes_of, not_finite
+from fedblend.core.upload import bytes_of, finite_fault
 
 
 class SharingSteps:
@@ -80,7 +80,7 @@ class SharingSteps:
         for client, payload in given.items():
             if client in lost:
                 continue
-            if fault := not_finite(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
+            if fault := finite_fault(payload) or sharing.fault(payload, int(sizes[client]), self.spec):
                 refused.append({"client": client, "reason": fault})
             else:
                 payloads[client] = payload

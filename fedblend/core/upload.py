@@ -101,7 +101,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def not_finite(tensors: Tensors) -> str | None:
+def finite_fault(tensors: Tensors) -> str | None:
     """Return what is wrong with a payload or an answer that holds NaN or infinity, or ``None``."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
