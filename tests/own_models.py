@@ -296,3 +296,10 @@ class Attentive(nn.Module):
         rows = x[:, 0]
         seen, _ = self.attention(rows, rows, rows, need_weights=not self.fused)
         return self.last(seen.flatten(1))
+
+
+class Softmaxed(OneConvolution):
+    """It gives probabilities, where a loss takes logits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).softmax(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +101,12 @@ def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment:
         given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"
         raise FedblendError(
             f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
+        )
+    if task.kind == "classification" and bool((outputs >= 0).all()) and abs(float(outputs.sum()) - 1) < 1e-5:
+        warnings.warn(
+            f"model: {experiment.model.name} gives probabilities, as of a softmax, but the loss takes logits, so that "
+            "training is slow; leave the softmax out",
+            stacklevel=3,
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise FedblendError(

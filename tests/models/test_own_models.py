@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,15 @@ def test_untrained_tensors_are_the_rounds(model: str) -> None:
 def test_a_model_without_trained_weights_is_refused() -> None:
     with pytest.raises(FedblendError, match="model: module has no weights that are trained; valid: a model of which"):
         world_of("AllFrozen")
+
+
+def test_a_model_that_ends_in_a_softmax_is_told() -> None:
+    told = "model: module gives probabilities, as of a softmax, but the loss takes logits, so that training is slow"
+    with pytest.warns(UserWarning, match=told):
+        world_of("Softmaxed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world_of("OneConvolution")
 
 
 @pytest.mark.parametrize("persistent", [False, True])
