@@ -137,7 +137,7 @@ def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], expected: Seq
     tolerance, weights = TOLERANCE[loop.setup.experiment.precision], loop.setup.weights()
     start = {name: weights[name].double() for name in loop.names}
     for pair in zip(stacked, expected, strict=True):
-        in_stack, in_loop = ({name: u.weights[name].double() - start[name] for name in start} for u in pair)
+        in_stack, in_loop = ({name: u.weights[name].to(start[name]) - start[name] for name in start} for u in pair)
         total_norm = torch.stack([change.norm() for change in in_loop.values()]).norm()
         for name, change in in_loop.items():
             if (in_stack[name] - change).norm() > tolerance * change.norm() + 0.01 * tolerance * total_norm:
