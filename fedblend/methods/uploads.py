@@ -111,8 +111,9 @@ class Prototypes(Upload):
     Equation 3. An embedding is the input of the model's last layer, averaged over the positions of a feature map; of a
     model that is no row of layers it is the output. The server takes for each class the mean over the clients that have
     samples of it, which count alike, as in the authors' code; equation 6 weights them by samples and divides by their
-    number once more, which would shrink the prototypes. A class of which a client has fewer than ``policy.min_mean``
-    samples has a row of zeros, which stands for no prototype: a prototype of one sample would be its embedding.
+    number once more, which would shrink the prototypes. Their clients take the means over the steps of the last epoch,
+    as the model changes. A class of which a client has fewer than ``policy.min_mean`` samples has a row of zeros, which
+    stands for no prototype: a prototype of one sample would be its embedding.
 
     Clients keep their models (``stateful_clients = true``, the preset's), and these may be of any weights. A client
     predicts by its own last layer (the paper also tries the nearest prototype); ``evaluate_model = "each"`` tests each

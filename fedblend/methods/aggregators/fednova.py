@@ -26,10 +26,10 @@ class FedNova(Aggregator):
     - both: the sum of the weights that the recursion of SGD gives to the gradients, mu's pull being part of these.
 
     With this tau_eff clients of equal steps give FedAvg's mean, whatever their SGD; the authors' code takes sum_k p_k
-    tau_k with proximal terms. ``server_step = {name = "fedavgm", beta = 0, lr = ...}`` scales the step. The server
-    computes a_k from the client's number of samples, so that nothing is sent beside the model. Other terms and weight
-    decay count as part of the gradient. Buffers are averaged with the weights p_k / |a_k|_1 and are not scaled: running
-    statistics must not be extrapolated.
+    tau_k with proximal terms, and with momentum besides an |a_k|_1 that is not that of its steps. ``server_step = {name
+    = "fedavgm", beta = 0, lr = ...}`` scales the step. The server computes a_k from the client's number of samples, so
+    that nothing is sent beside the model. Other terms and weight decay count as part of the gradient. Buffers are
+    averaged with the weights p_k / |a_k|_1 and are not scaled: running statistics must not be extrapolated.
 
     Often wrong elsewhere: tau_eff is left out, so that the model moves by about one step in a round. Epochs stand in
     place of the steps tau_k. Momentum and proximal terms are ignored in a_k. p_k are shares of all clients, although

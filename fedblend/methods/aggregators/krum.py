@@ -55,7 +55,8 @@ class MultiKrum(Aggregator):
     """Average the m uploads with Krum's lowest scores (Blanchard et al. 2017, section 4); see `krum`.
 
     m = 1 is Krum. The paper allows m up to n, which is the plain mean. Here m is at most n - f, because a larger m
-    would always include uploads that Krum is meant to exclude. Every upload counts once. Integer tensors are rounded.
+    would always include uploads that Krum is meant to exclude. AggregaThor takes m = n - f - 2. Every upload counts
+    once; Flower weights the selected ones by samples. Integer tensors are rounded.
     """
 
     byzantine: Annotated[Int, Field(ge=0)] = 1

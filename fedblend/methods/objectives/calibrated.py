@@ -132,8 +132,8 @@ class FedRS(Calibrated):
     """Multiply the logits of the classes that a client lacks by alpha: restricted softmax (Li and Zhan 2021).
 
     So the weights of these classes, which a client without their samples only pushes away, move more slowly. The
-    paper's logits have no bias; here the whole logit is multiplied. alpha = 1 is the base; alpha = 0 gives the lacking
-    classes logits of 0.
+    paper's logits have no bias; here the whole logit is multiplied. The authors' code multiplies all classes, by alpha
+    + (1 - alpha) n_c / max n. alpha = 1 is the base; alpha = 0 gives the lacking classes logits of 0.
     """
 
     alpha: Fraction = 0.5

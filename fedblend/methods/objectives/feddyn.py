@@ -22,7 +22,9 @@ class FedDyn(Term):
 
     Any optimiser may minimise the client's loss; g_k is that gradient where it has converged, whatever the optimiser.
     The mean is over clients, which count alike; other aggregators are refused. Where an upload is lost the client has
-    renewed its g_k already, and the server's h lacks its summand: the paper does not consider lost uploads.
+    renewed its g_k already, and the server's h lacks its summand: the paper does not consider lost uploads. In the
+    authors' code client k has alpha n / (m n_k), n samples in all, which is alpha where all hold equally many; it also
+    clips gradients to a norm of 10 (``train.clip_norm``).
     """
 
     alpha: Positive = 0.01

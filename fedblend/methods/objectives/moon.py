@@ -17,14 +17,15 @@ class Moon(Term):
     mu times -log(e^{sim(z, z_glob) / tau} / (e^{sim(z, z_glob) / tau} + e^{sim(z, z_prev) / tau})), the mean over the
     batch, with the cosine similarity sim (Li, He and Song 2021, equations 3 and 4). z is the representation before the
     last layer by the model in training, z_glob by the round's global model, z_prev by the model that the client had
-    after its last round, which the client keeps; before its first round that is the global model. No gradient flows
-    into the two fixed models, which are in evaluation mode, as in the authors' code. The paper adds a projection head
-    to the network; here z is the input of the last layer of the given network (the papers' networks are rows of
-    layers), and of a network that is no such row its output. Each step takes three further forward passes.
+    after its last round, which the client keeps; before its first round that is the global model, so that the term is
+    constant in that round (the authors' code takes a network of other random weights). No gradient flows into the two
+    fixed models, which are in evaluation mode, as in the authors' code. The paper adds a projection head to the
+    network; here z is the input of the last layer of the given network (the papers' networks are rows of layers), and
+    of a network that is no such row its output. Each step takes three further forward passes.
     """
 
     mu: NonNegative = 5.0
-    """Weight of the term; the paper's best on CIFAR10."""
+    """Weight of the term; the paper's best on CIFAR10, with a projection head; the authors advise 0.001 to 10."""
     tau: Positive = 0.5
     """Temperature."""
 

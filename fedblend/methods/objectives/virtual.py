@@ -92,11 +92,13 @@ class VirtualHomogeneity(VirtualSamples):
     these draw the features of a class to the same place at every client. For targets that are distributions y_j = y_i
     becomes the weight sum_c y_ic y_jc. A sample without another of its class has a_i = 0. The authors' code gives the
     virtual classes outputs of their own; here virtual class c is class c, as the network's outputs are fixed. Their
-    code aligns in the first five local epochs only, here in all. Each step takes two further forward passes.
+    code aligns in the first five local epochs only, here in all. In their runs no gradient of the alignment flows
+    through virtual samples, and a tenth of the contrast among virtual samples alone is added. Each step takes two
+    further forward passes.
     """
 
     weight: NonNegative = 0.5
-    """Weight of the virtual samples' loss; the value of the authors' code."""
+    """Weight of the virtual samples' loss; the authors' default, while their scripts set 1."""
     lam: NonNegative = 1.0
     """Weight of the alignment, lambda."""
     tau: Positive = 0.07

@@ -15,9 +15,9 @@ class Ditto(Personal):
 
     The global model w is trained as without Ditto (Algorithm 1: its solver is independent of the personal models). In
     each of its rounds a client goes on from the v_k that it kept, for as many epochs, on batches of its own drawing;
-    v_k begins as its first global model. F_k is the method's objective. v_k never leaves the client and is never
-    averaged; ``evaluate_model = "each"`` tests every client with its v_k. lambda = 0 trains clients alone, a large
-    lambda keeps them on the global model.
+    v_k begins as its first global model, in the authors' code as the run's first weights. F_k is the method's
+    objective. v_k never leaves the client and is never averaged; ``evaluate_model = "each"`` tests every client with
+    its v_k. lambda = 0 trains clients alone, a large lambda keeps them on the global model.
     """
 
     active = True

@@ -24,13 +24,13 @@ class Adaptive(ServerStep):
     """
 
     lr: Positive = 0.1
-    """Learning rate of the server."""
+    """Learning rate of the server; the authors' best for their six tasks are 0.003 to 1, with Adagrad 0.03 to 10."""
     beta_1: Beta = 0.9
     """Decay of the mean of changes."""
     beta_2: Beta = 0.99
     """Decay of the mean of squared changes."""
     tau: Positive = 1e-3
-    """Adaptivity: what is added to the root of v."""
+    """Adaptivity: what is added to the root of v, which is tau^2 at first; the authors' best are 0.00001 to 0.1."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """m = 0, v = tau^2."""
