@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -30,13 +31,15 @@ def main() -> None:
     """
     from fedblend.cli.app import app
 
+    _open_closed()
     _replace_unprintable()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             code = app(standalone_mode=False)
+            sys.stdout.flush()
         except Stopped as stop:
-            sys.stderr.write(f"\nfedblend: {printable(str(stop))}\n")
+            _tell(f"\nfedblend: {printable(str(stop))}\n")
             raise SystemExit(INTERRUPTED) from None
         except FedblendError as error:
             _exit_with(str(error), EXIT_CODE)
@@ -45,17 +48,18 @@ def main() -> None:
             error.show(file=told)
             if isinstance(error, click.NoSuchOption):
                 told.write(_how_to_set(error))
-            sys.stderr.write("".join(f"{printable(line)}\n" if line else "\n" for line in told.getvalue().splitlines()))
+            _tell("".join(f"{printable(line)}\n" if line else "\n" for line in told.getvalue().splitlines()))
             raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
-            # The reader has closed the pipe (`fedblend compare RUN | head`). Python would complain again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader has closed the pipe (`fedblend compare RUN | head`).
             raise SystemExit(CLOSED) from None
         except Exception as error:
             message = user_error(error)
             if message is not None:
                 _exit_with(message, EXIT_CODE)
             _exit_with(describe_fault(error), FAULT)
+        finally:
+            _discard_unwritten()
     if isinstance(code, int) and code:
         raise SystemExit(code)
 
@@ -74,8 +78,31 @@ def _how_to_set(error: click.NoSuchOption) -> str:
 
 
 def _exit_with(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"fedblend: error: {printable(message)}\n")
+    _tell(f"fedblend: error: {printable(message)}\n")
     raise SystemExit(code) from None
+
+
+def _tell(text: str) -> None:
+    """Write to standard error. Where it cannot be written to (a log on a full disk), the exit code still holds."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _open_closed() -> None:
+    """Open streams that the caller closed (``>&-``): else the next file has their number, and gets what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+
+
+def _discard_unwritten() -> None:
+    """Discard output that cannot be written: Python would try again at exit, complain, and change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _replace_unprintable() -> None:
@@ -87,4 +114,4 @@ def _replace_unprintable() -> None:
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     """Print a warning as one line without its place in the source, which is of no use to a user."""
-    sys.stderr.write(f"fedblend: warning: {printable(str(message))}\n")
+    _tell(f"fedblend: warning: {printable(str(message))}\n")

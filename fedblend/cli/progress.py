@@ -83,7 +83,7 @@ class RunProgress:
             self.bars.stop()
 
     def __call__(self, slug: str, record: RoundRecord) -> None:
-        """Show one round's record. After its output pipe is closed, the run continues without output."""
+        """Show one round's record. If the output is closed, or its disk is full, the run continues without output."""
         self._unless_closed(self._show, slug, record)
 
     def timing(self, slug: str, engine: str) -> None:
@@ -94,7 +94,7 @@ class RunProgress:
         if not self.closed:
             try:
                 show(*facts)
-            except BrokenPipeError:
+            except OSError:
                 self.closed = True
 
     def _show_timing(self, slug: str, engine: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import sys
@@ -20,10 +21,12 @@ MEMORY_WORDS = ("can't allocate memory", "out of memory", "array is too big", "M
 def user_error(error: Exception) -> str | None:
     """The message for an error of Python, PyTorch or NumPy that a user can mend; ``None`` for any other error.
 
-    These are a file or folder that the system does not open, and more memory than the machine has.
+    These are a file or folder that the system does not open, a full disk, and more memory than the machine has.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror or error}; check the path and its permissions"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{error.strerror}: output or a file could not be written; free disk space and repeat the command"
     text = str(error)
     if isinstance(error, MemoryError) or (
         isinstance(error, (RuntimeError, ValueError)) and any(words in text for words in MEMORY_WORDS)

@@ -165,6 +165,22 @@ class Facts(Table):
     privacy: PrivacyFacts | None = None
 
 
+class DataOfModel(DataFacts):
+    """The data set of a run whose model is used."""
+
+    name: str
+    kind: str
+    shape: list[Whole]
+    classes: list[str]
+
+
+class FactsOfModel(Facts):
+    """``facts.json`` of a run whose model is used."""
+
+    data: DataOfModel
+    scale: ScaleFacts
+
+
 class Split(Table):
     """``split.json``."""
 

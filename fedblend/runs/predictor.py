@@ -25,8 +25,8 @@ from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
-from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory, reading
+from fedblend.runs import checkpoint, forms
+from fedblend.runs.directory import FACTS, RunDirectory, reading
 from fedblend.runs.files import make_folder_of, write_atomically
 
 CHUNK = 256
@@ -101,6 +101,7 @@ class Predictor:
         """
         with reading([directory], trust):
             experiment, facts = directory.experiment(), directory.facts()
+            forms.require_sound(facts, forms.FactsOfModel, directory.path / FACTS)
             round, weights = _weights_of(directory.path, best)
             if experiment.method.stateful_clients or experiment.method.personal.keeps_layers:
                 raise FedblendError(
@@ -242,13 +243,14 @@ def _predictor(
     shape, classes, labels = list(data["shape"]), list(data["classes"]), list(data.get("labels", ()))
     task: TaskKind = "classification" if classes else "multi-label" if labels else "regression"
     factor = offset = None
-    if "vocabulary" not in scale and not len(scale["factor"]) == len(scale["offset"]) == shape[0]:
-        raise FedblendError(f"scale: {len(scale['factor'])} factors for samples of shape {shape}; the run is damaged")
+    factors, offsets = (scale.get(name, []) for name in ("factor", "offset"))
+    if "vocabulary" not in scale and not len(factors) == len(offsets) == shape[0]:
+        raise FedblendError(
+            f"scale: {len(factors)} factors and {len(offsets)} offsets for samples of shape {shape}; the run is damaged"
+        )
     if "vocabulary" not in scale:
         column = (-1, *[1] * (len(shape) - 1))
-        factor, offset = (
-            torch.tensor(scale[name], dtype=torch.float32).reshape(column) for name in ("factor", "offset")
-        )
+        factor, offset = (torch.tensor(one, dtype=torch.float32).reshape(column) for one in (factors, offsets))
     module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task)
     description = {
         "name": experiment.name,

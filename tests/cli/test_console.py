@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import here, succeeded, write
+from cli_helpers import Outcome, command, finish, here, start_process, succeeded, write
 from rich.table import Table
 from rich.text import Text
 
@@ -50,8 +50,8 @@ def test_folders_whose_names_look_like_markup() -> None:
     shutil.copytree(run, hidden / "r[/y]-seed0")
     status = hidden / "r[/y]-seed0" / "status.json"
     status.write_text(json.dumps({"state": "failed", "round": 1, "reason": "[/z]\x1b[2J"}))
-    for command in ("inspect", "compare"):
-        outcome = succeeded(here(command, hidden))
+    for name in ("inspect", "compare"):
+        outcome = succeeded(here(name, hidden))
         assert "\x1b" not in outcome.out + outcome.err
     assert "r[/y]-seed0" in succeeded(here("inspect", hidden)).out
 
@@ -98,3 +98,38 @@ def test_all_other_output_goes_through_the_console() -> None:
             if taken or called in ("print", "typer.echo", "click.echo", "sys.stdout.write", "sys.stderr.write"):
                 writers.add(path.relative_to(root).as_posix())
     assert writers == set(WRITERS)
+
+
+# Output that goes nowhere -----------------------------------------------------------------------------------
+
+
+def _shell(redirections: str, *words: object) -> Outcome:
+    """Run a command with its streams as a shell redirects them."""
+    return finish(start_process(["sh", "-c", f'exec "$@" {redirections}', "sh", *command(*words)]))
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+"""Of tests that write to the device that is always full."""
+
+
+@FULL
+@pytest.mark.slow
+def test_a_log_on_a_full_disk_stops_no_run(tmp_path: Path) -> None:
+    outcome = _shell("2>/dev/full", "run", write(tmp_path / "tiny.toml", {"rounds": 2}), "--out", tmp_path / "out")
+    assert outcome.code == 0
+    assert "Report: " in outcome.out
+    assert json.loads((tmp_path / "out/fedavg-seed0/status.json").read_text()) == {"state": "done", "round": 2}
+
+
+@FULL
+@pytest.mark.slow
+def test_output_that_does_not_fit_on_the_disk_is_told(tmp_path: Path) -> None:
+    told = "No space left on device: output or a file could not be written; free disk space and repeat the command"
+    outcome = _shell(">/dev/full", "list", "methods")
+    assert (outcome.code, outcome.err) == (2, f"fedblend: error: {told}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirections", [pytest.param("2>/dev/full", marks=FULL), "2>&-", "<&- >&- 2>&-"])
+def test_an_error_that_cannot_be_printed_has_its_exit_code(redirections: str, tmp_path: Path) -> None:
+    assert _shell(redirections, "compare", tmp_path / "nowhere") == Outcome(2, "", "")

@@ -139,6 +139,34 @@ def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) ->
     refused(here("compare", study), f"{path}: ")
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ([], "facts.json: data: is missing; "),
+        (["data"], "facts.json: data: is missing; "),
+        (["scale"], "facts.json: scale: is missing; "),
+        (["data", "shape"], "facts.json: data.shape: is missing; "),
+        (["scale", "offset"], "scale: 1 factors and 0 offsets for samples of shape [1, 8, 8]; the run is damaged"),
+    ],
+)
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_a_model_is_not_used_without_what_its_facts_say_of_it(
+    study: Path, command: str, keys: list[str], words: str
+) -> None:
+    facts = study / RUN / "facts.json"
+    if keys:
+        table = inside = json.loads(facts.read_text())
+        for key in keys[:-1]:
+            inside = inside[key]
+        del inside[keys[-1]]
+        facts.write_text(json.dumps(table))
+    else:
+        facts.unlink()
+    arguments = ["samples.npz"] if command == "predict" else ["--out", study / "model.safetensors"]
+    refused(here(command, study / RUN, *arguments), words)
+    assert not (study / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("what", slow_except(["a folder"], ["a folder", "a pipe", "a device without end"]))
 def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None:
     path = study / RUN / "checkpoint.safetensors"
