@@ -256,6 +256,7 @@ def folders_of_parts(folder: Path) -> list[str]:
 def locked_study(folder: Path) -> Iterator[None]:
     """Lock a study's folder. Raises :class:`FedblendError` if another process has the lock."""
     with locked_folder(folder, STUDY_LOCK, "this study"):
+        remove_temporaries(folder, (STUDY,))
         yield
 
 

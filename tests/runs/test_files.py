@@ -18,7 +18,7 @@ from helpers import same
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint, files
-from fedblend.runs.directory import WRITTEN_IN_RUN, RunDirectory
+from fedblend.runs.directory import STUDY, STUDY_LOCK, WRITTEN_IN_RUN, RunDirectory, locked_study
 from fedblend.runs.files import append_line, read_lines, remove_temporaries, write_atomically
 
 
@@ -100,6 +100,12 @@ def test_a_run_removes_what_a_killed_writer_of_any_of_its_files_has_left(tmp_pat
         (tmp_path / f".{name}.7-aa.tmp").touch()
     with RunDirectory(tmp_path).locked():
         assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+
+
+def test_a_study_removes_what_a_killed_writer_of_its_table_has_left(tmp_path: Path) -> None:
+    (tmp_path / f".{STUDY}.7-aa.tmp").touch()
+    with locked_study(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [STUDY_LOCK]
 
 
 def test_tensors_that_share_memory_in_any_way_are_written_whole(tmp_path: Path) -> None:

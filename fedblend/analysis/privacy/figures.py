@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedblend.analysis.plotting import png_bytes
 from fedblend.analysis.privacy.mixup import Mixtures, nearest_rows, smallest_distances
 from fedblend.analysis.privacy.xor import SharedSeeds
 from fedblend.methods.sharing.inverse_mixup import inverse_ratio
+from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +58,7 @@ def draw_mixtures(mixtures: Mixtures, classes: Sequence[str], lam: float, path: 
         x=0.01,
         ha="left",
     )
-    figure.savefig(path)
+    write_atomically(path, png_bytes(figure))
 
 
 def _mixture_rows(mixtures: Mixtures, classes: Sequence[str], lam: float) -> list[list[Cell]]:
@@ -130,7 +132,7 @@ def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[
         grid[number, 0].set_ylabel(name, fontsize=9, color=INK, parse_math=False)
     for axes, head in zip(grid[0], heads, strict=True):
         axes.set_title(head, fontsize=9, color=MUTED)
-    figure.savefig(path)
+    write_atomically(path, png_bytes(figure))
 
 
 def _new_figure(size: tuple[float, float], title: str, fontsize: int) -> Figure:
