@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.dataset import TaskKind
+from fedblend.core.errors import FedblendError
 from fedblend.core.trees import Tensors, strip_prefix
 
 
@@ -169,6 +170,8 @@ class Context:
     """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
     pool_stored: bool = False
     """Whether x of the pool is on the scale of stored samples, not of inputs."""
+    renews: bool = True
+    """Whether the part may :meth:`renew` its state: an objective that ``tracks``."""
 
     def entries(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of entries of the pool, ``rows`` int64 [n]."""
@@ -179,15 +182,32 @@ class Context:
         """Return the same context with the states of the part at ``slot`` only."""
         prefix = f"{slot}/"
         states = strip_prefix(prefix, self.client_state), strip_prefix(prefix, self.server_state)
-        return replace(self, client_state=states[0], server_state=states[1])
+        return replace(self, client_state=states[0], server_state=states[1], renews=self.renews and slot == "objective")
 
     def renew(self, name: str, tensor: torch.Tensor) -> None:
         """Set what an objective keeps at the client, from the next step on (:attr:`Objective.tracks`).
 
-        Ignored where it keeps no such tensor, as in the training of personal models.
+        Ignored where nothing is kept, as in the training of personal models. Raises :class:`FedblendError` in a part
+        that does not track, and for a tensor that is not kept or has another shape; another type is converted.
         """
-        if name in self.client_state:
-            self.client_state[name] = tensor.detach()
+        if not self.client_state:
+            return
+        if not self.renews:
+            raise FedblendError(
+                f"method: a step renews '{name}' at the client, which only an objective with tracks = True may; a term "
+                "renews what it keeps in after_training"
+            )
+        if (old := self.client_state.get(name)) is None:
+            raise FedblendError(
+                f"method.objective: a step renews '{name}', which init_client_state did not return; valid: "
+                + ", ".join(sorted(self.client_state))
+            )
+        if tensor.shape != old.shape:
+            raise FedblendError(
+                f"method.objective: a step renews '{name}' of shape {list(old.shape)} by a tensor of shape "
+                f"{list(tensor.shape)}; valid: the same shape"
+            )
+        self.client_state[name] = tensor.detach().to(old.dtype)
 
 
 class StepPlan(NamedTuple):

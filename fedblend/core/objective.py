@@ -228,7 +228,10 @@ class Personal(Part):
         return base
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
-        """At a client after its training of the global model: return its personal model, if the part makes one then."""
+        """At a client after its training of the global model: return its personal model, if the part makes one then.
+
+        The states in ``training`` are empty.
+        """
         return {}
 
 

@@ -78,6 +78,27 @@ def _pair_fault(made: Any, like: Tensors) -> str:
     return ""
 
 
+def as_state_and_extras(
+    made: Any, like: Tensors, slot: str, part: Part
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A part's table at the client, and what it sends beside the model with the names of ``like``, after training.
+
+    Raises :class:`FedblendError` that names the part if ``made`` is no such pair.
+    """
+    where = f"method.{slot}: after_training of '{part.name}'"
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(table, Mapping) for table in made)):
+        raise FedblendError(
+            f"{where} returned {type(made).__name__}, where a pair of dicts is valid: what the part keeps at the "
+            "client, and what it sends beside the model (such as {}, {})"
+        )
+    state, sent = made
+    if set(sent) != set(like):
+        valid = "the names of its table at the server" if like else "nothing, unless the part has sends = True"
+        names = f"missing {sorted(set(like) - set(sent)) or 'none'}, unknown {sorted(set(sent) - set(like)) or 'none'}"
+        raise FedblendError(f"{where} sends other tensors beside the model: {names}; valid: {valid}")
+    return dict(state), dict(sent)
+
+
 def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """An aggregated tensor in the type and on the device of the model's, where the server works.
 

@@ -34,6 +34,7 @@ from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
 from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.upload import as_state_and_extras
 from fedblend.engines.adam import Adam
 from fedblend.engines.assignment import Assignment, batches, group_ends, mean_lr
 from fedblend.engines.nets import EagerNet
@@ -179,6 +180,13 @@ class LoopEngine:
         plan = StepPlan(sizes, width, task.round, pool.owner == client, len(pool), counts, server_state)
         objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
+        for name, array in drawn.items():
+            if not isinstance(array, np.ndarray) or array.shape[:1] != sizes.shape:
+                found = f"shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise FedblendError(
+                    f"method.objective: draw of '{method.objective.name}' returned '{name}' as {found}; valid: a NumPy "
+                    f"array with one row for each of the {len(sizes)} steps"
+                )
         epochs = 1 if settings.steps else settings.epochs
         ends = group_ends(len(sizes), epochs, settings.accumulate)
         augment = None
@@ -191,7 +199,9 @@ class LoopEngine:
         method, settings = self.setup.experiment.method, self.setup.experiment.train
         assignment = self.assign(task, client)
         objective = objective_of(method, task, assignment.plain)
-        client_state, terms = self.to_device(task.client_states.get(client, {})), terms_of(method, task)
+        # What parts keep at the client is of the global model's training.
+        client_state = self.to_device({} if task.personal else task.client_states.get(client, {}))
+        terms = terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
             self.setup.task,
@@ -203,6 +213,7 @@ class LoopEngine:
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
             pool_stored=method.sharing.shares_stored,
+            renews=objective.tracks,
         )
         loss = LocalLoss(objective, context, terms, settings)
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
@@ -314,7 +325,9 @@ class LoopEngine:
                 client_state |= tracked or {}
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
-            kept, sent = part.after_training(spec, training(client_state, strip_prefix(prefix, task.server_state)))
+            received = strip_prefix(prefix, task.server_state)
+            made = part.after_training(spec, training(client_state, received))
+            kept, sent = as_state_and_extras(made, received if part.sends else {}, slot, part)
             state |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
         if not task.personal:

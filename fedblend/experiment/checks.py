@@ -256,6 +256,11 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
             )
         if not part.sends:
             continue
+        if not part.broadcasts:
+            raise ValueError(
+                f"method.{slot}: '{part.name}' has sends = True, which needs broadcasts = True: what clients send has "
+                "the names and shapes of the table that the server sends"
+            )
         where = "method.objective" if slot == "objective" else "method.terms"
         if not method.upload.is_model:
             raise ValueError(

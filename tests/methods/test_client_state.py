@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
@@ -12,9 +14,12 @@ from helpers import experiment, images, run, same_up_to_rounding, setup, slow_ex
 from fedblend.core.channel import transmit
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Objective, Plain, Term
+from fedblend.core.setup import Setup
 from fedblend.engines import autotune, loop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.checks import check_client_parts
 from fedblend.runs import checkpoint
 
 MEAN = {"name": "mean", "by": "clients"}
@@ -155,3 +160,146 @@ def test_a_full_gradient_with_batch_norm_has_no_rest_of_one_sample(monkeypatch: 
     gradient = LoopEngine(made).full_gradient(0, 0, 5, weights)
 
     assert all(torch.isfinite(tensor).all() for tensor in gradient.values())
+
+
+class Counting(Objective):
+    """The task's loss and a penalty that grows by the client's count, which each step renews."""
+
+    name, tracks = "counting", True
+    renewed: Any = staticmethod(lambda count: {"count": count + 1})
+
+    def init_client_state(self, spec: Any, weights: Any) -> Any:
+        return {"count": torch.ones(())}
+
+    def loss(self, net: Any, batch: Any, drawn: Any, context: Any) -> Any:
+        count = context.client_state.get("count", torch.zeros(()))
+        for name, tensor in self.renewed(count).items():
+            context.renew(name, tensor)
+        penalty = torch.stack([w.square().sum() for w in net.weights.values()]).sum()
+        return context.task.loss(net(batch.x), batch.y) + 0.01 * count * penalty
+
+
+def with_objective(objective: Any, **fields: Any) -> Setup:
+    """A setup with an objective, and other parts, that no registry has."""
+    made = setup(method={"personal": fields.pop("personal", "none")}, train=TRAIN)
+    method = made.experiment.method.model_copy(update={"objective": objective, **fields})
+    return replace(made, experiment=made.experiment.model_copy(update={"method": method}))
+
+
+@pytest.mark.parametrize("personal", ["none", "ditto"])
+def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str) -> None:
+    """The loop engine trained personal models with the count, stacks without it: weights differed by 0.28."""
+    made = with_objective(Counting(), personal=personal)
+
+    (loop, _), (stacked, _) = (run(RoundLoop(made, e), 3) for e in (LoopEngine(made), StackedEngine(made, stack=2)))
+
+    assert all(float(table["objective/count"]) > 1 for table in loop.client_states.values())
+    for client, table in loop.client_states.items():
+        same_up_to_rounding(stacked.client_states[client], table, steps=1000)
+
+
+def test_what_a_step_renews_keeps_its_type() -> None:
+    """It became float64 in the loop engine only."""
+    made = with_objective(counting(renewed=lambda count: {"count": count.double() + 1}))
+    for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
+        state, _ = run(RoundLoop(made, engine), 1)
+        assert {table["objective/count"].dtype for table in state.client_states.values()} == {torch.float32}
+
+
+def counting(**changes: Any) -> Counting:
+    """The objective with something wrong."""
+    made = Counting()
+    vars(made).update(changes)
+    return made
+
+
+class Adding(Term):
+    """A term that renews what it keeps in its steps."""
+
+    name = "adding"
+
+    def init_client_state(self, spec: Any, weights: Any) -> Any:
+        return {"count": torch.ones(())}
+
+    def loss(self, params: Any, net: Any, batch: Any, context: Any) -> Any:
+        context.renew("count", context.client_state["count"] + 1)
+        return torch.zeros(())
+
+
+NOT_TRACKED = (
+    "method: a step renews 'count' at the client, which only an objective with tracks = True may; a term renews what "
+    "it keeps in after_training"
+)
+PAIR = (
+    "where a pair of dicts is valid: what the part keeps at the client, and what it sends beside the model (such as "
+    "{}, {})"
+)
+SENDS = "method.objective: after_training of 'counting' sends other tensors beside the model"
+
+
+@pytest.mark.parametrize(
+    ("objective", "fields", "message"),
+    [
+        (counting(tracks=False), {}, NOT_TRACKED),
+        (Plain(), {"terms": [Adding()]}, NOT_TRACKED),
+        (
+            counting(renewed=lambda count: {"counts": count}),
+            {},
+            "method.objective: a step renews 'counts', which init_client_state did not return; valid: count",
+        ),
+        (
+            counting(renewed=lambda count: {"count": count.reshape(1)}),
+            {},
+            "method.objective: a step renews 'count' of shape [] by a tensor of shape [1]; valid: the same shape",
+        ),
+        (
+            counting(after_training=lambda spec, training: {}),
+            {},
+            f"method.objective: after_training of 'counting' returned dict, {PAIR}",
+        ),
+        (
+            counting(after_training=lambda spec, training: ({}, {"count": torch.ones(())})),
+            {},
+            f"{SENDS}: missing none, unknown ['count']; valid: nothing, unless the part has sends = True",
+        ),
+        (
+            counting(
+                broadcasts=True,
+                sends=True,
+                init_server_state=lambda spec, weights: {"sum": torch.ones(())},
+                after_training=lambda spec, training: ({}, {"count": torch.ones(())}),
+            ),
+            {},
+            f"{SENDS}: missing ['sum'], unknown ['count']; valid: the names of its table at the server",
+        ),
+        (
+            counting(draw=lambda rng, plan: {"share": 0.5}),
+            {},
+            "method.objective: draw of 'counting' returned 'share' as float; valid: a NumPy array with one row for "
+            "each of the 3 steps",
+        ),
+        (
+            counting(draw=lambda rng, plan: {"share": np.ones((1, 2))}),
+            {},
+            "method.objective: draw of 'counting' returned 'share' as shape [1, 2]; valid: a NumPy array with one row "
+            "for each of the 3 steps",
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any, fields: Any, message: str) -> None:
+    """What was renewed in vain was lost without a word; the others ended in errors of the engine's own code."""
+    made = with_objective(objective, **fields)
+    with pytest.raises(FedblendError) as error:
+        run(RoundLoop(made, engine(made)), 1)
+    assert str(error.value) == message
+
+
+def test_a_part_that_sends_also_broadcasts() -> None:
+    e = with_objective(counting(sends=True)).experiment
+    with pytest.raises(ValueError, match="needs broadcasts = True") as error:
+        check_client_parts(e.method, e.train, e.channel, e.protection, e.adversary)
+    assert str(error.value) == (
+        "method.objective: 'counting' has sends = True, which needs broadcasts = True: what clients send has the names "
+        "and shapes of the table that the server sends"
+    )
