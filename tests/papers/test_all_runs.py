@@ -150,6 +150,12 @@ def test_long_curves_are_thinned_and_keep_their_ends(all_runs: ModuleType) -> No
     assert (ends[0], ends[-1], len(ends)) == (0, 121, 42)
 
 
+def test_numbers_are_rounded_as_on_the_other_pages(page: str, tmp_path: Path) -> None:
+    numbers = [(76.25, 1), (76.75, 1), (85.05, 1), (0.125, 2), (2.675, 2), (-2.5, 0), (1.5, 0), (93.44, 1)]
+    probe = f"return {json.dumps(numbers)}.map(([value, digits]) => shown(value, digits));"
+    assert probed(page, "", probe, tmp_path) == [f"{value:.{digits}f}" for value, digits in numbers]
+
+
 def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Path) -> None:
     probe = """
       const pick = (id, value) => { at(id).value = value; at(id).dispatchEvent(new Event("change")); };
