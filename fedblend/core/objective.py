@@ -230,7 +230,7 @@ class Personal(Part):
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
         """At a client after its training of the global model: return its personal model, if the part makes one then.
 
-        The states in ``training`` are empty.
+        The states in ``training`` are the objective's: what it keeps after this training, and what its server sent.
         """
         return {}
 

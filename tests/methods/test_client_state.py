@@ -12,9 +12,10 @@ import torch
 from helpers import experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
 
 from fedblend.core.channel import transmit
+from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Objective, Plain, Term
+from fedblend.core.objective import Objective, Personal, Plain, Term
 from fedblend.core.setup import Setup
 from fedblend.engines import autotune, loop
 from fedblend.engines.loop import LoopEngine
@@ -196,6 +197,30 @@ def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str)
     assert all(float(table["objective/count"]) > 1 for table in loop.client_states.values())
     for client, table in loop.client_states.items():
         same_up_to_rounding(stacked.client_states[client], table, steps=1000)
+
+
+class Scaled(Personal):
+    """The global model's weights as trained, times the objective's count."""
+
+    name, keeps = "scaled", "personal/"
+
+    def after_training(self, spec: Any, training: Any) -> Any:
+        return {name: tensor * training.client_state["count"] for name, tensor in training.weights.items()}
+
+
+def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
+    made = with_objective(Counting())
+    method = made.experiment.method.model_copy(update={"personal": Scaled()})
+    made = replace(made, experiment=made.experiment.model_copy(update={"method": method}))
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    task = replace(task, client_states={k: {"objective/count": torch.ones(())} for k in range(3)})
+
+    for engine in (LoopEngine(made), StackedEngine(made)):
+        for update in engine.train(task, [0, 1, 2]):
+            count = update.state["objective/count"]
+            assert count > 1
+            for name, tensor in update.weights.items():
+                assert torch.equal(update.state[f"personal/{name}"], tensor * count)
 
 
 def test_what_a_step_renews_keeps_its_type() -> None:
