@@ -67,11 +67,11 @@ def make(setup: Setup, plan: EnginePlan) -> Engine:
 
 
 def require_device(device: str) -> None:
-    """Raise :class:`FedblendError` if a device is not available."""
+    """Raise :class:`FedblendError` if a device is not available, or has no float64, in which sums are computed."""
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
+        torch.zeros((), dtype=torch.float64, device=device).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).split("\n")[0].split(". ")[0]
         if reason.startswith("Expected one of"):
             # PyTorch's message lists every device type that it could be built for.
             reason = "PyTorch has no such device type"

@@ -342,7 +342,7 @@ def test_outputs_by_class_need_classes(method: str) -> None:
     refused_at_once(run(changes), "method.upload: 'outputs'", "these data have no classes", "valid: model")
 
 
-@pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99"])
+@pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99", "mps", "meta"])
 def test_devices_that_are_not_there(device: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
