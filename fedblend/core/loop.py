@@ -246,8 +246,8 @@ class RoundLoop:
         task, clients, costs = begun.task, begun.cohort, begun.costs
         for callback in self.callbacks:
             callback.on_round_begin(begun.state, np.array(clients, np.int64))
-        size = bytes_of(self.method.upload.like(self.setup.shared(task.weights), self.setup.task))
-        size += bytes_of(extras_like(self.method, task))
+        like = self.method.upload.like(self.setup.shared(task.weights), self.setup.task)
+        size = self.experiment.protection.bytes_on_air(like) + bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
         arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}

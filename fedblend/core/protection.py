@@ -48,6 +48,10 @@ class Protection(Part):
         """Bytes of a protected upload as it is sent."""
         return bytes_of(upload)
 
+    def bytes_on_air(self, upload: Tensors) -> int:
+        """Bytes for which a channel plans, which are known before training: those of tensors like ``upload``."""
+        return bytes_of(upload)
+
     def mechanism(self) -> Mechanism | str:
         """The noise that gives an (epsilon, delta), or the reason why there is none."""
         return f"the protection '{self.name}' states no noise (Protection.mechanism)"

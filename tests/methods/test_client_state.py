@@ -119,12 +119,16 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
 
     monkeypatch.setattr("fedblend.core.loop.transmit", noted)
     run_costs("scaffold")
-
     assert sent == {"up": 3 * [2 * size], "down": 3 * [2 * size]}
 
+    sent["up"].clear()
+    up, _ = run_costs("fedavg", protection={"name": "prune", "keep": 0.1})
+    assert sent["up"] == 3 * [round(0.1 * size / 4) * (4 + 4)]
+    assert up["weights"] == sum(sent["up"])
 
-def run_costs(method: Any) -> tuple[dict[str, int], dict[str, int]]:
-    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
+
+def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, int]]:
+    made = setup(method=method, train=TRAIN, holdout=HOLDOUT, **changes)
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
     return record["bytes_up"], record["bytes_down"]
 

@@ -36,7 +36,7 @@ class Prune(Protection):
         sizes = torch.cat([c.flatten() for c in change.values()]).abs()
         if not bool(torch.isfinite(sizes).all()):
             return dict(upload)  # These have no order; the server rejects them and names the tensor.
-        count = max(1, round(self.keep * len(sizes)))
+        count = self._count(len(sizes))
         threshold = torch.kthvalue(sizes, len(sizes) - count + 1).values
         # A kept entry is copied from the upload, because start + change would differ from it in the last bit.
         return {
@@ -53,6 +53,18 @@ class Prune(Protection):
         )
         rest = bytes_of({n: t for n, t in upload.items() if not t.is_floating_point()})
         return min(entries + rest, bytes_of(upload))
+
+    def bytes_on_air(self, upload: Tensors) -> int:
+        """As :meth:`sent_bytes` where no two entries are equal; entries are of the largest type."""
+        pruned = [tensor for tensor in upload.values() if tensor.is_floating_point()]
+        kept = self._count(sum(tensor.numel() for tensor in pruned))
+        width = max((tensor.element_size() for tensor in pruned), default=0) + INDEX_BYTES
+        rest = bytes_of(upload) - bytes_of({str(i): tensor for i, tensor in enumerate(pruned)})
+        return min(kept * width + rest, bytes_of(upload))
+
+    def _count(self, entries: int) -> int:
+        """How many of so many entries are kept."""
+        return max(1, round(self.keep * entries))
 
     def mechanism(self) -> str:
         """Why there is no (epsilon, delta)."""
