@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -13,11 +14,14 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import PNG, TINY, call, here, lines_of, records, refused, status, succeeded, words_of, write
+from helpers import linear_net, loss_of, weight_gradient
 from safetensors.torch import load_file
 from torch import nn
 
 import fedblend
 from fedblend.core import registry
+from fedblend.core.context import Batch, Task
+from fedblend.core.objective import Plain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -210,6 +214,30 @@ def test_the_callback_and_the_aggregator_of_the_documentation_run(tmp_path: Path
     (run,) = {path.parent for path in (tmp_path / "out").rglob("metrics.jsonl")}
     assert json.loads((run / "status.json").read_text())["reason"] == "ended by enough"
     assert told.out.startswith("1 0.")
+
+
+def test_the_loss_of_fedsam_in_the_documentation_is_that_at_the_worst_weights_nearby() -> None:
+    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(def loss.*?)^```", page, re.M | re.S)
+    made: dict = {"torch": torch}
+    exec(block, made)
+    objective = type("SAM", (Plain,), {"loss": made["loss"], "rho": 0.05})()
+    model, task = linear_net(), Task("classification", 3)
+    x, y = (
+        torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 1, 2, 0]),
+    )
+    gradient = weight_gradient(task.loss(model(x), y), model)
+    shifted = copy.deepcopy(model)
+    with torch.no_grad():
+        for one, part in zip(shifted.parameters(), (gradient / gradient.norm()).split([15, 3]), strict=True):
+            one += 0.05 * part.view_as(one)
+
+    loss = loss_of(objective, model, Batch(x, y), task)
+
+    assert loss.item() == pytest.approx(task.loss(shifted(x), y).item(), rel=1e-12)
+    wanted = weight_gradient(task.loss(shifted(x), y), shifted)
+    assert torch.allclose(weight_gradient(loss, model), wanted, rtol=1e-12)
 
 
 @pytest.fixture
