@@ -82,7 +82,8 @@ Tensor on_cpu(const Tensor& t) {
   auto* own = t.storage().unsafeGetStorageImpl();
   c10::DataPtr at(const_cast<void*>(own->data()), c10::Device(c10::DeviceType::CPU));
   c10::Storage storage(c10::Storage::use_byte_size_t(), own->nbytes(), std::move(at), nullptr, false);
-  return at::empty({0}, at::TensorOptions().dtype(t.scalar_type())).set_(storage, t.storage_offset(), t.sizes(), t.strides());
+  const auto made = at::empty({0}, at::TensorOptions().dtype(t.scalar_type()));
+  return made.set_(storage, t.storage_offset(), t.sizes(), t.strides());
 }
 
 Tensor moved_here(const Tensor& t) {
@@ -91,14 +92,14 @@ Tensor moved_here(const Tensor& t) {
 
 // Operations that make, view and copy tensors --------------------------------------------------------------------
 
-Tensor empty(IntArrayRef sizes, std::optional<c10::ScalarType> type, std::optional<c10::Layout>, std::optional<c10::Device>,
-             std::optional<bool>, std::optional<c10::MemoryFormat> format) {
+Tensor empty(IntArrayRef sizes, std::optional<c10::ScalarType> type, std::optional<c10::Layout>,
+             std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
   const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   return at::detail::empty_generic(sizes, &memory, keys, c10::dtype_or_default(type), format);
 }
 
-Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<c10::ScalarType> type, std::optional<c10::Layout>,
-                     std::optional<c10::Device>, std::optional<bool>) {
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<c10::ScalarType> type,
+                     std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
   const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   return at::detail::empty_strided_generic(sizes, strides, &memory, keys, c10::dtype_or_default(type));
 }
@@ -114,7 +115,9 @@ const Tensor& resize_(const Tensor& t, IntArrayRef sizes, std::optional<c10::Mem
   return t;
 }
 
-Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) { return copy_from(from, resize_(to, from.sizes(), std::nullopt), false); }
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  return copy_from(from, resize_(to, from.sizes(), std::nullopt), false);
+}
 
 at::Scalar local_scalar(const Tensor& t) { return on_cpu(t).item(); }
 
@@ -124,21 +127,25 @@ Tensor& set_storage(Tensor& t, at::Storage storage, int64_t offset, IntArrayRef 
 
 // Convolutions, which PyTorch chooses by device before it calls an operation ----------------------------------------
 
-Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                   IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
+Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, IntArrayRef stride,
+                   IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding,
+                   int64_t groups) {
   const bool has_bias = bias && bias->defined();
   TORCH_CHECK(is_here(x) && is_here(weight) && (!has_bias || is_here(*bias)), "convolution: tensors of two devices");
   const auto b = has_bias ? std::optional<Tensor>(on_cpu(*bias)) : std::nullopt;
-  return moved_here(at::convolution(on_cpu(x), on_cpu(weight), b, stride, padding, dilation, transposed, output_padding, groups));
+  return moved_here(at::convolution(on_cpu(x), on_cpu(weight), b, stride, padding, dilation, transposed,
+                                    output_padding, groups));
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, IntArrayRef stride,
-                                                        IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding,
-                                                        int64_t groups, std::array<bool, 3> wanted) {
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                                        bool transposed, IntArrayRef output_padding, int64_t groups,
+                                                        std::array<bool, 3> wanted) {
   TORCH_CHECK(is_here(x) && is_here(weight) && is_here(grad), "convolution_backward: tensors of two devices");
   const std::vector<int64_t> bias{transposed ? weight.size(1) * groups : weight.size(0)};
-  auto [of_x, of_weight, of_bias] = at::convolution_backward(on_cpu(grad), on_cpu(x), on_cpu(weight), c10::OptionalIntArrayRef(bias), stride,
-                                                             padding, dilation, transposed, output_padding, groups, wanted);
+  auto [of_x, of_weight, of_bias] =
+      at::convolution_backward(on_cpu(grad), on_cpu(x), on_cpu(weight), c10::OptionalIntArrayRef(bias), stride, padding,
+                               dilation, transposed, output_padding, groups, wanted);
   return {moved_here(of_x), moved_here(of_weight), moved_here(of_bias)};
 }
 
@@ -180,7 +187,8 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       given = list;
     } else if (given.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> list;
-      for (const std::optional<Tensor>& t : given.toOptionalTensorList()) list.push_back(t ? std::optional<Tensor>(view(*t)) : t);
+      for (const std::optional<Tensor>& t : given.toOptionalTensorList())
+        list.push_back(t ? std::optional<Tensor>(view(*t)) : t);
       given = list;
     } else if (given.isDevice() && made_here) {
       given = c10::Device(c10::DeviceType::CPU);
