@@ -106,6 +106,8 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
             owner, sizes = file.get_tensor("owner").numpy(), file.get_tensor("shared_sizes").numpy()
             if list(x.get_shape()[1:]) != list(data["shape"]) or not len(owner):
                 return None
+            if not _are_owners(owner, x.get_shape()[:1], sizes):
+                raise FedblendError(f"{path}: is damaged: its 'owner' does not name the client of each shared entry")
             rows = rows_across_clients(owner, MAX_IMAGES)
             stored = torch.stack([x[int(row)] for row in rows])
     except (SafetensorError, OSError) as error:
@@ -132,6 +134,13 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     caption = caption or _means_caption(outcome.config, sizes[np.unique(owner)], raw)
     strips = _seed_strips(outcome.path, sharing, rows_across_clients(owner, MAX_STRIPS), classes)
     return Gallery((method,), outcome.seed, raw, caption, len(rows), len(owner), images, strips)
+
+
+def _are_owners(owner: np.ndarray, entries: list[int], sizes: np.ndarray) -> bool:
+    """Whether ``owner`` is the client of each of so many entries, and ``sizes`` has a number for each client."""
+    if owner.dtype != np.int64 or sizes.dtype != np.int64 or list(owner.shape) != entries or sizes.ndim != 1:
+        return False
+    return bool(0 <= owner.min() <= owner.max() < len(sizes))
 
 
 def _sharing_class(config: Mapping[str, Any]) -> type | None:

@@ -2,16 +2,22 @@
 
 import base64
 import io
+import shutil
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from report_helpers import HOSTILE, experiment
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from fedblend.analysis.plotting import (
     png_data_url,
 )
+from fedblend.core.errors import FedblendError
 from fedblend.report import shared_images
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
@@ -45,6 +51,22 @@ def test_raw_samples_are_marked_as_raw(folder):
     assert gallery.caption == "Each image is one raw sample."
     assert (gallery.shown, len(gallery.images)) == (24, 24)
     assert {picture.client for picture in gallery.images} == set(range(6))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"owner": torch.zeros(6)}, {"owner": torch.full((6,), 99)}, {"shared_sizes": torch.ones(6)}],
+    ids=["float", "unknown", "sizes"],
+)
+def test_a_checkpoint_whose_owners_are_no_clients_is_damaged(folder, tmp_path, changed):
+    (run,) = (run for run in find_runs([folder]) if run.path.name == "fedmix-seed0")
+    copy = shutil.copytree(run.path, tmp_path / "fedmix-seed0")
+    path = copy / checkpoint.NAME
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors | changed, path, file.metadata())
+    with pytest.raises(FedblendError, match="is damaged: its 'owner' does not name the client of each shared entry"):
+        shared_images.galleries(group(find_runs([copy])))
 
 
 def test_images_come_from_all_clients_before_a_second_one_of_any():
