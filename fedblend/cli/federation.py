@@ -21,7 +21,7 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import locked_folder, write_atomically
 
 if TYPE_CHECKING:
     from fedblend.flower.app_folder import FederationLimits
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
 
-SERVER_LINE = re.compile(r"fedblend: (?!error: |done, |round \d)(.+)")
-"""A line of the run's log about sites. Rounds are printed from the records, and errors at the end."""
+SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|(.+))", re.MULTILINE)
+"""A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
 
 
 def one_experiment(file: Path, changes: Sequence[str] | None, run: str | None) -> Experiment:
@@ -139,7 +139,7 @@ def run_trial(
         raise FedblendError(f"--site-file: two sites have the audit log {min(twice)}; each needs one of its own")
     folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
     console, run = Console(), folder / "run"
-    with LoopbackTrial(folder, sites) as trial:
+    with locked_folder(folder, "trial.lock", "the trial"), LoopbackTrial(folder, sites) as trial:
         try:
             console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
             text = (
@@ -157,15 +157,15 @@ def run_trial(
                 # The log of an earlier start of the same trial goes on.
                 read, printed = len(trial.log_of("run")), 0
                 process = trial.submit(folder / "app")
-                while process.poll() is None or printed < len(RunDirectory(run).metrics()):
-                    read = _print_log(console, trial.log_of("run"), read)
-                    printed = _print_rounds(console, run, printed)
+                while process.poll() is None:
+                    read, printed = _print_log(console, trial.log_of("run"), read, run, printed)
                     if printed:
                         status.update(
                             f"round {printed} of {experiment.rounds}" if printed <= experiment.rounds else "end"
                         )
                     time.sleep(POLL_S)
-                _print_log(console, trial.log_of("run"), read)
+                _, printed = _print_log(console, trial.log_of("run"), read, run, printed)
+                _print_rounds(console, run, printed)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; to resume, give the same command with --out {folder}") from None
         _require_done(run, trial.log_of("run"))
@@ -197,23 +197,29 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
     return path
 
 
-def _print_log(console: Console, log: str, read: int) -> int:
-    """Print the server's lines about sites after the first ``read`` characters of a run's log; returns what is read."""
+def _print_log(console: Console, log: str, read: int, run: Path, printed: int) -> tuple[int, int]:
+    """Print rounds and lines about sites, in the order of the log, after its first ``read`` characters.
+
+    Returns how many characters are read, and how many records are printed.
+    """
     whole = log.rfind("\n") + 1
-    for line in SERVER_LINE.findall(log[read:whole]):
-        console.print(line, highlight=False, soft_wrap=True)
-    return max(read, whole)
+    for number, line in SERVER_LINE.findall(log[read:whole]):
+        if number:
+            printed = _print_rounds(console, run, printed, int(number) + 1)
+        else:
+            console.print(line, highlight=False, soft_wrap=True)
+    return max(read, whole), printed
 
 
-def _print_rounds(console: Console, run: Path, printed: int) -> int:
-    """Print the records after the first ``printed``; returns how many records there are."""
-    records = RunDirectory(run).records()
+def _print_rounds(console: Console, run: Path, printed: int, end: int | None = None) -> int:
+    """Print the records after the first ``printed``, up to ``end``; returns how many are printed."""
+    records = RunDirectory(run).records()[:end]
     for record in records[printed:]:
         scores = {"loss": record.loss, "accuracy": record.accuracy}
         score = "".join(f"  {name} {value:.4f}" for name, value in scores.items() if value is not None)
         refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.refused or ())
         console.print(f"round {record.round}{score}{refused}", highlight=False, soft_wrap=True)
-    return len(records)
+    return max(printed, len(records))
 
 
 def _require_done(run: Path, log: str) -> None:

@@ -29,6 +29,10 @@ SHARED_KINDS = ("means", "statistics", "synthetic", "seeds", "features", "raw", 
 """Kinds of payload that a site makes of its samples without training."""
 
 
+COUNTED = "this site's limits count its lines: restore it from a copy"
+"""What to do about a damaged log. Without its lines the site would share and train again."""
+
+
 class _Line(BaseModel):
     """A line of the log: a payload that left, or why it did not."""
 
@@ -172,13 +176,13 @@ class AuditLog:
         """Return all lines, oldest first."""
         if self.path is None:
             return []
-        lines = read_lines(self.path)
+        lines = read_lines(self.path, COUNTED)
         try:
             _LINES.validate_python(lines)
         except pydantic.ValidationError as error:
             number, _, fault = explain(error).partition(".")
             raise FedblendError(
-                f"{self.path}: line {int(number) + 1}: {fault}; the file is damaged, or no audit log"
+                f"{self.path}: line {int(number) + 1}: {fault}; the file is damaged, or no audit log; {COUNTED}"
             ) from None
         return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -106,7 +107,11 @@ def _run_name(folder: Path | None) -> str:
     """Return the random name under which sites keep what a method keeps at them; a new one for a new run."""
     if folder is None or not (folder / RUN_NAME).exists():
         return secrets.token_hex(16)
-    return read_text(folder / RUN_NAME, "restore it from a copy, or begin again in another folder")
+    remedy = "restore it from a copy, or begin again in another folder"
+    name = read_text(folder / RUN_NAME, remedy)
+    if not re.fullmatch("[0-9a-f]{32}", name):
+        raise FedblendError(f"{folder / RUN_NAME}: is damaged: {brief(name)}, not 32 hexadecimal digits; {remedy}")
+    return name
 
 
 def _keep_run_name(folder: Path | None, name: str) -> None:

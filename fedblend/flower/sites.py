@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
-import grpc
+import httpx
 import torch
 from flwr.app import ArrayRecord, Message
 
@@ -302,14 +302,15 @@ def pull_replies(
     """Yield ids of the messages in ``waiting`` with their replies as they arrive, for at most ``seconds``.
 
     The caller removes each yielded id from ``waiting``. Replies are pulled one by one: Flower parses what a site sent,
-    and an error amid several would lose those of honest sites. Errors of the connection are raised.
+    and an error amid several would lose those of honest sites. Errors of the connection to the SuperLink, and of the
+    SuperLink itself, are raised.
     """
     end, pause = time.monotonic() + seconds, POLL_S[0]
     while waiting:
         for id in list(waiting):
             try:
                 replies: list[Message | Exception] = list(pull([id]))
-            except (OSError, grpc.RpcError):
+            except (OSError, httpx.HTTPError):
                 raise
             except Exception as error:  # the sender chooses which
                 replies = [error]

@@ -185,7 +185,7 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of the metrics log as plain data, one for each round."""
-        return read_lines(self.path / METRICS)
+        return read_lines(self.path / METRICS, "restore it from a copy, or remove the run's folder and run it again")
 
     def records(self) -> list[RoundRecord]:
         """Return one record for each round. Raises :class:`FedblendError` for a damaged line."""

@@ -158,15 +158,15 @@ def _whole_lines(path: Path, size: int) -> int:
     return 0
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, remedy: str = "restore it from a copy") -> list[dict[str, Any]]:
     """Return the JSON lines of a log without a truncated last line.
 
-    Raises :class:`FedblendError` for a damaged line before the last.
+    Raises :class:`FedblendError` that ends in ``remedy`` for a damaged line before the last.
     """
     if not os.path.lexists(path):
         return []
     # Not splitlines: it also splits at characters that JSON allows inside a text.
-    texts = read_text(path, "restore the file, or remove it", errors="replace").rstrip("\n").split("\n")
+    texts = read_text(path, remedy, errors="replace").rstrip("\n").split("\n")
     texts = [] if texts == [""] else texts
     lines = []
     for number, text in enumerate(texts, 1):
@@ -174,10 +174,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict):
             lines.append(line)
         elif line is not None or number < len(texts):
-            raise FedblendError(
-                f"{path}: line {number} of {len(texts)} is damaged; restore a copy of the file, or remove the "
-                "run's folder and run it again"
-            )
+            raise FedblendError(f"{path}: line {number} of {len(texts)} is damaged; {remedy}")
     return lines
 
 

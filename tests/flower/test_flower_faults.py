@@ -585,6 +585,20 @@ def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
         run(sites_of(tmp_path / "sites", run_id=2), asked, tmp_path / "run", QUICK)
 
 
+@pytest.mark.parametrize(("content", "shown"), [("", "''"), ("0123abc", "'0123abc'")])
+def test_a_damaged_name_of_a_run_is_not_sent_to_sites(content: str, shown: str, tmp_path: Path) -> None:
+    asked = keeping("scaffold")
+    run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
+    name = tmp_path / "run" / RUN_NAME
+    name.write_text(content)
+    grid = sites_of(tmp_path / "sites", run_id=2)
+    with pytest.raises(FedblendError) as raised:
+        run(grid, asked, tmp_path / "run", QUICK)
+    remedy = "restore it from a copy, or begin again in another folder"
+    assert str(raised.value) == f"{name}: is damaged: {shown}, not 32 hexadecimal digits; {remedy}"
+    assert grid.sent == []
+
+
 WRITER = """
 import os, signal, sys
 from pathlib import Path

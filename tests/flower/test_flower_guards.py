@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -35,6 +36,7 @@ from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
 from fedblend.flower.sites import Sites
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import BLOCK, append_line, read_lines
 
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
@@ -196,6 +198,24 @@ def test_a_reply_that_flower_cannot_parse_is_a_fault_of_its_site_alone(tmp_path:
     assert [one["client"] for one in record["refused"]] == [2]
     assert record["refused"][0]["reason"] == "it sent what cannot be read: DecodeError"
     assert record["uploads"] == 3
+
+
+def test_an_error_of_the_superlink_is_not_a_fault_of_sites(tmp_path: Path) -> None:
+    """Else all sites were refused, and with min_uploads = 0 rounds without them would count."""
+    grid = nodes()
+    pull = grid.pull_messages
+
+    def failing(ids: list[str]) -> list[Message]:
+        replies = list(pull(ids))
+        if any(reply.metadata.message_type == "train" for reply in replies):
+            request = httpx.Request("POST", "https://127.0.0.1:8000/v1/runtime/pull-messages")
+            raise httpx.HTTPStatusError("500", request=request, response=httpx.Response(500, request=request))
+        return replies
+
+    grid.pull_messages = failing
+    with pytest.raises(httpx.HTTPStatusError):
+        run(grid, experiment(train=ALL, rounds=1, min_uploads=0), tmp_path, QUICK)
+    assert [line["round"] for line in RunDirectory(tmp_path).metrics()] == [0]
 
 
 def test_unreadable_fields_beside_another_apps_are_an_error_of_the_message() -> None:

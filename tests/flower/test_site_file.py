@@ -135,6 +135,22 @@ def test_a_damaged_line_of_an_audit_log_is_named(tmp_path: Path, line: dict[str,
         show_audit(path, None)
 
 
+def test_a_damaged_audit_log_is_to_be_restored_and_not_removed(tmp_path: Path) -> None:
+    """Limits over all runs count in it: without its lines the site would share and train again."""
+    (tmp_path / "site.toml").write_text("")
+    log = tmp_path / "audit.jsonl"
+    log.write_text('{"time": \n{}\n')
+    remedy = "this site's limits count its lines: restore it from a copy"
+    with pytest.raises(FedblendError) as raised:
+        show_audit(tmp_path / "site.toml", None)
+    assert str(raised.value) == f"{log}: line 1 of 2 is damaged; {remedy}"
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(FedblendError) as raised:
+        show_audit(tmp_path / "site.toml", None)
+    assert str(raised.value) == f"{log}: is a folder; {remedy}"
+
+
 def test_markup_and_control_characters_in_an_audit_log_are_shown_as_text(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedblend.experiment.setup import make_setup
 from fedblend.flower import process_guard, trial
 from fedblend.flower.site import read_site
 from fedblend.flower.trial import LoopbackTrial
+from fedblend.runs.files import locked_folder
 
 NET = """
 from torch import nn
@@ -108,22 +110,68 @@ write("ERROR :     fedblend: error: min_sites: 3\\n")
 """
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_a_trial_shows_which_sites_are_connected_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(self: LoopbackTrial, app: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", SUBMITTED, str(self.logs / "run.log")])
+@pytest.fixture
+def submits(monkeypatch: pytest.MonkeyPatch, elsewhere: None) -> Callable[[str], None]:
+    """Give trials a script in place of Flower's processes, with the path of the run's log."""
 
     def begin(self: LoopbackTrial) -> None:
         self.logs.mkdir(parents=True)
         (self.logs / "run.log").write_text("INFO: fedblend: 1 of 3 sites are connected\n")
 
+    def set_script(script: str) -> None:
+        def submit(self: LoopbackTrial, app: Path) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-c", script, str(self.logs / "run.log")])
+
+        monkeypatch.setattr(trial.LoopbackTrial, "submit", submit)
+
     monkeypatch.setattr(trial.LoopbackTrial, "begin", begin)
     monkeypatch.setattr(trial.LoopbackTrial, "start_node", lambda self, site, config: None)
-    monkeypatch.setattr(trial.LoopbackTrial, "submit", submit)
+    return set_script
+
+
+def test_a_trial_shows_which_sites_are_connected_while_it_waits(submits: Callable[[str], None]) -> None:
+    submits(SUBMITTED)
     outcome = here("federation", "up", write(Path("tiny.toml")), "--sites", 3, "--out", "out")
     refused(outcome, "the federation's run is not begun: min_sites: 3 (logs in")
     shown = outcome.out.splitlines()
     assert shown[1:] == ["2 of 3 sites are connected; missing: 1", "node 7 (client 1) takes no part: data"]
+
+
+RECORDED = """
+import pathlib, sys
+log = pathlib.Path(sys.argv[1])
+run = log.parents[1] / "run"
+run.mkdir()
+(run / "metrics.jsonl").write_text("".join(f'{{"round": {n}, "loss": {n + 1}.5}}\\n' for n in range(3)))
+with log.open("a") as lines:
+    lines.write("fedblend: 3 of 3 sites are connected; the run begins\\n")
+    lines.write("fedblend: round 0, loss 1.5000\\nfedblend: round 1: client 0 shares nothing: no raw\\n")
+    lines.write("fedblend: round 1\\nfedblend: client 2 is now node 8\\n")
+"""
+
+
+def test_a_trial_shows_rounds_and_sites_in_the_order_of_the_servers_log(submits: Callable[[str], None]) -> None:
+    """The record of a round is on the disk before the log has arrived. Round 2 is not in the log."""
+    submits(RECORDED)
+    outcome = here("federation", "up", write(Path("tiny.toml")), "--sites", 3, "--out", "out")
+    assert outcome.out.splitlines()[1:] == [
+        "3 of 3 sites are connected; the run begins",
+        "round 0  loss 1.5000",
+        "round 1: client 0 shares nothing: no raw",
+        "round 1  loss 2.5000",
+        "client 2 is now node 8",
+        "round 2  loss 3.5000",
+    ]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_second_trial_in_a_folder_does_not_replace_the_keys_of_the_first(tmp_path: Path) -> None:
+    file = write(Path("tiny.toml"))
+    with locked_folder(tmp_path / "out", "trial.lock", "the trial"):
+        outcome = here("federation", "up", file, "--sites", 3, "--out", tmp_path / "out")
+    told = "the trial is in use by another process; wait for it, stop it, or give another folder"
+    refused(outcome, f"{tmp_path / 'out'}: {told}")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["trial.lock"]
 
 
 @pytest.mark.usefixtures("elsewhere")
