@@ -332,8 +332,8 @@ class LoopEngine:
             extras |= add_prefix(prefix, sent)
         if not task.personal:
             kept, received = (strip_prefix("objective/", table) for table in (state, task.server_state))
-            made_here = setup.experiment.method.personal.after_training(spec, training(kept, received))
-            state |= add_prefix("personal/", made_here)
+            own_model = setup.experiment.method.personal.after_training(spec, training(kept, received))
+            state |= add_prefix("personal/", own_model)
         return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
     def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
