@@ -23,7 +23,7 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
-from tables.claims import claim_table, deciding_table, sensitivity
+from tables.claims import certain_claims, claim_table, deciding_table, sensitivity
 from tables.comparisons import (
     baseline_table,
     combined_table,
@@ -122,6 +122,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
     "means and noise": means_and_noise,
+    "certain claims": certain_claims,
     "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,

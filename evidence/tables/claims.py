@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
 from fedblend.papers.result import paper_numbers
-from fedblend.papers.verdicts import ONE_SEED, ClaimVerdict, judge_result
+from fedblend.papers.verdicts import FAILS, HOLDS, ONE_SEED, ClaimVerdict, judge_result
+from fedblend.runs.differences import certain_together
 from tables.common import ROOT, Row, all_items, table
 from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
 
@@ -26,6 +27,8 @@ class JudgedClaim(NamedTuple):
     result: Row
     claim: Row
     verdict: ClaimVerdict
+    certain: bool
+    """Whether the verdict is certain among those on all claims (Holm's correction)."""
 
     @property
     def setting(self) -> str:
@@ -42,14 +45,18 @@ class JudgedClaim(NamedTuple):
         held = {held for line in self.verdict.lines.values() for held in line.held}
         return f"{ONE_SEED}: {'both ways' if len(held) > 1 else 'for' if True in held else 'against'}"
 
+    @property
+    def marked(self) -> str:
+        """The verdict, with a dagger if it is certain."""
+        return self.word + " †" * self.certain
+
 
 def judged_claims() -> list[JudgedClaim]:
     """The claims of all committed results, choices among them."""
-    return [
-        JudgedClaim(result, claim, judge_result(result, claim))
-        for result in item_results()
-        for claim in result["claims"]
-    ]
+    found = [(result, claim, judge_result(result, claim)) for result in item_results() for claim in result["claims"]]
+    p_values = {place: p for place, (*_, verdict) in enumerate(found) if (p := verdict.p_value) is not None}
+    certain = certain_together(p_values)
+    return [JudgedClaim(*one, place in certain) for place, one in enumerate(found)]
 
 
 def claim_table(paper: str) -> str:
@@ -62,12 +69,23 @@ def claim_table(paper: str) -> str:
             paper_margin(one),
             *our_margin(one.verdict),
             f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
-            one.word,
+            one.marked,
         ]
         for one in judged_claims()
         if one.result["item"].startswith(f"{paper}/") and not one.claim.get("choice")
     ]
     return table(head, rows)
+
+
+def certain_claims() -> str:
+    """How many verdicts are certain among all claims that have an interval, choices among them; and which."""
+    tested = [one for one in judged_claims() if one.verdict.p_value is not None]
+    rows = []
+    for word in (HOLDS, FAILS):
+        found = [one for one in tested if one.word == word]
+        which = [f"`{one.result['item']}`: {one.claim['says']}" for one in found if one.certain]
+        rows.append([word, str(len(found)), str(len(which)), "; ".join(which).replace("|", "\\|")])
+    return table(["verdict", f"of {len(tested)} claims with an interval", "certain among all", "which"], rows)
 
 
 def paper_margin(one: JudgedClaim) -> str:
@@ -137,7 +155,7 @@ def sensitivity() -> str:
 
 
 def _choice_cells(one: JudgedClaim) -> list[str]:
-    return [one.word, *our_margin(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
+    return [one.marked, *our_margin(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
 
 
 def deciding_runs() -> dict[str, Row]:

@@ -167,7 +167,7 @@ def map_table(kind: str = "map") -> str:
         cells = [f"{100 * fmean(options[BASE]['scores'].values()):.1f}"]
         impossible = result["advice"]["left_out"]
         marked = certain_together(
-            {m: given for m, option in options.items() if (given := difference_of(option)) is not None}
+            {m: given.p_value for m, option in options.items() if (given := difference_of(option)) is not None}
         )
         cells += [
             _cell(options[m]) + " †" * (m in marked) if m in options else _missing(m, impossible) for m in methods

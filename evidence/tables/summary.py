@@ -37,7 +37,7 @@ def main_claims() -> str:
         choice = best.claim.get("choice")
         says = best.claim["says"] + (f"; {choice}" if choice else "")
         paper = item.partition("/")[0]
-        word = f"**{best.word}**" if best.word == HOLDS else best.word
+        word = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
         verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
         name = f"[{_short(paper)}]({_page(paper)})"
         margins = (_quantity(best), paper_margin(best), *our_margin(best.verdict))

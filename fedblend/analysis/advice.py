@@ -137,9 +137,9 @@ class Advice:
         return next(option for option in self.options if option.method == BASE)
 
     @property
-    def compared(self) -> dict[str, Difference]:
-        """The difference of each method to FedAvg that was tested."""
-        return {option.method: option.difference for option in self.options if option.difference is not None}
+    def compared(self) -> dict[str, float]:
+        """The p-value of each method's difference to FedAvg that was tested."""
+        return {option.method: option.difference.p_value for option in self.options if option.difference is not None}
 
     @property
     def helping(self) -> list[Option]:

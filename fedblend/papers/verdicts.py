@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend.papers.claims import Cells, check_line, parse_claim
-from fedblend.runs.differences import half_width
+from fedblend.runs.differences import Difference, half_width
 
 DIGITS = 5
 """Digits of margins: written results have six digits, and a difference of two has an error in the sixth."""
@@ -57,6 +57,14 @@ class LineVerdict:
         return self.mean - half, self.mean + half
 
     @property
+    def p_value(self) -> float:
+        """The probability of a mean at least as far from 0 by chance (two-sided t test); NaN without an interval."""
+        if self.interval is None:
+            return math.nan
+        low, high = self.interval
+        return Difference(tuple(range(len(self.margins))), self.mean, (high - low) / 2).p_value
+
+    @property
     def word(self) -> str:
         """One of :data:`WORDS`, except "holds in part".
 
@@ -77,6 +85,8 @@ class ClaimVerdict:
     """A claim over all of its columns or rows."""
 
     lines: dict[str, LineVerdict]
+    links: tuple[LineVerdict, ...] = ()
+    """All differences that the claim asserts: those of a chain, in each line."""
 
     @property
     def word(self) -> str:
@@ -88,6 +98,19 @@ class ClaimVerdict:
         if len(words) == 1:
             return words.pop()
         return PART if HOLDS in words else next((w for w in (FAILS, NOISE, ONE_SEED) if w in words), UNDECIDED)
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value of the verdict, to be tested beside other claims; ``None`` if a difference has no interval.
+
+        A claim holds if all of its differences are above 0: the largest p-value counts. It fails if any is below 0: the
+        smallest of those below 0 counts, times the number of differences.
+        """
+        if not self.links or any(link.interval is None for link in self.links):
+            return None
+        if self.word == HOLDS:
+            return max(link.p_value for link in self.links)
+        return min([1.0, *(len(self.links) * link.p_value for link in self.links if link.mean < 0)])
 
     @property
     def weakest(self) -> LineVerdict | None:
@@ -110,7 +133,7 @@ def judge(
     """
     comparison = parse_claim(text)
     expected = {*expected, *(cell for cells in by_seed.values() for cell in cells)}
-    found = {}
+    found, every_link = {}, []
     for line in lines:
         every = (check_line(comparison, by_seed[seed], line, expected) for seed in sorted(by_seed))
         checks = [check for check in every if check is not None]
@@ -118,7 +141,8 @@ def judge(
         links = zip(*(check.margins for check in checks), strict=True)
         verdicts = [LineVerdict(tuple(m for m in link if not math.isnan(m)), held, exact) for link in links]
         found[line] = min(verdicts, key=_strength, default=LineVerdict(()))
-    return ClaimVerdict(found)
+        every_link += verdicts or [found[line]]
+    return ClaimVerdict(found, tuple(every_link))
 
 
 def _strength(link: LineVerdict) -> tuple[int, float]:

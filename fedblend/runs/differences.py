@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from fedblend.core.errors import FedblendError, listed
 from fedblend.runs.groups import Group
@@ -18,6 +19,8 @@ ROUNDING = 1e-9
 
 PLAIN = "fedavg"
 """The baseline where none is chosen."""
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,15 @@ def half_width(differences: Sequence[float], exact: bool = False) -> float:
     return student_t(n - 1) * deviation / math.sqrt(n)
 
 
-def certain_together(differences: Mapping[str, Difference]) -> set[str]:
+def certain_together(p_values: Mapping[Key, float]) -> set[Key]:
     """The names of differences that are not 0 where all are tested at once, by Holm's correction.
 
     The probability that any of them is in truth 0 is at most 5 %: of k differences the smallest p-value must be at most
     0.05 / k, the next 0.05 / (k - 1), and so on to the first that is larger.
     """
-    order = sorted(differences, key=lambda name: differences[name].p_value)
+    order = sorted(p_values, key=lambda name: p_values[name])
     for place, name in enumerate(order):
-        if differences[name].p_value * (len(order) - place) > 1 - LEVEL:
+        if p_values[name] * (len(order) - place) > 1 - LEVEL:
             return set(order[:place])
     return set(order)
 

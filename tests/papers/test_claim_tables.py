@@ -73,7 +73,7 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
 
     (two,) = rows_with(page, "the authors' network, [0, 1]; n = 2")
     # Differences 5, 4 and 6: deviation 1, half 4.303 / sqrt(3) = 2.48.
-    assert two[2:5] == ["holds", "+5", "+2.52 to +7.48"]
+    assert two[2:5] == ["holds †", "+5", "+2.52 to +7.48"]
     # Differences 1, -1 and 3: mean 1, deviation 2, half 4.303 * 2 / sqrt(3) = 4.97.
     (ten,) = rows_with(page, "the authors' network, [0, 1]; n = 10")
     assert ten[2:5] == ["within noise", "+1", "-3.97 to +5.97"]
@@ -86,7 +86,7 @@ def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Pa
     (row,) = rows_with(pages.claim_table("xormixfl"), "XorMixFL above standalone learning (section 4.1)")
 
     # The paper: 92.61 and 87.19. Ours: 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
-    assert row[2:] == ["+5.42", "+9.5", "+3.15 to +15.9", "laptop, mnist", "holds"]
+    assert row[2:] == ["+5.42", "+9.5", "+3.15 to +15.9", "laptop, mnist", "holds †"]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -109,7 +109,7 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
         "+5.42",
         "+9.5",
         "+3.15 to +15.9",
-        "**holds**, 2 seeds",
+        "**holds** †, 2 seeds" if seeds == 1 else "**holds**, 2 seeds",  # certain alone, not beside another claim
         "smaller, the paper's data",
     ]
 
@@ -157,6 +157,30 @@ def test_a_claim_that_holds_on_means_may_be_within_noise(pages: ModuleType, tmp_
 
     claims = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
     assert row == ["holds", str(len(claims)), f"{len(claims) - 1} undecided; 1 within noise"]
+
+
+@pytest.mark.parametrize(
+    ("standalone", "certain"),
+    [
+        ([89.0, 89.5, 90.0], 0),  # both claims have p-values of 0.035: one alone would be certain, of two it is not
+        ([80.0, 81.1, 81.9], 2),  # 3e-5 for one claim; then the other need only be below 0.05
+    ],
+)
+def test_a_dagger_marks_what_is_certain_among_all_claims(
+    pages: ModuleType, tmp_path: Path, standalone: list[float], certain: int
+) -> None:
+    ours = {"xormixfl": [90.0, 91.0, 92.0], "standalone": standalone, "standalone-10": [89.0, 89.5, 90.0]}
+    write(tmp_path, "xormixfl/table-2", {(row, "2,4"): values for row, values in ours.items()})
+
+    found = {row[1]: row[-1] for row in rows_with(pages.claim_table("xormixfl"), "|")}
+    holds, fails = rows_with(pages.certain_claims(), "|")[2:]
+
+    word = "holds †" if certain else "holds"
+    both = "XorMixFL above standalone learning (section 4.1)", "The same, with n = 10 for both"
+    assert [found[says] for says in both] == [word, word]
+    which = "; ".join(f"`xormixfl/table-2`: {says}" for says in both) if certain else ""
+    assert holds == ["holds", "2", str(certain), which]
+    assert fails == ["does not hold", "0", "0", ""]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +246,7 @@ def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path
     (row,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 104 ms")
     assert row[1].startswith("ours: ")
     # Differences 10 and 10.5: mean 10.25, half 12.706 * 0.354 / sqrt(2) = 3.18.
-    assert row[2:] == ["holds", "+10.2", "+7.07 to +13.4", "laptop, mnist"]
+    assert row[2:] == ["holds †", "+10.2", "+7.07 to +13.4", "laptop, mnist"]
     (open_one,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 100 ms")
     assert open_one[2:] == ["not run", "", "", ""]
     training = page.split("### FedMix: how CIFAR10 is trained")[1].split("###")[0]

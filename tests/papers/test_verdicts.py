@@ -58,6 +58,48 @@ def test_the_interval_is_students() -> None:
     assert LineVerdict((1.0, INF)).interval is None
 
 
+def test_the_p_value_is_students() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    margins = (1.0, 2.5, -0.5, 4.0)
+
+    assert LineVerdict(margins).p_value == pytest.approx(stats.ttest_1samp(margins, 0).pvalue, rel=1e-6)
+    assert math.isnan(LineVerdict((1.0, INF)).p_value)
+
+
+@pytest.mark.parametrize(
+    ("claim", "deciding", "times"),
+    [
+        ("a > b", (2.0, 2.5, 3.0), 1),  # holds in x and y: the less certain one
+        ("a > b > c", (2.0, 2.5, 3.0), 1),  # b - c has the smallest mean of the chain, and is more certain
+        ("b > a", (-3.5, -4.5, -5.0), 2),  # fails in x and y: the more certain one of two
+        ("b > a > c", (-3.5, -4.5, -5.0), 4),  # of four differences two are below 0
+    ],
+)
+def test_a_claim_has_the_p_value_that_decides_it(claim: str, deciding: tuple[float, ...], times: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    a_minus_b = {"x": (2.0, 2.5, 3.0), "y": (3.5, 4.5, 5.0)}
+    by_seed = {
+        seed: {
+            cell: value
+            for line, more in a_minus_b.items()
+            for cell, value in {("a", line): more[seed], ("b", line): 0.0, ("c", line): -c}.items()
+        }
+        for seed, c in enumerate((1.0, 1.1, 0.9))
+    }
+
+    p_value = judge(claim, by_seed, ["x", "y"]).p_value
+
+    assert p_value == pytest.approx(times * stats.ttest_1samp(deciding, 0).pvalue, rel=1e-5)
+
+
+def test_a_claim_without_an_interval_in_a_line_has_no_p_value() -> None:
+    by_seed = {s: {("a", "x"): 1.0 + s, ("b", "x"): 0.0, ("a", "y"): INF, ("b", "y"): 1.0 + s} for s in range(3)}
+
+    assert judge("a > b", by_seed, ["x"]).p_value is not None
+    assert judge("a > b", by_seed, ["x", "y"]).p_value is None
+    assert judge("a > b", by_seed, []).p_value is None
+
+
 HOLDING, FAILING, NOISY, SINGLE = (1.0, 1.1), (-1.0, -1.1), (-1.0, 1.0), (2.0,)
 
 
