@@ -42,11 +42,13 @@ class Aggregator(Part):
     An author overrides :meth:`aggregate`. One that needs the round's own weights as well overrides :meth:`finish`.
     One that is a function of sums overrides :meth:`partial` and :meth:`finish`, so that uploads need not be kept,
     nor gathered from other machines. ``secure_aggregated`` is true where the server of a real federation learns a sum
-    only, ``counts_steps`` where the aggregate depends on how far the steps of SGD move a client.
+    only, ``counts_steps`` where the aggregate depends on how far the steps of SGD move a client. Robust aggregators set
+    ``takes_extras``: they also aggregate what clients send beside the model, which is summed otherwise.
     """
 
     secure_aggregated: bool = False
     counts_steps: bool = False
+    takes_extras: bool = False
 
     @property
     def is_plain_mean(self) -> bool:

@@ -197,13 +197,24 @@ class CohortResult:
     """What clients keep from now on, by client and path, where they keep anything."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     """Sums over the good uploads of what parts sent beside the model, float64, by ``SLOT/name``."""
+    each_extras: dict[int, Tensors] = field(default_factory=dict)
+    """The same of each good upload by client, instead of sums, where the aggregator takes it."""
     extra_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Bytes of other kinds that went with the uploads, by direction and kind."""
     notes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """What parts noted while the clients trained, by client."""
 
-    def add_extras(self, extras: Tensors) -> None:
-        """Add one client's extras to the sums."""
+    def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator) -> None:
+        """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
+        if not extras:
+            return
+        if aggregator.takes_extras:
+            self.each_extras[client] = extras
+        else:
+            self.sum_extras(extras)
+
+    def sum_extras(self, extras: Tensors) -> None:
+        """Add one client's extras, or those of another process, to the sums."""
         for name, tensor in extras.items():
             self.extras[name] = self.extras[name] + tensor.double() if name in self.extras else tensor.double()
 
@@ -271,9 +282,9 @@ def collect(
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for update in _timed(engine.train(task, clients), result):
-            upload = protected(setup, task, update)
+            upload, extras = protected(setup, task, update)
             result.sent += experiment.protection.sent_bytes(upload, begun)
-            if size := bytes_of(update.extras):
+            if size := bytes_of(extras):
                 result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
             kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
             kept |= add_prefix("own/", {name: update.weights[name] for name in sorted(setup.own_layers)})
@@ -284,13 +295,13 @@ def collect(
                 result.notes[update.client] = update.notes
             if update.client in lost:
                 continue
-            fault = kind.fault(upload, begun, setup.task) or fault_of(update.extras, extras_like(method, task))
+            fault = kind.fault(upload, begun, setup.task) or fault_of(extras, extras_like(method, task))
             if fault := fault or aggregator.fault(upload, begun):
                 result.refused.append({"client": update.client, "reason": fault})
                 result.invalid += 1
                 continue
             result.good.append((update.client, update.samples, update.loss))
-            result.add_extras(update.extras)
+            result.add_extras(update.client, extras, aggregator)
             if method.server_step.looks_at_uploads:
                 result.uploads[update.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, float(update.samples)
@@ -336,16 +347,41 @@ def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in task.server_state.items() if name.startswith(senders)}
 
 
-def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> dict[str, torch.Tensor]:
-    """What a client sends: its upload with the protection on it, or what an adversary makes of it."""
+def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str, torch.Tensor]:
+    """The sum over the good uploads of what parts sent beside the model.
+
+    An aggregator that takes extras sees them as uploads of equal weight that start at 0; its sum is the aggregate times
+    their number.
+    """
+    if not result.each_extras:
+        return result.extras
+    aggregator = aggregator_of(setup, task.round, result)
+    each = [result.each_extras[client] for client, _, _ in result.good]
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in each[0].items()}
+    made = aggregator.finish(aggregator.partial((extras, 1.0) for extras in each), zeros)
+    return {name: len(each) * tensor.double() for name, tensor in made.items()}
+
+
+def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> tuple[dict[str, torch.Tensor], Tensors]:
+    """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both."""
     experiment, client, begun = setup.experiment, update.client, setup.shared(task.weights)
     payload = experiment.method.upload.payload(setup.shared(update.weights), update.outputs)
     if setup.adversaries[client]:
-        rng = stream(experiment.seed, "adversary", task.round, client)
-        return experiment.adversary.corrupt(payload, begun, rng)
+        return corrupted(setup, task.round, client, payload, begun, update.extras)
     rng = stream(experiment.seed, "protection", task.round, client)
     sent = experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
-    return setup.with_frozen(sent, begun)
+    return setup.with_frozen(sent, begun), update.extras
+
+
+def corrupted(
+    setup: Setup, round: int, client: int, payload: Tensors, begun: Tensors, extras: Tensors
+) -> tuple[dict[str, torch.Tensor], Tensors]:
+    """What an adversary makes of an upload and of what goes beside it, which starts at 0."""
+    rng = stream(setup.experiment.seed, "adversary", round, client)
+    adversary = setup.experiment.adversary
+    sent = adversary.corrupt(payload, begun, rng)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in extras.items()}
+    return sent, adversary.corrupt(extras, zeros, rng) if extras else {}
 
 
 def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:

@@ -26,6 +26,7 @@ from fedblend.core.engine import (
     aggregator_of,
     client_parts,
     extras_like,
+    extras_sum,
     first_client_state,
     first_server_state,
 )
@@ -305,9 +306,9 @@ class RoundLoop:
         if not result.good:
             return weights, state
         holding = int(np.count_nonzero(self.setup.population.sizes))
+        extras = extras_sum(self.setup, task, result)
         for slot, part in client_parts(self.method).items():
-            extras = strip_prefix(f"{slot}/", result.extras)
-            summary = CohortSummary(task.weights, extras, len(result.good), holding)
+            summary = CohortSummary(task.weights, strip_prefix(f"{slot}/", extras), len(result.good), holding)
             made = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
             weights, kept = as_model_and_table(made, task.weights, slot, part)
             state = replaced(state, slot, kept)

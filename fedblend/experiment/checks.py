@@ -233,7 +233,7 @@ def check_training(method: Method, train: Train, protection: Any) -> None:
         )
 
 
-def check_client_parts(method: Method, train: Train, channel: Any, protection: Any, adversary: Any) -> None:
+def check_client_parts(method: Method, train: Train, channel: Any, protection: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
     objective = method.objective
     base = getattr(objective, "base", None)
@@ -271,12 +271,11 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                 f"{where}: '{part.name}' sends more beside the model, which method.aggregator "
                 f"'{method.aggregator.name}' would not mask; valid: another aggregator"
             )
-        for field, rule in (("protection", protection), ("adversary", adversary)):
-            if rule.name != "none":
-                raise ValueError(
-                    f"{field}: '{rule.name}' changes models only, but '{part.name}' in {where} sends more beside them; "
-                    "valid: none"
-                )
+        if protection.name != "none":
+            raise ValueError(
+                f"protection: '{protection.name}' changes models only, but '{part.name}' in {where} sends more beside "
+                "them; valid: none"
+            )
     personal, step = method.personal, method.server_step
     if personal.keeps and not (method.upload.is_model and method.upload.trains):
         raise ValueError(

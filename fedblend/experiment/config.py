@@ -171,7 +171,7 @@ class Experiment(FrozenTable):
         checks.check_sharing(method, self.channel)
         checks.check_sums(method)
         checks.check_training(method, self.train, self.protection)
-        checks.check_client_parts(method, self.train, self.channel, self.protection, self.adversary)
+        checks.check_client_parts(method, self.train, self.channel, self.protection)
         checks.check_steps(method, self.train)
         checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
         require_own_files(self.callbacks)

@@ -168,7 +168,7 @@ class FlowerEngine:
                     result.invalid += reply.fault is None
                     continue
                 upload = {name: sent[name] for name in like}
-                result.add_extras({name: extras[name] for name in expected})
+                result.add_extras(client, {name: extras[name] for name in expected}, aggregator)
                 result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
                 if server_step.looks_at_uploads and not server_step.queries_clients:
                     result.uploads[client] = upload

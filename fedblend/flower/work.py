@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from fedblend.core.engine import Scores, TrainTask, finite_or, first_client_state, first_server_state
+from fedblend.core.engine import Scores, TrainTask, corrupted, finite_or, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
@@ -193,7 +193,7 @@ def _trained(
     if outputs is not None and task.site.has_file:
         outputs = _without_few(task, train_task, outputs)
     begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
-    upload = leaving(task, experiment.method.upload.payload(payload, outputs), begun)
+    upload, extras = leaving(task, experiment.method.upload.payload(payload, outputs), begun, trained.extras)
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
@@ -203,10 +203,10 @@ def _trained(
         sent = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
         beside = sent_beside(sent, owner, train_task.server_state)
         upload = masked_update(task, aggregator, upload, begun, fields, taken, beside)
-    if trained.extras and task.site.protection is not None:
+    if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
-    return reply_fields, upload | add_prefix("extras/", trained.extras)
+    return reply_fields, upload | add_prefix("extras/", extras)
 
 
 def _without_few(task: ClientTask, train_task: TrainTask, outputs: torch.Tensor) -> torch.Tensor:
@@ -277,23 +277,24 @@ def protects(task: ClientTask) -> bool:
     )
 
 
-def leaving(task: ClientTask, payload: dict[str, torch.Tensor], start: Tensors) -> dict[str, torch.Tensor]:
-    """Apply the experiment's protection to an upload, then the site's.
+def leaving(
+    task: ClientTask, payload: dict[str, torch.Tensor], start: Tensors, extras: Tensors
+) -> tuple[dict[str, torch.Tensor], Tensors]:
+    """Apply the experiment's protection to an upload, then the site's; return it, and what goes beside it.
 
     Noise is drawn from a cryptographic generator, not from the run's streams, which everybody knows.
     """
     experiment, round = task.setup.experiment, task.round
     if task.setup.adversaries[task.client]:
-        rng = stream(experiment.seed, "adversary", round, task.client)
-        payload = experiment.adversary.corrupt(payload, start, rng)
+        payload, extras = corrupted(task.setup, round, task.client, payload, start, extras)
     else:
         payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), secret_generator())
         payload = task.setup.with_frozen(payload, start)
     if task.site.protection is None or not experiment.method.upload.is_model:
-        return payload
+        return payload, extras
     lr = experiment.train.lr_in(round)
     protected: dict[str, torch.Tensor] = task.site.protection.protect(payload, start, lr, secret_generator())
-    return task.setup.with_frozen(protected, start)
+    return task.setup.with_frozen(protected, start), extras
 
 
 def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:

@@ -96,11 +96,20 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}},
         {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]},
         {"name": "scaffold", "personal": "ditto"},
+        {"name": "scaffold", "aggregator": "median"},
         {"name": "fedmix", "personal": "fedrep", "aggregator": "fednova"},
         {"name": "pfedme", "objective": "fedlc"},
         {"name": "fedproto"},
     ],
-    ids=["aggenhance", "fd", "scaffold and ditto", "fedrep and fednova", "pfedme and fedlc", "fedproto"],
+    ids=[
+        "aggenhance",
+        "fd",
+        "scaffold and ditto",
+        "scaffold by the median",
+        "fedrep and fednova",
+        "pfedme and fedlc",
+        "fedproto",
+    ],
 )
 def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
     file = write(

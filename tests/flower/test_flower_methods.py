@@ -156,6 +156,19 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
 
 
+def test_the_server_aggregates_what_goes_beside_models_as_the_loop_does(tmp_path: Path) -> None:
+    method = {"name": "scaffold", "aggregator": "median"}
+    asked = experiment(method, **DATA, adversary={"name": "sign-flip", "share": 0.25, "factor": 100.0})
+    state, _ = by_loop(asked)
+
+    grid = Nodes({"partition-id": client} for client in range(4))
+    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+
+    ours = finished.state.server_part("terms.0")
+    assert ours.keys() == state.server_part("terms.0").keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in state.server_part("terms.0").items())
+
+
 def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
     asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
     state, _ = by_loop(asked)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from aggregators_helpers import GATHERING
 from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
-from helpers import BatchNormNet, federation, federation_of, run, same, setup
+from helpers import BatchNormNet, engine_of, federation, federation_of, run, same, setup
 from safetensors.torch import load_file
 
 from fedblend.core.aggregator import Aggregator, LocalWork
+from fedblend.core.callbacks import Callback
 from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -44,6 +45,74 @@ def test_what_a_cohort_cannot_have_is_refused_at_the_start(spec: Any, cohort: in
         federation(partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec})
     for word in (f"method.aggregator.{words[0]}", *words[1:]):
         assert word in str(caught.value)
+
+
+# What clients send beside models ------------------------------------------------------------------------------
+
+
+class Extras(Callback):
+    """What the good uploads of a round had beside their models."""
+
+    def on_updates(self, task: Any, result: Any) -> None:
+        self.each = [result.each_extras[client] for client, _, _ in result.good]
+
+
+FIVE = {"partition": {"name": "iid", "clients": 5}, "train": {"cohort": 5}}
+LIAR = {"name": "sign-flip", "share": 0.2, "factor": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "expected"),
+    [
+        ("median", lambda rows: np.median(rows, 0)),
+        ({"name": "trimmed-mean", "share": 0.2}, lambda rows: np.sort(rows, 0)[1:4].mean(0)),
+    ],
+)
+def test_a_robust_aggregator_also_takes_what_goes_beside_the_model(aggregator: Any, expected: Any) -> None:
+    made, seen = setup(method={"name": "scaffold", "aggregator": aggregator}, adversary=LIAR, **FIVE), Extras()
+
+    state, _ = run(RoundLoop(made, engine_of(made), [seen]), 1)
+
+    (liar,) = np.flatnonzero(made.adversaries)
+    for name, control in state.server_part("terms.0").items():
+        rows = np.stack([extras[f"terms.0/{name}"].double().numpy() for extras in seen.each])
+        honest = np.delete(rows, liar, 0)
+        assert np.abs(rows[liar]).max() > 1e3 * np.abs(honest).max()
+        # SCAFFOLD's control variate begins at 0; all five clients of the federation take part.
+        np.testing.assert_allclose(control.double().numpy(), expected(rows), rtol=1e-6)
+        assert np.abs(control.numpy()).max() <= np.abs(honest).max() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("aggregator", ["krum", "multi-krum"])
+def test_krum_takes_what_goes_beside_the_model_from_honest_clients(aggregator: str) -> None:
+    made, seen = setup(method={"name": "scaffold", "aggregator": aggregator}, adversary=LIAR, **FIVE), Extras()
+
+    state, _ = run(RoundLoop(made, engine_of(made), [seen]), 1)
+
+    honest = [extras for extras, lies in zip(seen.each, made.adversaries, strict=True) if not lies]
+    controls = state.server_part("terms.0")
+    if aggregator == "krum":
+        assert any(all(torch.equal(controls[n], e[f"terms.0/{n}"]) for n in controls) for e in honest)
+    else:
+        mean = {n: torch.stack([e[f"terms.0/{n}"] for e in honest]).double().mean(0) for n in controls}
+        for name, control in controls.items():
+            torch.testing.assert_close(control.double(), mean[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_mean_sums_what_an_adversary_sends_beside_its_model() -> None:
+    plain = {"name": "scaffold", "aggregator": {"name": "mean", "by": "clients"}}
+    (honest, _), (lied, _) = (run(federation(method=plain, adversary=a, **FIVE), 1) for a in ("none", LIAR))
+
+    one, other = (state.server_part("terms.0") for state in (honest, lied))
+    assert all(other[name].abs().max() > 1e3 * one[name].abs().max() for name in one)
+
+
+def test_a_client_that_sends_no_numbers_beside_its_model_is_refused() -> None:
+    nan = {"name": "nan", "share": 0.2}
+    state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **FIVE), 1)
+
+    assert len(record["refused"]) == 1
+    assert all(torch.isfinite(control).all() for control in state.server_part("terms.0").values())
 
 
 class ReturnsUploads(Aggregator):

@@ -29,6 +29,7 @@ METHODS: dict[str, Any] = {
     name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 } | {
     "scaffold, option I": {"name": "scaffold", "terms": [{"name": "scaffold", "option": "I"}]},
+    "scaffold by the median": {"name": "scaffold", "aggregator": "median"},
     "scaffold on FedMix": {"name": "fedmix", "terms": ["scaffold"], "aggregator": MEAN},
     "feddyn on NaiveMix": {"name": "naivemix", "terms": ["feddyn"], "aggregator": MEAN},
     "moon on FedMix": {"name": "fedmix", "terms": ["moon"]},
@@ -138,7 +139,6 @@ def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, in
     [
         ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
         ({"channel": "wireless"}, "channel: 'wireless' loses downlinks, but 'scaffold' needs the server's state"),
-        ({"adversary": "nan"}, "adversary: 'nan' changes models only"),
         ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps longer than gradients"),
         ({"method": {"name": "scaffold", "aggregator": "secure-mean"}}, "'secure-mean' would not mask"),
         ({"method": {"name": "feddyn", "aggregator": "mean"}}, "no mean in which clients count alike"),
@@ -327,7 +327,7 @@ def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any,
 def test_a_part_that_sends_also_broadcasts() -> None:
     e = with_objective(counting(sends=True)).experiment
     with pytest.raises(ValueError, match="needs broadcasts = True") as error:
-        check_client_parts(e.method, e.train, e.channel, e.protection, e.adversary)
+        check_client_parts(e.method, e.train, e.channel, e.protection)
     assert str(error.value) == (
         "method.objective: 'counting' has sends = True, which needs broadcasts = True: what clients send has the names "
         "and shapes of the table that the server sends"

@@ -97,7 +97,8 @@ def prepare(
         one = engine.assign(task, client)
         (trained,) = engine.train(task, [client])
         victim = _make_victim(engine, task, one, attacker)
-        observed = victim.update_of(protected(setup, task, trained))
+        sent, _ = protected(setup, task, trained)
+        observed = victim.update_of(sent)
     if setup.experiment.protection.name != "none":
         victim = replace(victim, protect=_nonzero_mask(observed))
     x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))

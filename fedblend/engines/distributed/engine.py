@@ -94,7 +94,9 @@ class DistributedEngine:
                 uploads += [(in_order(upload, task.weights), n) for upload, n in received]
                 weight += fields["weight"]
                 result.client_states |= by_client("client/", tensors)
-                result.add_extras(strip_prefix("extras/", tensors))
+                result.sum_extras(strip_prefix("extras/", tensors))
+                received_extras = by_client("each_extras/", tensors)
+                result.each_extras |= {c: self.inner.to_device(extras) for c, extras in received_extras.items()}
                 for direction, kind, number in fields["extra_bytes"]:
                     total = result.extra_bytes.get((direction, kind), 0) + number
                     result.extra_bytes[direction, kind] = total

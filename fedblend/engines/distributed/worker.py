@@ -124,6 +124,7 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
         "extra_bytes": [[direction, kind, number] for (direction, kind), number in result.extra_bytes.items()],
     }
     states = for_clients("client/", result.client_states)
-    ranks.send(summary, upload_tensors(uploads) | states | add_prefix("extras/", result.extras))
+    extras = add_prefix("extras/", result.extras) | for_clients("each_extras/", result.each_extras)
+    ranks.send(summary, upload_tensors(uploads) | states | extras)
     if isinstance(sums, Sums):
         reduce_sums(ranks, sums, 0.0, inner.to_device(setup.shared(task.weights)))

@@ -31,6 +31,8 @@ class Krum(Aggregator):
     Integer tensors (batch norm's counters) are no parameters and are left out of distances.
     """
 
+    takes_extras = True
+
     byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
 
@@ -58,6 +60,8 @@ class MultiKrum(Aggregator):
     would always include uploads that Krum is meant to exclude. AggregaThor takes m = n - f - 2. Every upload counts
     once; Flower weights the selected ones by samples. Integer tensors are rounded.
     """
+
+    takes_extras = True
 
     byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""

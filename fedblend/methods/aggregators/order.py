@@ -30,6 +30,8 @@ class Median(Aggregator):
     are rounded.
     """
 
+    takes_extras = True
+
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The medians."""
         counted = counting(uploads)
@@ -46,6 +48,8 @@ class TrimmedMean(Aggregator):
     beyond the values of the other clients. A round needs one upload more than it leaves out. Integer tensors are
     rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
     """
+
+    takes_extras = True
 
     share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
     """Share of the round's clients whose uploads are left out at each end, separately for each parameter."""
