@@ -20,6 +20,9 @@ from fedblend.runs.differences import Difference, half_width
 DIGITS = 5
 """Digits of margins: written results have six digits, and a difference of two has an error in the sixth."""
 
+FEWEST = 3
+"""Fewest seeds that decide without an interval: two agree by chance in one case of two, three in one of four."""
+
 HOLDS, FAILS, PART, NOISE = "holds", "does not hold", "holds in part", "within noise"
 ONE_SEED = "one seed"
 UNDECIDED = "undecided"
@@ -68,13 +71,15 @@ class LineVerdict:
     def word(self) -> str:
         """One of :data:`WORDS`, except "holds in part".
 
-        Where a target was never reached there is no interval: the verdict is then that of the seeds if they agree. A
-        claim of "at least" holds where both sides are equal in each seed.
+        Where a target was never reached there is no interval: the verdict is then that of the seeds if they are three at
+        least and agree. A claim of "at least" holds where both sides are equal in each seed.
         """
         if not self.margins:
             return UNDECIDED
         if len(self.margins) == 1:
             return ONE_SEED
+        if self.interval is None and len(self.margins) < FEWEST:
+            return NOISE
         low, high = self.interval or (min(self.margins), max(self.margins))
         level = low == high == 0 and bool(self.held) and all(self.held)
         return HOLDS if low > 0 or level else FAILS if high < 0 else NOISE

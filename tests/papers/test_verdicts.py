@@ -28,6 +28,7 @@ INF = math.inf
         ((-2.0, -2.0, -2.0, -2.0), "does not hold"),  # -3.3 to -0.7
         ((1.333333 - 0.3, 1.033333, 1.033334), "within noise"),  # equal to the sixth digit of a written result
         ((INF, INF, 3.0), "holds"),
+        ((INF, 3.0), "within noise"),  # two seeds agree by chance in one case of two
         ((INF, -INF, 3.0), "within noise"),
     ],
 )
