@@ -71,8 +71,8 @@ class LineVerdict:
     def word(self) -> str:
         """One of :data:`WORDS`, except "holds in part".
 
-        Where a target was never reached there is no interval: the verdict is then that of the seeds if they are three at
-        least and agree. A claim of "at least" holds where both sides are equal in each seed.
+        Where a target was never reached there is no interval: the verdict is that of three seeds or more that agree.
+        A claim of "at least" holds where both sides are equal in each seed.
         """
         if not self.margins:
             return UNDECIDED

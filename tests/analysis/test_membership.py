@@ -15,6 +15,7 @@ from helpers import images, setup
 from fedblend.analysis.advice import Limits, read_advice
 from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.leak_report import leak_report
+from fedblend.core.setup import Setup
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import api, checkpoint
@@ -38,35 +39,68 @@ def test_entries_that_have_nothing_of_a_sample_tell_nothing() -> None:
     assert abs(membership.of_entries(made, far)) < 0.5
 
 
-def test_a_model_that_is_right_on_members_alone_gives_them_away() -> None:
-    """All members have the class that the model always says, and no other sample has it."""
-    made = setup(images(n=60), groups=GROUPS, model={"name": "mlp", "hidden": []})
-    halves = {
-        name: replace(half, y=torch.full_like(half.y, label))
-        for name, half, label in (("train", made.data.train, 0), ("test", made.data.test, 1))
-    }
+def world(y: list[int], known: list[int], test: tuple[int, ...] = (0, 1), **changes: Any) -> Setup:
+    """Two clients with 20 samples each of the classes ``y``; of the test samples half are of each class ``test``.
+
+    A known sample has one bright pixel that tells its class; all other samples are black.
+    """
+    made = setup(images(n=60), groups=GROUPS, model={"name": "mlp", "hidden": []}, **changes)
+    labels = torch.tensor(y + [0] * 20)
+    x = torch.zeros_like(made.data.train.x)
+    x.flatten(1)[known, labels[known]] = 255
+    of_test = made.data.test
+    blank = replace(of_test, x=torch.zeros_like(of_test.x), y=torch.tensor(test).repeat(len(of_test.y) // len(test)))
+    return replace(made, data=replace(made.data, train=replace(made.data.train, x=x, y=labels), test=blank))
+
+
+def model(made: Setup, reads: float = 0.0, says_0: float = 0.0) -> dict[str, torch.Tensor]:
+    """A linear model that reads the class of known samples, or always says class 0."""
     weights = {name: torch.zeros_like(tensor) for name, tensor in made.weights().items()}
-    says_0 = {name: torch.tensor([1.0, 0, 0]) if tensor.shape == (3,) else tensor for name, tensor in weights.items()}
+    for tensor in weights.values():
+        if tensor.ndim == 2:
+            tensor[:, :3] = reads * torch.eye(3)
+        else:
+            tensor[0] = says_0
+    return weights
 
-    known = replace(made, data=replace(made.data, **halves))
 
-    assert membership.of_model(known, weights) == 0.0  # all classes are as likely
-    assert membership.of_model(known, says_0) == 1.0
+BOTH = [0, 1] * 20
+
+
+def test_a_model_that_is_right_on_members_alone_gives_them_away() -> None:
+    made = world(BOTH, known=list(range(40)))
+
+    assert membership.of_model(made, model(made)) == 0.0  # all classes are as likely
+    assert membership.of_model(made, model(made, reads=9.0)) == 1.0
 
 
 def test_samples_of_clients_that_never_trained_are_no_members() -> None:
-    made = setup(images(n=60), groups=GROUPS, model={"name": "mlp", "hidden": []})
-    # Client 0 has the class that the model always says, client 1 and the others another one.
-    y = torch.tensor([0] * 20 + [1] * 40)
-    halves = {"train": replace(made.data.train, y=y), "test": replace(made.data.test, y=made.data.test.y * 0 + 1)}
-    says_0 = {
-        n: torch.zeros_like(t) if t.shape != (3,) else torch.tensor([1.0, 0, 0]) for n, t in made.weights().items()
-    }
-    known = replace(made, data=replace(made.data, **halves))
+    made = world(BOTH, known=GROUPS[0])
 
-    found = [membership.of_model(known, says_0, clients) for clients in ({0}, {1}, {0, 1})]
+    found = [membership.of_model(made, model(made, reads=9.0), clients) for clients in ({0}, {1}, {0, 1})]
     assert found[:2] == [1.0, 0.0]
     assert 0 < found[2] < 1
+
+
+def test_a_class_that_the_clients_have_is_no_advantage() -> None:
+    """The model has small losses on class 0 alone. All samples of client 0 are of it, and half of the others."""
+    made = world([0] * 20 + [1] * 20, known=[])
+
+    assert membership.of_model(made, model(made, says_0=5.0), {0}) == 0.0
+
+
+def test_without_other_samples_of_the_clients_classes_nothing_is_measured() -> None:
+    made = world([2] * 20 + [1] * 20, known=GROUPS[0])
+
+    assert np.isnan(membership.of_model(made, model(made, reads=9.0), {0}))
+
+
+def test_others_are_what_the_clients_that_trained_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may know people, and not which of their samples it was trained on: here all of client 0's."""
+    monkeypatch.setattr(membership, "ENOUGH", 1)
+    made = world(BOTH, known=GROUPS[0], holdout=0.2)  # clients hold out what they train on
+
+    assert membership.of_model(made, model(made, reads=9.0), {0}) == 0.0
 
 
 def test_the_leak_card_of_a_model_is_of_the_layers_that_left_and_of_the_clients_that_trained(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ advantage is the true minus the false positive rate, from 0 (guessing) to 1.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -29,9 +30,10 @@ AT_ONCE = 250
 
 
 def of_model(setup: Setup, weights: Tensors, clients: Collection[int] | None = None) -> float:
-    """The advantage against a model, by the loss of each sample.
+    """The advantage against a model, by the loss of each sample; NaN if no sample can be compared.
 
-    ``clients`` are those that trained it, by default all: samples of others were not used.
+    ``clients`` are those that trained it, by default all: samples of others were not used. Both halves have the same
+    classes: a model has smaller losses on classes that its clients have, also of samples that it never saw.
     """
     model = setup.model.eval()
 
@@ -40,7 +42,9 @@ def of_model(setup: Setup, weights: Tensors, clients: Collection[int] | None = N
         outputs = functional_call(model, dict(weights), (setup.scale(x),))
         return setup.task.losses(outputs, y)
 
-    members, others = _halves(setup, clients)
+    members, others = _halves(setup, clients, same_classes=setup.task.kind == "classification")
+    if not len(members[1]):
+        return math.nan
     return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
 
 
@@ -91,21 +95,40 @@ def _share_up_to(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 Half = tuple[torch.Tensor, torch.Tensor]
 
 
-def _halves(setup: Setup, clients: Collection[int] | None = None) -> tuple[Half, Half]:
+def _halves(setup: Setup, clients: Collection[int] | None = None, same_classes: bool = False) -> tuple[Half, Half]:
     """Up to :data:`SAMPLES` training samples of the clients (default: of all), and as many other samples, as stored.
 
-    These are what the clients hold out, or the test samples where that is too few: test samples may be of other people,
-    who could be told from the clients for that alone.
+    The others are what these clients hold out, or the test samples where that is too few: test samples may be of other
+    people, who could be told from the clients for that alone. With ``same_classes`` each class is as frequent in both.
     """
     rng, train = stream(setup.experiment.seed, "membership"), setup.data.train
     used, held = setup.population.order, setup.population.rows("holdout")
     if clients is not None:
         used = used[np.isin(setup.population.owners(), sorted(clients))]
+        held = held[np.isin(setup.population.owners("holdout"), sorted(clients))]
     rest = setup.data.test if len(held) < ENOUGH else train
     unused = np.arange(len(rest.y)) if rest is not train else held
+    used, unused = rng.permutation(used), rng.permutation(unused)
+    if same_classes:
+        used, unused = _of_same_classes(used, train.y[used].numpy(), unused, rest.y[unused].numpy())
     count = min(SAMPLES, len(used), len(unused))
-    members, others = (torch.from_numpy(rng.permutation(rows)[:count]) for rows in (used, unused))
+    members, others = torch.from_numpy(used[:count]), torch.from_numpy(unused[:count])
     return (train.x[members], train.y[members]), (rest.x[others], rest.y[others])
+
+
+def _of_same_classes(
+    rows: np.ndarray, classes: np.ndarray, others: np.ndarray, their_classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """As many of both sets as there are pairs of one class; the k-th of both are a pair, in the order of ``rows``."""
+    places = []
+    for own, other in ((classes, their_classes), (their_classes, classes)):
+        order = np.argsort(own, kind="stable")
+        ordered = own[order]
+        number = np.arange(len(own)) - np.searchsorted(ordered, ordered)
+        available = np.searchsorted(np.sort(other), ordered, side="right") - np.searchsorted(np.sort(other), ordered)
+        places.append(order[number < available])
+    shuffled = np.argsort(places[0])
+    return rows[places[0][shuffled]], others[places[1][shuffled]]
 
 
 def _parts(x: torch.Tensor, y: torch.Tensor) -> list[Half]:
