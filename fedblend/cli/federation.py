@@ -166,9 +166,11 @@ def run_trial(
                     time.sleep(POLL_S)
                 _, printed = _print_log(console, trial.log_of("run"), read, run, printed)
                 _print_rounds(console, run, printed)
+                ended = [name for name, one in trial.processes.items() if name != "run" and one.poll() is not None]
         except KeyboardInterrupt:
             raise Stopped(f"stopped; to resume, give the same command with --out {folder}") from None
-        _require_done(run, trial.log_of("run"))
+    # The ServerApp has ended, too: until then a run whose SuperLink is gone counts as running.
+    _require_done(run, trial.log_of("run"), ended)
     console.print(report.compare([RunDirectory(run)]))
     logs = [str(read_site(path).audit) for path in paths]
     console.print(f"Run: {run}\nWhat left the sites: {listed(logs)}", highlight=False, soft_wrap=True)
@@ -222,16 +224,17 @@ def _print_rounds(console: Console, run: Path, printed: int, end: int | None = N
     return max(printed, len(records))
 
 
-def _require_done(run: Path, log: str) -> None:
-    """Raise :class:`FedblendError` with the reason unless a run is done."""
+def _require_done(run: Path, log: str, ended: Sequence[str] = ()) -> None:
+    """Raise :class:`FedblendError` with the reason unless a run is done; ``ended`` are processes that ended early."""
     status = RunDirectory(run).status() if RunDirectory.is_run(run) else {"state": "not begun"}
     if status["state"] == "done":
         return
     errors = re.findall(r"(?:fedblend: error|FedblendError): (.+)", log)
-    reason = status.get("reason") or (errors[-1] if errors else "see the log")
+    gone = f"{listed(ended)} ended early" if ended else "see the log"
+    reason = status.get("reason") or (errors[-1] if errors else gone)
     raise FedblendError(
         f"the federation's run is {status['state']}: {reason} (logs in {run.parent / 'logs'}; "
-        "the log of client K is site-K.log)"
+        f"the log of client K is site-K.log); to resume, give the same command with --out {run.parent}"
     )
 
 

@@ -29,7 +29,7 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
     if not all_finite([*floating.values()]):
         for name, tensor in floating.items():
             if not is_finite(tensor):
-                return f"'{name}' holds NaN or infinity (a learning rate too large?)"
+                return f"'{name}' holds NaN or infinity (a learning rate, or inputs, too large?)"
     return None
 
 

@@ -22,7 +22,7 @@ from fedblend.core.trees import digest_of
 from fedblend.core.upload import bytes_of
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors
-from fedblend.flower.site import RefusedByPolicy
+from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
 from fedblend.runs.files import append_line, read_lines, waiting_lock
 
 SHARED_KINDS = ("means", "statistics", "synthetic", "seeds", "features", "raw", "shared", "masked")
@@ -192,7 +192,8 @@ class AuditLog:
     def _write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
         if self.path:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            append_line(self.path, {"time": when, "run": run, "round": round, "client": client, "kind": kind, **facts})
+            line = {"time": when, "run": run, "round": round, "client": client, "kind": kind, **facts}
+            append_line(self.path, line, UNWRITTEN)
 
 
 def audit_rows(lines: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import MessageContent, Tensors, to_record
-from fedblend.flower.site import Site
+from fedblend.flower.site import UNWRITTEN, Site
 from fedblend.runs import checkpoint
 from fedblend.runs.files import sole_writer
 
@@ -98,7 +98,7 @@ class Memory:
         tensors = {path: t for name, table in tables.items() for path, t in add_prefix(name, table).items()}
         _require_private(self.path.parent)
         with sole_writer(self.path.parent):
-            checkpoint.write_table(self.path, {"marks": marks}, tensors)
+            checkpoint.write_table(self.path, {"marks": marks}, tensors, UNWRITTEN)
 
     def _restore(self) -> None:
         """Read the tables from the site's disk, where the context has none of them.

@@ -378,7 +378,7 @@ class FlowerEngine:
         if loss is not None and type(loss) not in (int, float):
             return legible(f"its loss is {loss!r}")
         if loss is None or not -LARGEST < loss < LARGEST:
-            return "its loss is NaN or infinite (a learning rate too large?)"
+            return "its loss is NaN or infinite (a learning rate, or inputs, too large?)"
         return None
 
 

@@ -29,7 +29,7 @@ from fedblend.core.sharing import ClientData, Payload, Sharing
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator
-from fedblend.flower.site import Site
+from fedblend.flower.site import UNWRITTEN, Site
 from fedblend.runs.files import TEMPORARY, sole_writer, write_atomically
 
 KEY_BYTES = 32
@@ -124,7 +124,7 @@ class SharingLedger:
         known = torch.from_numpy(np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy())
         table = {"tags": known} | add_prefix("payload/", {n: t.contiguous() for n, t in payload.items()})
         with sole_writer(self.folder):
-            write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table))
+            write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table), UNWRITTEN)
 
 
 def ledger_of(site: Site) -> SharingLedger | None:

@@ -20,7 +20,7 @@ from fedblend.core.paths import read_bytes
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SharingLedger, sample_tags
-from fedblend.flower.site import RefusedByPolicy
+from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
 from fedblend.runs.files import sole_writer, write_atomically
 
 
@@ -89,7 +89,7 @@ class SampleSets:
         if not path.exists():
             table = {"tags": torch.from_numpy(samples.tags), "groups": torch.from_numpy(samples.groups)}
             with sole_writer(self.folder):
-                write_atomically(path, safetensors.torch.save(table))
+                write_atomically(path, safetensors.torch.save(table), UNWRITTEN)
         return digest
 
     def _read(self, digest: str) -> SampleSet:

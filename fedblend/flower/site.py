@@ -56,6 +56,9 @@ MOST_ROUNDS = 1000
 MOST_CLIENTS = 10**7
 """Largest number of clients of an experiment that a site accepts: it keeps one number for each."""
 
+UNWRITTEN = "free disk space, or let this site's user write there; until then nothing that needs this file leaves"
+"""What to do at a site about a file that cannot be written."""
+
 log = logging.getLogger("flwr")
 
 LOCAL_PATH = re.compile(r"""(?<![\w.])(?:~|[A-Za-z]:)?[/\\][^'",;:()\n]+""")

@@ -151,11 +151,12 @@ class Sites:
             absent = listed(sorted(self.expected - self.nodes.keys()))
             why = f" Reasons: {reasons}." if (reasons := self._reasons()) else ""
             when = f"after {self.deadline:g} seconds (deadline)" if self._awaited() else "and all others take no part"
-            remedy = "Start" if self._awaited() else "Correct this at these sites, restart"
+            remedy = "Start their SuperNodes, or give a longer --deadline"
+            if not self._awaited():
+                remedy = "Correct this at these sites, restart their SuperNodes"
             raise FedblendError(
                 f"min_sites: {self.min_sites}, but only {self._connected()} of {len(self.expected)} sites are "
-                f"connected {when}; missing: {absent}.{why} {remedy} their SuperNodes, and continue with the same "
-                "command"
+                f"connected {when}; missing: {absent}.{why} {remedy}, and continue with the same command"
             )
 
     def expect(self, clients: Iterable[int]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import REPEAT, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -70,10 +70,13 @@ def write(folder: Path, state: RunState) -> None:
     write_table(folder / NAME, scalars | ({"ended_by": state.ended_by} if state.ended_by else {}), tensors)
 
 
-def write_table(path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def write_table(
+    path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], remedy: str = REPEAT
+) -> None:
     """Replace a file by tensors, with JSON values and a checksum of all in its header.
 
-    On a failure, such as a full disk, the previous file stays. Raises :class:`FedblendError` with the cause.
+    On a failure, such as a full disk, the previous file stays. Raises :class:`FedblendError` with the cause, which
+    ends in ``remedy``.
     """
     from safetensors.torch import save
 
@@ -83,7 +86,7 @@ def write_table(path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, to
     tensors = for_file(tensors)
     # One entry only: safetensors writes several in random order, and equal states make equal files.
     header = {"state": json.dumps({**scalars, CHECKSUM: _checksum(scalars, tensors)})}
-    write_atomically(path, save(tensors, header))
+    write_atomically(path, save(tensors, header), remedy)
 
 
 def read_table(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

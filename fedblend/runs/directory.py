@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -274,6 +275,18 @@ def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]
         raise FedblendError(f"{path}: is damaged: it is not a table")
     forms.require_sound(table, form, path)
     return table
+
+
+def is_federated(facts: Mapping[str, Any]) -> bool:
+    """Return whether the clients of a run with these facts were the sites of a real federation."""
+    return bool(facts.get("engine", {}).get("engine") == "flower")
+
+
+def how_to_resume(path: Path, facts: Mapping[str, Any]) -> str:
+    """Return the command that continues the run in a folder; a federation is continued by what began it."""
+    if is_federated(facts):
+        return "what began it: flwr run, or fedblend federation up"
+    return f"fedblend resume {shlex.quote(str(path))}"
 
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:

@@ -27,9 +27,12 @@ BLOCK = 1 << 16
 TEMPORARY = ".tmp"
 """End of the name of a file that is being written."""
 
+REPEAT = "free disk space or repair the folder, then repeat the command; resume a run with: fedblend resume"
+"""What to do about a file, or a line of a log, that cannot be written."""
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` by ``content`` atomically. Raises :class:`FedblendError` if that fails.
+
+def write_atomically(path: Path, content: bytes | str, remedy: str = REPEAT) -> None:
+    """Replace ``path`` by ``content`` atomically. Raises :class:`FedblendError` that ends in ``remedy`` if that fails.
 
     Each writer has a temporary file of its own in the same folder: of several writers at once, one wins.
     """
@@ -47,8 +50,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         if not isinstance(error, OSError):
             raise
         raise FedblendError(
-            f"{path}: could not be written: {error.strerror or error}; the previous file is unchanged. "
-            "Free disk space or repair the folder, then repeat the command; resume a run with: fedblend resume"
+            f"{path}: could not be written: {error.strerror or error}; the previous file is unchanged; {remedy}"
         ) from error
 
 
@@ -75,17 +77,22 @@ def remove_temporaries(folder: Path, names: Collection[str] | None = None) -> No
 def waiting_lock(path: Path) -> Iterator[None]:
     """Wait for the lock of a file or folder, which is the file ``PATH.lock`` beside it, and hold it.
 
-    Raises :class:`FedblendError` if it cannot be locked.
+    Raises :class:`FedblendError` if it cannot be opened or locked.
     """
     beside = path.with_name(f"{path.name}.lock")
     try:
         handle = open(beside, "ab", opener=without_waiting)  # noqa: SIM115 (closed below)
-        lock(handle, wait=True)
     except OSError as error:
         raise FedblendError(
-            f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
+            f"{beside}: cannot be written: {error.strerror}; keep the audit log where this site's user can write"
         ) from None
     with handle:
+        try:
+            lock(handle, wait=True)
+        except OSError as error:
+            raise FedblendError(
+                f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
+            ) from None
         yield
 
 
@@ -107,10 +114,11 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def append_line(path: Path, value: Any) -> None:
+def append_line(path: Path, value: Any, remedy: str = REPEAT) -> None:
     """Append one JSON line and sync it to the disk. A truncated last line is removed first.
 
-    Raises :class:`FedblendError` unless the whole line is on the disk; what was written of it is removed again.
+    Raises :class:`FedblendError` that ends in ``remedy`` unless the whole line is on the disk; what was written of it
+    is removed again.
     """
     try:
         with open(path, "ab", buffering=0, opener=without_waiting) as file:
@@ -129,10 +137,7 @@ def append_line(path: Path, value: Any) -> None:
             # The file may be new: its name must be on the disk, too.
             _sync_folder(path.parent)
     except OSError as error:
-        raise FedblendError(
-            f"{path}: could not be written: {error.strerror or error}; free disk space or repair the folder, then "
-            "run: fedblend resume"
-        ) from error
+        raise FedblendError(f"{path}: could not be written: {error.strerror or error}; {remedy}") from error
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:

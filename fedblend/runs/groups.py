@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
-from fedblend.runs.directory import CONFIG, METRICS, RunDirectory
+from fedblend.runs.directory import CONFIG, METRICS, RunDirectory, how_to_resume
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
 """Fields that may differ between runs of one group."""
@@ -89,7 +88,7 @@ class Outcome:
         if self.state == "killed":
             # A killed process printed no command to resume.
             where = f"at round {self.round} of {self.rounds}" if self.records else "before anything was recorded"
-            return f"killed {where}; go on with: fedblend resume {shlex.quote(str(self.path))}"
+            return f"killed {where}; go on with: {how_to_resume(self.path, self.facts)}"
         reason = f" ({self.status['reason']})" if self.status.get("reason") else ""
         return f"{self.progress_text}{reason}"
 

@@ -31,7 +31,7 @@ from fedblend.experiment.privacy import privacy_facts
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
-from fedblend.runs.directory import METRICS, RunDirectory
+from fedblend.runs.directory import METRICS, RunDirectory, how_to_resume, is_federated
 from fedblend.runs.groups import flatten
 from fedblend.runs.trackers import Tracker
 from fedblend.runs.warm_start import first_weights
@@ -153,7 +153,7 @@ def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -
 
 def _require_no_federation(directory: RunDirectory) -> None:
     """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
-    if directory.facts().get("engine", {}).get("engine") == "flower":
+    if is_federated(directory.facts()):
         raise FedblendError(
             f"{directory.path}: is a run of a real federation; resume it as it was started, with flwr run or "
             "fedblend federation up"
@@ -196,9 +196,8 @@ def _run(
                     directory.update_facts({"kernels": f"not used: {reason}"})
         except (KeyboardInterrupt, Stopped):
             directory.set_status("stopped", checkpoints.saved_round, "interrupted")
-            raise Stopped(
-                f"stopped; kept up to round {checkpoints.saved_round}. Go on with: fedblend resume {directory.path}"
-            ) from None
+            how = how_to_resume(directory.path, {"engine": plan.table()})
+            raise Stopped(f"stopped; kept up to round {checkpoints.saved_round}. Go on with: {how}") from None
         except Exception as error:
             # A finished run stays done if its checkpoint cannot be read.
             if started or before["state"] != "done":

@@ -24,7 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from helpers import slow_except
 from test_flower import by_loop, experiment, nodes, site_files, sites_with_data
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import Experiment
 from fedblend.flower import client as at_site
 from fedblend.flower.app_folder import FederationLimits
@@ -32,7 +32,8 @@ from fedblend.flower.messages import find_mismatched, pack, to_record, unpack
 from fedblend.flower.server import RUN_NAME, run
 from fedblend.flower.work import runs_of
 from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.runs import checkpoint
+from fedblend.runs import checkpoint, groups
+from fedblend.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -382,6 +383,26 @@ def test_a_killed_server_continues_with_the_same_bytes_in_its_metrics(tmp_path: 
     lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (again, whole)]
     assert json.dumps(lines[0]) == json.dumps(lines[1])
     assert all(torch.equal(again.state.weights[n], t) for n, t in whole.state.weights.items())
+
+
+def test_a_federation_that_was_stopped_or_killed_goes_on_with_what_began_it(tmp_path: Path) -> None:
+    """``fedblend resume`` has no sites, and refuses its run."""
+    grid = nodes()
+
+    def stop(who: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 1:
+            raise KeyboardInterrupt
+        return reply
+
+    grid.spoil = stop
+    with pytest.raises(Stopped) as told:
+        run(grid, experiment(), tmp_path, QUICK)
+
+    how = "o on with: what began it: flwr run, or fedblend federation up"
+    assert str(told.value) == f"stopped; kept up to round 1. G{how}"
+    directory = RunDirectory(tmp_path)
+    directory.set_status("running", 1)
+    assert groups.read(directory).status_text == f"killed at round 1 of 2; g{how}"
 
 
 def test_lost_client_weights_are_an_error(tmp_path: Path) -> None:

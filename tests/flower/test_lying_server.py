@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import shutil
@@ -34,12 +35,15 @@ from fedblend.flower import client as at_site
 from fedblend.flower import limits
 from fedblend.flower import site as site_policy
 from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.audit import AuditLog
 from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
+from fedblend.runs import files
 from fedblend.runs.files import read_lines
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -562,14 +566,14 @@ def test_a_site_checks_and_records_under_a_lock(tmp_path: Path, monkeypatch: pyt
     free: list[bool] = []
     append = audit_log.append_line
 
-    def probe(path: Path, line: Any) -> None:
+    def probe(path: Path, line: Any, remedy: str) -> None:
         with open(tmp_path / "audit.jsonl.lock", "ab") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 free.append(True)
             except BlockingIOError:
                 free.append(False)
-        append(path, line)
+        append(path, line, remedy)
 
     monkeypatch.setattr(audit_log, "append_line", probe)
     site.trained(site.experiment(method="fedavg"))
@@ -583,12 +587,52 @@ def test_a_site_checks_and_records_under_a_lock(tmp_path: Path, monkeypatch: pyt
 def test_nothing_leaves_where_the_audit_line_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = OwnSite(tmp_path)
 
-    def full(path: Path, value: Any) -> None:
+    def full(path: Path, value: Any, remedy: str) -> None:
         raise FedblendError("no space left")
 
     monkeypatch.setattr(audit_log, "append_line", full)
     said, tensors = site.reply("query.share", site.experiment())
     assert "no space left" in said["fault"]
+    assert tensors == {}
+
+
+UNWRITTEN = {
+    "the audit log": ("fedavg", "train"),
+    "the payloads that were shared": ("fedmix", "query.share"),
+    "what a method keeps": ("ditto", "train"),
+}
+
+
+@pytest.mark.parametrize("of", UNWRITTEN)
+def test_a_site_that_cannot_write_is_not_told_to_resume_a_run(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, (method, kind) = OwnSite(tmp_path), UNWRITTEN[of]
+    SharingLedger(AuditLog(str(tmp_path / "audit.jsonl")), 1).secret()
+
+    def read_only(file: Any, data: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files, "_write_all", read_only)
+    asked = site.experiment(**({} if method == "fedmix" else {"method": method}))
+    fields, tensors = site.reply(kind, asked) if kind == "query.share" else site.trained(asked)
+
+    assert tensors == {}
+    assert fields["fault"].replace("the previous file is unchanged; ", "") == (
+        "(a path): could not be written: Read-only file system; free disk space, or let this site's user write there; "
+        "until then nothing that needs this file leaves"
+    )
+
+
+def test_of_a_lock_that_cannot_be_written_a_site_is_not_told_that_it_cannot_be_locked(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path)
+    (tmp_path / "audit.jsonl.lock").mkdir()
+
+    fields, tensors = site.trained(site.experiment(method="fedavg"))
+
+    assert fields == {
+        "fault": "(a path): cannot be written: Is a directory; keep the audit log where this site's user can write"
+    }
     assert tensors == {}
 
 

@@ -14,7 +14,7 @@ from fedblend.experiment.setup import make_setup
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
-from test_flower import experiment
+from test_flower import experiment, nodes
 from test_flower_faults import QUICK
 from test_lying_server import SAMPLES, OwnSite
 
@@ -78,6 +78,19 @@ def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(
     grid.down = set()
     sites.wait_until_connected()
     assert sites.nodes[3] == node
+
+
+def test_sites_that_are_too_slow_are_given_more_time_by_a_longer_deadline(tmp_path: Path) -> None:
+    grid = nodes(3)
+    grid.spoil = lambda who, message, reply: None if who == 2 else reply
+    (slow,) = (node for node in grid.contexts if grid.client(node) == 2)
+    with pytest.raises(FedblendError) as told:
+        run(grid, experiment(partition={"name": "iid", "clients": 3}), tmp_path, FederationLimits(deadline=0.2))
+    assert str(told.value) == (
+        "min_sites: 3, but only 2 of 3 sites are connected after 0.2 seconds (deadline); missing: 2. Reasons: node "
+        f"{slow}: no answer within 0.2 seconds (deadline). Start their SuperNodes, or give a longer --deadline, and "
+        "continue with the same command"
+    )
 
 
 def write_table(path: Path, wards: str, classes: str = "ny") -> Path:

@@ -164,6 +164,45 @@ def test_a_trial_shows_rounds_and_sites_in_the_order_of_the_servers_log(submits:
     ]
 
 
+SERVER_APP = """
+import pathlib, sys, time
+from fedblend.runs.directory import RunDirectory
+run = RunDirectory(pathlib.Path(sys.argv[1]))
+with run.locked():
+    run.set_status("running", 1)
+    (run.path / "config.toml").touch()
+    time.sleep(3600)
+"""
+
+FOLLOWED = """
+import pathlib, sys, time
+config = pathlib.Path(sys.argv[1]).parents[1] / "run" / "config.toml"
+while not config.exists():
+    time.sleep(0.05)
+"""
+
+
+def test_a_trial_whose_superlink_was_killed_says_so_and_what_continues_it(
+    submits: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the run ends with the SuperLink, and the ServerApp holds the run for some seconds more."""
+
+    def start_node(self: LoopbackTrial, site: int, config: Any) -> None:
+        command = [sys.executable, "-c", SERVER_APP, str(self.folder / "run")]
+        self.processes["server-app"] = subprocess.Popen(command, start_new_session=True)
+        self.processes["superlink"] = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+        self.processes["superlink"].wait()
+
+    submits(FOLLOWED)
+    monkeypatch.setattr(trial.LoopbackTrial, "start_node", start_node)
+    outcome = here("federation", "up", write(Path("tiny.toml")), "--sites", 1, "--out", "out")
+    told = (
+        "the federation's run is killed: superlink ended early (logs in out/logs; the log of client K is site-K.log); "
+        "to resume, give the same command with --out out"
+    )
+    refused(outcome, told)
+
+
 @pytest.mark.usefixtures("elsewhere")
 def test_a_second_trial_in_a_folder_does_not_replace_the_keys_of_the_first(tmp_path: Path) -> None:
     file = write(Path("tiny.toml"))

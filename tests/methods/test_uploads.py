@@ -46,7 +46,10 @@ LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
             "'w' is of type torch.float64, the model's of torch.float32",
         ),
         ({**LIKE, "n": torch.tensor(4.0)}, "'n' is of type torch.float32"),
-        ({**LIKE, "w": torch.full((2, 3), torch.nan)}, "'w' holds NaN or infinity"),
+        (
+            {**LIKE, "w": torch.full((2, 3), torch.nan)},
+            "'w' holds NaN or infinity (a learning rate, or inputs, too large?)",
+        ),
         ({**LIKE, "w": torch.tensor([[0, 0, 0], [0, 0, -torch.inf]])}, "'w' holds NaN or infinity"),
     ],
 )
