@@ -28,7 +28,7 @@ class JudgedClaim(NamedTuple):
     claim: Row
     verdict: ClaimVerdict
     certain: bool
-    """Whether the verdict is certain among those on all claims (Holm's correction)."""
+    """Whether the claim holds, or does not, for certain among all claims (Holm's correction)."""
 
     @property
     def setting(self) -> str:
@@ -56,7 +56,7 @@ def judged_claims() -> list[JudgedClaim]:
     found = [(result, claim, judge_result(result, claim)) for result in item_results() for claim in result["claims"]]
     p_values = {place: p for place, (*_, verdict) in enumerate(found) if (p := verdict.p_value) is not None}
     certain = certain_together(p_values)
-    return [JudgedClaim(*one, place in certain) for place, one in enumerate(found)]
+    return [JudgedClaim(*one, place in certain and one[2].word in (HOLDS, FAILS)) for place, one in enumerate(found)]
 
 
 def claim_table(paper: str) -> str:
