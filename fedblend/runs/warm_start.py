@@ -11,7 +11,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.trees import differing, in_order
 from fedblend.experiment.config import Experiment
 from fedblend.runs import checkpoint
-from fedblend.runs.directory import RunDirectory
+from fedblend.runs.directory import RunDirectory, how_to_resume
 
 
 def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
@@ -30,8 +30,10 @@ def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
             f"start: '{given}': {path} has no checkpoint; valid: the folder of an earlier run, or the name of an "
             "earlier run of this study"
         )
-    if RunDirectory(path).status().get("state") != "done":
-        raise FedblendError(f"start: '{given}': {path} is not done; finish it first: fedblend resume {path}")
+    source = RunDirectory(path)
+    if source.status().get("state") != "done":
+        how = how_to_resume(path, source.facts())
+        raise FedblendError(f"start: '{given}': {path} is not done; finish it first with: {how}")
     own = setup.weights()
     if different := differing(own, state.weights):
         raise FedblendError(

@@ -84,9 +84,14 @@ def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) ->
 
 def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> None:
     execute(experiment(**{**SMALL, "rounds": 1}), tmp_path / "half")
-    RunDirectory(tmp_path / "half").set_status("stopped", 1, "interrupted")
-    with pytest.raises(FedblendError, match="is not done"):
-        execute(experiment(**SMALL, start="half"), tmp_path / "warm")
+    half = RunDirectory(tmp_path / "half")
+    half.set_status("stopped", 1, "interrupted")
+    resume = {"loop": f"fedblend resume {half.path}", "flower": "what began it: flwr run, or fedblend federation up"}
+    for engine, how in resume.items():
+        half.update_facts({"engine": {**half.facts()["engine"], "engine": engine}})
+        with pytest.raises(FedblendError) as error:
+            execute(experiment(**SMALL, start="half"), tmp_path / f"warm-{engine}")
+        assert str(error.value) == f"start: 'half': {half.path} is not done; finish it first with: {how}"
 
 
 def test_what_others_begin_with_is_run_before_them() -> None:
