@@ -46,6 +46,12 @@ class JudgedClaim(NamedTuple):
         return f"{ONE_SEED}: {'both ways' if len(held) > 1 else 'for' if True in held else 'against'}"
 
     @property
+    def says(self) -> str:
+        """The claim's words, and the choice that it is judged with if there is one."""
+        choice = self.claim.get("choice")
+        return self.claim["says"] + (f"; {choice}" if choice else "")
+
+    @property
     def marked(self) -> str:
         """The verdict, with a dagger if it is certain."""
         return self.word + " †" * self.certain
@@ -83,8 +89,8 @@ def certain_claims() -> str:
     rows = []
     for word in (HOLDS, FAILS):
         found = [one for one in tested if one.word == word]
-        which = [f"`{one.result['item']}`: {one.claim['says']}" for one in found if one.certain]
-        rows.append([word, str(len(found)), str(len(which)), "; ".join(which).replace("|", "\\|")])
+        which = [f"`{one.result['item']}`: {one.says}" for one in found if one.certain]
+        rows.append([word, str(len(found)), str(len(which)), "<br>".join(which).replace("|", "\\|")])
     return table(["verdict", f"of {len(tested)} claims with an interval", "certain among all", "which"], rows)
 
 

@@ -34,14 +34,12 @@ def main_claims() -> str:
         found = [one for one in judged if one.result["item"] == item and one.claim["says"].startswith(begins)]
         # Corrected settings come first, then many seeds; of equals the first, since the paper's scale comes first.
         best = max(found, key=lambda one: (one.setting != OUTDATED, _seeds(one)))
-        choice = best.claim.get("choice")
-        says = best.claim["says"] + (f"; {choice}" if choice else "")
         paper = item.partition("/")[0]
         word = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
         verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
         name = f"[{_short(paper)}]({_page(paper)})"
         margins = (_quantity(best), paper_margin(best), *our_margin(best.verdict))
-        rows.append([name, says, *margins, verdict, best.setting])
+        rows.append([name, best.says, *margins, verdict, best.setting])
     return table(["paper", "claim", "of", "the paper's margin", "ours", "95 % interval", "verdict", "with"], rows)
 
 

@@ -178,7 +178,7 @@ def test_a_dagger_marks_what_is_certain_among_all_claims(
     word = "holds †" if certain else "holds"
     both = "XorMixFL above standalone learning (section 4.1)", "The same, with n = 10 for both"
     assert [found[says] for says in both] == [word, word]
-    which = "; ".join(f"`xormixfl/table-2`: {says}" for says in both) if certain else ""
+    which = "<br>".join(f"`xormixfl/table-2`: {says}" for says in both) if certain else ""
     assert holds == ["holds", "2", str(certain), which]
     assert fails == ["does not hold", "0", "0", ""]
 
