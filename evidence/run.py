@@ -51,8 +51,6 @@ RUNS = ROOT / "runs" / "evidence"
 DECIDING = ROOT / "evidence" / "deciding.toml"
 REPRODUCTIONS = "runs/reproductions"
 FEDBLEND = str(Path(sys.executable).with_name("fedblend"))
-INTERRUPTED = 130
-"""Exit status of ``fedblend reproduce`` after Ctrl-C; the result so far is written."""
 
 Table = dict[str, Any]
 
@@ -422,18 +420,25 @@ def remake_item(command: list[str]) -> None:
     """Run an item by ``fedblend reproduce`` and copy its result to the committed ones.
 
     Numbers of the committed result that were made in the same way stay, where their runs are not on this machine. If a
-    number was made in another way and is not made anew, the committed result stays as it is.
+    number was made in another way and is not made anew, the committed result stays as it is. A run that failed, as one
+    that diverges does, has no number; the result names it.
     """
     item, scale = command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper"
     committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
     if committed.exists() and not (folder / "result.json").exists():
         _seed_result(committed, folder / "result.json")
+    before = _written(folder / "result.json")
     status = _exit_status([FEDBLEND, *command, "--out", REPRODUCTIONS])
-    if status in (0, INTERRUPTED):
+    if _written(folder / "result.json") != before:
         _commit_result(committed, folder)
         print(f"{item}: result written to {committed.relative_to(ROOT)}")
     if status:
         raise SystemExit(status)
+
+
+def _written(path: Path) -> int | None:
+    """When a file was written, in nanoseconds; ``None`` if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _exit_status(command: list[str]) -> int:

@@ -168,6 +168,31 @@ def test_a_new_result_never_drops_numbers_of_the_committed_one(
     assert json.loads(committed.read_text()) == json.loads((folder / "result.json").read_text())
 
 
+def test_a_result_of_which_a_run_failed_is_kept_too(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that diverges fails each time: without its result the others would never be kept."""
+    results = tmp_path / "evidence" / "results"
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "RESULTS", results)
+    folder = tmp_path / run.REPRODUCTIONS / "fedmix" / "table-1" / "laptop"
+    made = {"faults": {"fedmix-seed1": "round 94: 0 good uploads"}, "quantities": {}}
+
+    def fails(writes: bool) -> int:
+        if writes:
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text(json.dumps(made))
+        return 2
+
+    command = ["reproduce", "fedmix/table-1", "--scale", "laptop"]
+    for writes in (False, True):
+        monkeypatch.setattr(run, "_exit_status", lambda _, writes=writes: fails(writes))
+        with pytest.raises(SystemExit) as error:
+            run.remake_item(command)
+        assert error.value.code == 2
+        assert (results / "fedmix" / "table-1-laptop.json").exists() == writes
+
+
 def test_the_closest_pair_of_two_labels_is_not_the_closest_pair() -> None:
     x = torch.tensor([[[0, 0]], [[3, 4]], [[1, 0]], [[250, 0]]], dtype=torch.uint8)
 
