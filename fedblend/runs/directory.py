@@ -285,7 +285,7 @@ def is_federated(facts: Mapping[str, Any]) -> bool:
 def how_to_resume(path: Path, facts: Mapping[str, Any]) -> str:
     """Return the command that continues the run in a folder; a federation is continued by what began it."""
     if is_federated(facts):
-        return "what began it: flwr run, or fedblend federation up"
+        return "the command that began it (flwr run or fedblend federation up)"
     return f"fedblend resume {shlex.quote(str(path))}"
 
 

@@ -398,7 +398,7 @@ def test_a_federation_that_was_stopped_or_killed_goes_on_with_what_began_it(tmp_
     with pytest.raises(Stopped) as told:
         run(grid, experiment(), tmp_path, QUICK)
 
-    how = "o on with: what began it: flwr run, or fedblend federation up"
+    how = "o on with: the command that began it (flwr run or fedblend federation up)"
     assert str(told.value) == f"stopped; kept up to round 1. G{how}"
     directory = RunDirectory(tmp_path)
     directory.set_status("running", 1)

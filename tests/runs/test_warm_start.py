@@ -86,7 +86,10 @@ def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> N
     execute(experiment(**{**SMALL, "rounds": 1}), tmp_path / "half")
     half = RunDirectory(tmp_path / "half")
     half.set_status("stopped", 1, "interrupted")
-    resume = {"loop": f"fedblend resume {half.path}", "flower": "what began it: flwr run, or fedblend federation up"}
+    resume = {
+        "loop": f"fedblend resume {half.path}",
+        "flower": "the command that began it (flwr run or fedblend federation up)",
+    }
     for engine, how in resume.items():
         half.update_facts({"engine": {**half.facts()["engine"], "engine": engine}})
         with pytest.raises(FedblendError) as error:
