@@ -184,7 +184,7 @@ def job_section(name: str) -> str:
 def gpu_section(name: str) -> str:
     """Facts, table and goals of a job on a GPU."""
     job = read("gpu").get("jobs", {}).get(name)
-    return job_text(job) if job else "Not run: there was no GPU."
+    return job_text(job) if job else "Not run on a GPU."
 
 
 def job_text(job: Table) -> str:

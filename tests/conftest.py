@@ -15,6 +15,10 @@ from hypothesis import HealthCheck, settings
 # Before PyTorch is imported. Networks in tests are so small that threads only get into each other's way.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Before Triton is imported: without a GPU, its interpreter runs the kernels for GPUs.
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Files are synced for a crash of the machine, which no test makes.
 os.fsync = lambda handle: None
 

@@ -1,8 +1,11 @@
-"""C++ kernels for the layers of many clients on CPUs, as operators that PyTorch can differentiate and stack."""
+"""Kernels for the layers of many clients, as operators that PyTorch can differentiate and stack.
+
+They are written in C++ for CPUs and in Triton for GPUs.
+"""
 
 from fedblend._kernels.dense import add_product, use_dense
 from fedblend._kernels.lowrank import LowRank, Rows, Weights, is_worth_it, lerp_towards, use_low_rank
-from fedblend._kernels.operators import RAW, Convolution, MaxPool, conv, join_pools, makes, max_pool
+from fedblend._kernels.operators import RAW, Convolution, MaxPool, are_usable, conv, join_pools, makes, max_pool
 
 __all__ = [
     "RAW",
@@ -12,6 +15,7 @@ __all__ = [
     "Rows",
     "Weights",
     "add_product",
+    "are_usable",
     "conv",
     "is_worth_it",
     "join_pools",

@@ -7,6 +7,8 @@ The derivative of a max pool picks the values at the maxima, and its adjoint spr
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import operator
 from collections.abc import Collection, Sequence
@@ -19,6 +21,24 @@ from torch.fx import Graph, Node
 from fedblend._kernels import build, tiles
 from fedblend._kernels import winograd as winograd_kernels
 from fedblend._kernels.tracing import opaque
+
+
+@functools.cache
+def _gpu() -> Any:
+    """The kernels for GPUs; the import of Triton takes a while."""
+    return importlib.import_module("fedblend._kernels.gpu")
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+def are_usable(device: torch.device) -> bool:
+    """Whether kernels for a device can be had here: by a C++ compiler; by Triton on NVIDIA's GPUs since Ampere."""
+    if device.type == "cuda":
+        has_units = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+        return has_units and importlib.util.find_spec("triton") is not None
+    return device.type == "cpu" and build.library() is not None
 
 
 def _call_conv(
@@ -41,6 +61,8 @@ def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tenso
 
 def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False) -> torch.Tensor:
     """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]; ``winograd``, here and below, for 3x3 kernels."""
+    if _is_on_gpu(x):
+        return _gpu().conv(x, w, padding)
     x, w = x.contiguous(), w.contiguous()
     y = x.new_empty(*x.shape[:2], w.shape[1], *_size_after(x.shape[3:], w.shape[3:], padding))
     _call_conv("conv", x.shape, w.shape, padding, winograd, x, w, y, None)
@@ -73,6 +95,8 @@ def run_conv_input(
     winograd: bool = False,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
+    if _is_on_gpu(g):
+        return _gpu().conv_input(g, w, padding)
     g, w = g.contiguous(), w.contiguous()
     x = g.new_empty(g.shape[0], g.shape[1], w.shape[2], height, width)
     if not g.numel():
@@ -91,6 +115,8 @@ def run_conv_weight(
     winograd: bool = False,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
+    if _is_on_gpu(g):
+        return _gpu().conv_weight(x, g, padding, height, width)
     x, g = x.contiguous(), g.contiguous()
     w = x.new_empty(x.shape[0], g.shape[2], x.shape[2], height, width)
     if not g.numel():
@@ -101,6 +127,8 @@ def run_conv_weight(
 
 def run_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """2x2 max pool: values, and which of the four was the first largest (uint8)."""
+    if _is_on_gpu(x):
+        return _gpu().pool(x)
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-2], x.shape[-2] // 2, x.shape[-1] // 2)
     which = torch.empty_like(y, dtype=torch.uint8)
@@ -110,6 +138,8 @@ def run_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def run_pick(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     """The values of x at the places that ``which`` gives."""
+    if _is_on_gpu(x):
+        return _gpu().pick(x, which)
     x, which = x.contiguous(), which.contiguous()
     y = torch.empty_like(which, dtype=x.dtype)
     _call_pool("pool_pick", *x.shape[-2:], which, x, which, y)
@@ -118,6 +148,8 @@ def run_pick(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Each gradient at the place of its maximum, zeros elsewhere."""
+    if _is_on_gpu(g):
+        return _gpu().spread(g, which, height, width)
     g, which = g.contiguous(), which.contiguous()
     x = g.new_empty(*g.shape[:-2], height, width)
     _call_pool("pool_spread", height, width, which, g, which, x)
@@ -145,9 +177,12 @@ RAW: dict[Any, Any] = {
 def join_pools(graph: Graph, node: Node) -> None:
     """In a traced step, fuse a max pool into the convolution that only the pool reads.
 
-    The spreading of gradients is likewise fused into the derivatives of a convolution that read it.
+    The spreading of gradients is likewise fused into the derivatives of a convolution that read it. GPUs have no such
+    kernels.
     """
     first = node.args[0] if node.args else None
+    if isinstance(first, Node) and _is_on_gpu(first.meta.get("val")):
+        return
     if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
         node.target, node.args = run_conv_pool, first.args
     elif node.target is _spread and all(_reads_as_gradient(user, node) for user in node.users):

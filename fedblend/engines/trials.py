@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend._kernels import build
+from fedblend import _kernels
 from fedblend.core import registry
 from fedblend.core.engine import TrainTask, first_client_state, first_server_state
 from fedblend.core.random import stream
@@ -43,7 +43,7 @@ def seconds_per_step(engine: LoopEngine, clients: int) -> float:
     """Return the seconds per client step: the best of three trials on ``clients`` clients, after one that traces."""
     task = make_trial(engine, clients, TRIAL_BATCHES)
     steps = train_trial(engine, task)
-    clock = time.perf_counter if engine.device.type == "cuda" else _clock
+    clock = _clock_of(engine.device)
     best = math.inf
     for _ in range(3):
         start = clock()
@@ -114,22 +114,24 @@ def faster_kernels(setup: Setup, clients: int) -> dict[str, str] | None:
     """Return the layers that fedblend's kernels compute faster than PyTorch in a stack of ``clients``, with the way.
 
     Each layer is timed alone, with its derivatives, on the shapes of a training batch. ``None`` where kernels cannot be
-    used, or the precision is not float32: the default rule then holds.
+    used, or the layers' precision is not that of the kernels: the default rule then holds.
     """
-    experiment = setup.experiment
-    if experiment.device != "cpu" or experiment.precision != "float32" or build.library() is None:
+    experiment, device = setup.experiment, torch.device(setup.experiment.device)
+    timed_precisions = ("float32",) if device.type == "cpu" else ("float32", "tf32")
+    if experiment.precision not in timed_precisions or not _kernels.are_usable(device):
         return None
-    model = prepare_model(setup.model, torch.device("cpu"), kernels={})
-    samples = setup.data.train.x[: experiment.train.batch_size]
+    model = prepare_model(setup.model, device, kernels={})
+    samples = setup.scale(setup.data.train.x[: experiment.train.batch_size]).to(device)
     chosen: dict[str, str] = {}
     timed: dict[tuple[Any, ...], str] = {}
-    for name, x in _inputs_of(model, own_layers(model), setup.scale(samples)).items():
+    for name, x in _inputs_of(model, own_layers(model), samples).items():
         layer = model.get_submodule(name)
         kind = (repr(layer), x.shape, x.requires_grad)
         if kind not in timed:
             stacked = x.detach().expand(clients, *x.shape).contiguous()
-            ways = {"pytorch": layer, **own_ways(layer)}
-            seconds = _seconds_in_turn([layer_step(way, stacked, x.requires_grad) for way in ways.values()])
+            ways = {"pytorch": layer, **own_ways(layer, device)}
+            calls = [layer_step(way, stacked, x.requires_grad) for way in ways.values()]
+            seconds = _seconds_in_turn(calls, device)
             seconds[0] *= MAX_STEP_RATIO
             timed[kind] = min(zip(seconds, ways, strict=True))[1]
         if timed[kind] != "pytorch":
@@ -154,18 +156,21 @@ def _inputs_of(model: nn.Module, names: Sequence[str], samples: torch.Tensor) ->
     return inputs
 
 
-def _seconds_in_turn(calls: Sequence[Callable[[], object]]) -> list[float]:
+def _seconds_in_turn(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Return the least seconds of each call; all have their turn one after another, and the first turn warms up."""
-    least = [math.inf] * len(calls)
+    least, clock = [math.inf] * len(calls), _clock_of(device)
     for turn in range(LAYER_TURNS + 1):
         for i, call in enumerate(calls):
-            start = _clock()
+            start = clock()
             call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             if turn:
-                least[i] = min(least[i], _clock() - start)
+                least[i] = min(least[i], clock() - start)
     return least
 
 
-def _clock() -> float:
-    """Return seconds; on one thread, the thread's own, so that other processes change the choice less."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+def _clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock; on one thread of a CPU, the thread's own, so that other processes change the choice less."""
+    alone = device.type != "cuda" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter

@@ -136,7 +136,9 @@ class Experiment(FrozenTable):
     memory_format: Literal["contiguous", "channels_last"] | None = None
     """Memory layout of images in the loop engine (default: the faster one)."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Number format of convolutions and matrix products in training; weights, sums and tests stay float32."""
+    """Number format of convolutions and matrix products in training; weights, sums and tests stay float32. ``tf32``
+    concerns GPUs only.
+    """
     device: str = "cpu"
     """Device of tensors, by PyTorch's name: cpu, cuda, cuda:1."""
     cuda_graphs: bool = False

@@ -297,7 +297,8 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
 
 def collect_facts(setup: Setup) -> dict[str, Any]:
     """Return the facts that are needed to repeat a run and to interpret its numbers."""
-    sizes = setup.population.sizes
+    sizes, device = setup.population.sizes, setup.experiment.device
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
@@ -306,7 +307,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        "machine": {"system": platform.system(), "processor": platform.machine()},
+        "machine": {"system": platform.system(), "processor": platform.machine(), **gpu},
         "data": {
             "name": setup.data.name,
             "kind": setup.data.kind,

@@ -1,6 +1,7 @@
-"""Run methods with ``second_device.cpp`` as the device of clients; print as JSON what differs from runs on the CPU.
+"""Run methods with another device for clients; print as JSON what differs from runs on the CPU.
 
-    python tests/engines/second_device.py LIBRARY
+    python tests/engines/second_device.py LIBRARY      # second_device.cpp, compiled
+    python tests/engines/second_device.py cuda         # a GPU
 
 A process of its own, because a device is registered with PyTorch for all of a process.
 """
@@ -26,6 +27,7 @@ from fedblend.core.setup import Setup
 from fedblend.engines import autotune
 from fedblend.engines.autotune import plan_engine, unstackable
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 
@@ -34,6 +36,10 @@ CNN: dict[str, Any] = {"name": "cnn", "channels": [4], "norm": "group"}
 TWO = {"name": "cnn", "channels": [4, 4]}
 TRAIN = {"cohort": 3, "epochs": 1, "batch_size": 4}
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 0.5}
+CHAOTIC = ("server-matched", "feddm", "xormixfl, cnn")
+"""Cases in which rounding grows to more than a percent of the weights: on a GPU, which rounds otherwise, only what is
+finite is checked. (A factor of 1 + 3e-6 on the first weights changes FedDM's by 19 %, XorMixFL's by 4 %.)
+"""
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -69,29 +75,28 @@ def cases() -> dict[str, dict[str, Any]]:
     return made
 
 
-def faults_of(fields: dict[str, Any]) -> dict[str, str]:
+def faults_of(fields: dict[str, Any], device: str, bound: float = 1e-3) -> dict[str, str]:
     """What differs between two rounds on the CPU and on the device, by engine."""
     fields = {"method": "fedavg", "model": MLP, "train": TRAIN, "unsafe": True, **fields}
 
-    def world(device: str) -> Setup:
-        return setup(images(side=8), **fields, device=device)
+    def world(device: str, **more: Any) -> Setup:
+        return setup(images(side=8), **fields, device=device, **more)
 
     reference = world("cpu")
     wanted, _ = run(RoundLoop(reference, LoopEngine(reference)), 2)
-    engines = {
-        "loop": lambda made: LoopEngine(made, "second"),
-        "stacked": lambda made: StackedEngine(made, "second", 3),
-    }
+    engines: dict[str, Any] = {"loop": (LoopEngine, {}), "stacked": (StackedEngine, {})}
+    if device == "cuda":
+        engines["graphs"] = (StackedEngine, {"cuda_graphs": True})
     faults = {}
-    why, why_there = unstackable(reference), unstackable(world("second"))
+    why, why_there = unstackable(reference), unstackable(world(device))
     if why != why_there:
         faults["autotune"] = f"cannot be stacked: {why_there!r}, on the CPU {why!r}"
     if why:
-        del engines["stacked"]
-    for name, engine_of in engines.items():
-        made = world("second")
+        engines = {"loop": engines["loop"]}
+    for name, (engine, more) in engines.items():
+        made = world(device, **more)
         try:
-            state, _ = run(RoundLoop(made, engine_of(made)), 2)
+            state, _ = run(RoundLoop(made, engine(made, device)), 2)
         except Exception:
             faults[name] = traceback.format_exc(limit=-3)
             continue
@@ -99,13 +104,13 @@ def faults_of(fields: dict[str, Any]) -> dict[str, str]:
         away = {key for table in tables for key, tensor in table.items() if tensor.device.type != "cpu"}
         pairs = [(state.weights[key].double(), tensor.double()) for key, tensor in wanted.weights.items()]
         apart = max(float((one - other).norm() / other.norm().clamp(min=1e-9)) for one, other in pairs)
-        if away or apart > 1e-3:
+        if away or not apart <= bound:
             faults[name] = f"not on the CPU: {sorted(away)}; apart by {apart:.1e}"
     return faults
 
 
-def main(library: str) -> None:
-    """Load the device, run each case in both engines, and print the faults by case."""
+def register(library: str) -> None:
+    """Register the device "second" with PyTorch."""
     torch.utils.rename_privateuse1_backend("second")
     torch.ops.load_library(library)
     module = types.ModuleType("torch.second")
@@ -113,14 +118,26 @@ def main(library: str) -> None:
     module.__dict__.update(manual_seed_all=lambda seed: None, _is_in_bad_fork=lambda: False)
     module.__dict__.update(get_amp_supported_dtype=lambda: [torch.float32])
     torch._register_device_module("second", module)
-    faults = {name: found for name, fields in cases().items() if (found := faults_of(fields))}
+
+
+def main(library: str) -> None:
+    """Load the device, run each case in all engines, and print the faults by case."""
+    device = "cuda" if library == "cuda" else "second"
+    if device == "second":
+        register(library)
+    allow_tf32("float32")
+    faults = {}
+    for name, fields in cases().items():
+        bound = 10.0 if device == "cuda" and name in CHAOTIC else 1e-3
+        if found := faults_of(fields, device, bound):
+            faults[name] = found
     autotune.MIN_SECONDS_TO_TUNE = 0.0
-    plan = plan_engine(setup(images(side=8), method="fedmix", model=CNN, engine="auto", device="second"), 1, 2)
+    plan = plan_engine(setup(images(side=8), method="fedmix", model=CNN, engine="auto", device=device), 1, 2)
     made = setup(images(side=8), model={"name": "module", "path": "own_models:Frozen"})
-    sums = LoopEngine(made, "second").collect(TrainTask(0, made.weights(), None, made.sizes(0)), [0, 1, 2], ()).partial
+    sums = LoopEngine(made, device).collect(TrainTask(0, made.weights(), None, made.sizes(0)), [0, 1, 2], ()).partial
     devices = {name: tensor.device.type for name, tensor in sums.tensors.items()}
     try:
-        torch.ones(2, device="second") + torch.ones(2)
+        torch.ones(2, device=device) + torch.ones(2)
         checks = False
     except RuntimeError:
         checks = True

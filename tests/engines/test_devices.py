@@ -1,4 +1,4 @@
-"""Tensors of a GPU never meet tensors of the CPU: on machines without a GPU, with a second device that is emulated."""
+"""Tensors of a GPU never meet tensors of the CPU: on a GPU, and on a second device that the processor emulates."""
 
 from __future__ import annotations
 
@@ -29,12 +29,22 @@ def test_all_methods_train_on_another_device_as_on_the_cpu(tmp_path: Path) -> No
     names = (str(HERE / "second_device.cpp"), "-o", str(library))
     subprocess.run([str(COMPILER), *flags, *names, *libraries, "-ltorch_cpu", "-lc10"], check=True)
 
-    done = subprocess.run(
-        [sys.executable, str(HERE / "second_device.py"), str(library)], stdout=subprocess.PIPE, text=True, check=True
-    )
+    assert_as_on_the_cpu(str(library), "second")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="trains on a GPU")
+def test_all_methods_train_on_a_gpu_as_on_the_cpu() -> None:
+    assert_as_on_the_cpu("cuda", "cuda")
+
+
+def assert_as_on_the_cpu(library: str, device: str) -> None:
+    """Run ``second_device.py`` and assert that it found no difference."""
+    command = [sys.executable, str(HERE / "second_device.py"), library]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
 
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["checks"], "an operation on tensors of two devices is no error, so that nothing was tested"
     assert found["faults"] == {}
     assert "1 stacked" in found["plan"], "the engine is chosen by timing on the device"
-    assert set(found["sums"].values()) == {"second"}, "uploads are on the device as a whole, also what is not trained"
+    assert set(found["sums"].values()) == {device}, "uploads are on the device as a whole, also what is not trained"

@@ -381,7 +381,7 @@ def test_auto_chooses_kernels_or_pytorch_by_layer_and_confirms_the_choice(
 ) -> None:
     # The first convolution's kernel takes half of PyTorch's time, every other layer's takes twice as long.
     layers = iter([[1.0, 0.5], *[[1.0, 2.0]] * 100])
-    monkeypatch.setattr("fedblend.engines.trials._seconds_in_turn", lambda calls: next(layers))
+    monkeypatch.setattr("fedblend.engines.trials._seconds_in_turn", lambda calls, device: next(layers))
     monkeypatch.setattr("fedblend.engines.autotune.TIMED_CLIENTS", 1)
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", timed_once_and_again(first, again))
     made = ragged("fedavg", LENET)

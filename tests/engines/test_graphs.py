@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -280,6 +281,7 @@ def test_no_step_waits_for_the_device(method: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_replays_captured_steps_and_never_waits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CASES[case]()
+    made = replace(made, experiment=made.experiment.model_copy(update={"device": "cuda", "cuda_graphs": True}))
     engine = StackedEngine(made, "cuda", stack=4)
     assert isinstance(engine.recorder, CudaRecorder)
     plain = StackedEngine(made, "cuda", stack=4)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedblend._kernels import Convolution
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
 from fedblend.core.setup import Setup
@@ -59,6 +60,10 @@ class StackedEngine(LoopEngine):
         self.trainers: dict[Hashable, StackTrainer] = {}
         self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
         """The prepared model."""
+        self.channels_last = self.device.type == "cuda" and any(
+            isinstance(layer, Convolution) for layer in self.stacked.modules()
+        )
+        """Whether weights of convolutions lie in memory as fedblend's kernels for GPUs read them."""
         self.has_dropout = bool(dropouts(self.stacked))
         """Whether any layer of the model drops numbers."""
         state = self.stacked.state_dict(keep_vars=True)

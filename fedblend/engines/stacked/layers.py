@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedblend import _kernels
-from fedblend._kernels import build, tiles, winograd
+from fedblend._kernels import tiles, winograd
 from fedblend.engines.sgd import Precision
 
 MAX_CHANNELS = 16
@@ -74,11 +74,12 @@ def prepare_model(
         for name, child in list(layer._modules.items()):
             if isinstance(child, nn.Dropout) and _is_exactly(child, nn.Dropout):
                 setattr(layer, name, MaskedDropout(child.p))
-    if device.type == "cpu" and build.library() is not None:
+    if _kernels.are_usable(device):
+        rule = _way_on_cpu if device.type == "cpu" else _way_on_gpu
         for name in own_layers(prepared):
             layer = prepared.get_submodule(name)
-            way = _way_by_rule(layer, precision) if kernels is None else kernels.get(name)
-            if way in (ways := own_ways(layer)):
+            way = rule(layer, precision) if kernels is None else kernels.get(name)
+            if way in (ways := own_ways(layer, device)):
                 prepared.set_submodule(name, ways[way])
         for layer in list(prepared.modules()):
             if type(layer) is nn.Sequential:
@@ -92,10 +93,11 @@ def own_layers(model: nn.Module) -> list[str]:
     return [name for name, layer in layers if name and own_ways(layer)]
 
 
-def own_ways(layer: nn.Module) -> dict[str, nn.Module]:
+def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, nn.Module]:
     """Return fedblend's layers in place of one of PyTorch's, with its parameters, by the name of the way.
 
-    The ways are ``direct`` and, for convolutions, ``winograd``. The table is empty where kernels cannot compute it.
+    The ways are ``direct`` and, for convolutions on CPUs, ``winograd``. The table is empty where kernels cannot compute
+    it. The default device is a CPU.
     """
     if _is_exactly(layer, nn.MaxPool2d) and _is_two_by_two(layer):  # type: ignore[arg-type]
         return {"direct": _kernels.MaxPool()}
@@ -103,7 +105,8 @@ def own_ways(layer: nn.Module) -> dict[str, nn.Module]:
         return {}
     assert isinstance(layer, nn.Conv2d)
     ways: dict[str, nn.Module] = {"direct": _kernels.Convolution(layer)}
-    if winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
+    on_cpu = device is None or device.type == "cpu"
+    if on_cpu and winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
         ways["winograd"] = _kernels.Convolution(layer, winograd=True)
     return ways
 
@@ -134,7 +137,12 @@ def _has_plain_steps(layer: nn.Conv2d) -> bool:
     return plain and zeros and layer.padding[0] == layer.padding[1]
 
 
-def _way_by_rule(layer: nn.Module, precision: Precision) -> str:
+def _way_on_gpu(layer: nn.Module, precision: Precision) -> str:
+    """The way of a layer that was not timed; empty for PyTorch's."""
+    return "" if precision == "bfloat16" else "direct"
+
+
+def _way_on_cpu(layer: nn.Module, precision: Precision) -> str:
     """The way of a layer that was not timed; empty for PyTorch's."""
     if not isinstance(layer, nn.Conv2d):
         return "direct"

@@ -14,7 +14,7 @@ from fedblend.core.trees import add_prefix
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
-from fedblend.engines.stacked.tensors import OBJECTIVE, StackInputs, StepBatch
+from fedblend.engines.stacked.tensors import OBJECTIVE, StackInputs, StepBatch, clone
 from fedblend.engines.stacked.trainer import StackTrainer
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Stack:
     def trained(self) -> list[torch.Tensor]:
         """Return the clients' weights [K, ...]; no later stack writes into these tensors."""
         params = self.trainer.slots.tensors(len(self.clients))
-        return [p.clone() for p in params] if self.trainer.recorder else params
+        return [clone(p) if self.trainer.recorder else p.contiguous() for p in params]
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Return what the clients' optimisers keep [K, ...], by key and parameter; empty where they keep nothing."""

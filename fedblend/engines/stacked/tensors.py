@@ -144,6 +144,13 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def clone_weights(weights: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """Return a copy of weights [K, ...]; with ``channels_last``, kernels [K, O, C, kh, kw] as [K, kh, kw, O, C]."""
+    if channels_last and weights.dim() == 5:
+        return clone(weights.permute(0, 3, 4, 1, 2)).permute(0, 3, 4, 1, 2)
+    return clone(weights)
+
+
 def clone_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the same names with copies of the tensors."""
     return {name: clone(tensor) for name, tensor in tensors.items()}

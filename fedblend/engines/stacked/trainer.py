@@ -25,7 +25,7 @@ from fedblend.engines.sgd import (
 from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.step import Inputs, Step
-from fedblend.engines.stacked.tensors import OBJECTIVE, ClientSlots, StackInputs, StepBatch, clone
+from fedblend.engines.stacked.tensors import OBJECTIVE, ClientSlots, StackInputs, StepBatch, clone, clone_weights
 from fedblend.methods.objectives.output_cache import LabelMeans
 
 if TYPE_CHECKING:
@@ -75,7 +75,11 @@ class StackTrainer:
             inputs = inputs.widened(engine.stack)
         params, rows = inputs.params, len(inputs.params[0])
         low_rank = recorder is None and device.type == "cpu" and is_plain(train)
-        weights = [LowRank(p) if low_rank and is_worth_it(p.shape, train.batch_size) else clone(p) for p in params]
+        last = engine.channels_last
+        weights = [
+            LowRank(p) if low_rank and is_worth_it(p.shape, train.batch_size) else clone_weights(p, last)
+            for p in params
+        ]
         state = [clone(t) for t in inputs.optimizer_state] or [
             torch.zeros(rows, device=device) if key == "step" else torch.zeros_like(p)
             for key in train.state_keys
