@@ -100,11 +100,13 @@ class MatchedSamples(Sharing):
         assert local.model is not None
         device = next(local.model.parameters()).device
         scale, model = scale.to(device), copy.deepcopy(local.model)
+        # Drawn on the CPU: a GPU's generator draws other numbers.
+        drawn = copy.deepcopy(model).cpu()
         x, y = local.x.to(device), local.y.numpy()
         synthetic = synthetic.to(device)
         velocity = torch.zeros_like(synthetic)
         for step in range(self.steps):
-            weights = self._weights(model, local, step)
+            weights = self._weights(model, drawn, local, step)
             rows = torch.from_numpy(_batch_of_each_class(local.rng, y, labels.numpy(), self.batch_size))
             groups = torch.searchsorted(labels, local.y[rows]).to(device)
             with torch.no_grad():
@@ -118,13 +120,14 @@ class MatchedSamples(Sharing):
             synthetic = moving.detach() - self.lr * velocity
         return scale.from_unit(scale.to_unit(synthetic)).cpu()
 
-    def _weights(self, model: nn.Module, local: ClientData, step: int) -> dict[str, torch.Tensor]:
-        """The weights of a step, by name."""
+    def _weights(self, model: nn.Module, drawn: nn.Module, local: ClientData, step: int) -> dict[str, torch.Tensor]:
+        """The weights of a step, by name; random ones are drawn in ``drawn`` and copied into ``model``."""
         if self.networks == "random":
             with lent_generator(int(local.rng.integers(2**31)), "network", step):
-                for layer in model.modules():
+                for layer in drawn.modules():
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
+            model.load_state_dict(drawn.state_dict())
             return {name: tensor.detach() for name, tensor in model.named_parameters()}
         weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
         noise = torch.from_numpy(local.rng.standard_normal(sum(t.numel() for t in weights.values()), np.float32))
