@@ -243,18 +243,20 @@ def _weight_kernel(
         row = m // OUT_WIDTH % OUT_HEIGHT - ABOVE
         column = m % OUT_WIDTH - LEFT
         pixel = (m // (OUT_WIDTH * OUT_HEIGHT) * HEIGHT + row) * WIDTH + column
-        # One bit for each place of the kernel: whether the image has a pixel there.
-        inside = tl.zeros((ROWS,), dtype=tl.int32)
-        for k in tl.static_range(PLACES):
-            down, right = row + k // KERNEL_WIDTH, column + k % KERNEL_WIDTH
-            known = (m < rows) & (down >= 0) & (down < HEIGHT) & (right >= 0) & (right < WIDTH)
-            inside |= known.to(tl.int32) << k
+        # One bit for each row and each column of the kernel: whether the image has pixels there.
+        rows_inside = tl.zeros((ROWS,), dtype=tl.int32)
+        columns_inside = tl.zeros((ROWS,), dtype=tl.int32)
+        for k in tl.static_range(KERNEL_HEIGHT):
+            rows_inside |= ((m < rows) & (row + k >= 0) & (row + k < HEIGHT)).to(tl.int32) << k
+        for k in tl.static_range(KERNEL_WIDTH):
+            columns_inside |= ((column + k >= 0) & (column + k < WIDTH)).to(tl.int32) << k
         gradients = g + m[None, :] * OUTPUTS + o[:, None]
         if OUTPUTS % OUTPUTS_EACH == 0:
             a = tl.load(gradients, mask=(m < rows)[None, :], other=0.0)
         else:
             a = tl.load(gradients, mask=(m < rows)[None, :] & (o < OUTPUTS)[:, None], other=0.0)
-        mask = (inside[:, None] >> place[None, :]) & 1 == 1
+        down, right = place // KERNEL_WIDTH, place % KERNEL_WIDTH
+        mask = (rows_inside[:, None] >> down[None, :]) & (columns_inside[:, None] >> right[None, :]) & 1 == 1
         if PLACES * CHANNELS % WEIGHTS_EACH != 0:
             mask = mask & (place < PLACES)[None, :]
         b = tl.load(x + (pixel * CHANNELS)[:, None] + offset[None, :], mask=mask, other=0.0)

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from helpers import draw, examples, images, run, same_up_to_rounding, setup
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -51,6 +51,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     padding=st.integers(0, 2),
     last=st.booleans(),
 )
+@example(shape=(2, 2, 3, 9, 9), outputs=5, kernel=(7, 7), padding=2, last=True)
 @examples(4 if HAS_GPU else 15)  # each shape is compiled
 def test_the_three_forms_of_a_convolution(
     gpu: ModuleType, shape: tuple[int, ...], outputs: int, kernel: tuple[int, int], padding: int, last: bool

@@ -21,6 +21,9 @@ MAX_CHANNELS = 16
 MIN_WINOGRAD_CHANNELS = 32
 """Channels, in and out, from which on a convolution of 3x3 runs by Winograd's algorithm where no layer was timed."""
 
+MOST_ON_GPU = 31
+"""Rows and columns of a kernel that fedblend's kernels for GPUs can take: the bits of an int32."""
+
 FUSED = ([_kernels.Convolution, nn.ReLU, _kernels.MaxPool], [_kernels.Convolution, _kernels.MaxPool, nn.ReLU])
 """Consecutive types of layers that are computed as one."""
 
@@ -106,6 +109,8 @@ def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, 
     assert isinstance(layer, nn.Conv2d)
     ways: dict[str, nn.Module] = {"direct": _kernels.Convolution(layer)}
     on_cpu = device is None or device.type == "cpu"
+    if not on_cpu and max(layer.kernel_size) > MOST_ON_GPU:
+        return {}
     if on_cpu and winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
         ways["winograd"] = _kernels.Convolution(layer, winograd=True)
     return ways
