@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +43,17 @@ SMALL = {
 def examples(number: int) -> settings:
     """So many examples of a property, always the same ones, however slow the machine."""
     return settings(max_examples=number, deadline=None, derandomize=True)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let files grow to ``size`` bytes: the write that crosses it takes less, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # Data ------------------------------------------------------------------------------------------------------

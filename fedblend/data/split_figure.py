@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedblend.data.measures import noniid_measures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMNS = 200
 """Most columns of the figure; more clients are drawn in groups."""
@@ -27,15 +28,15 @@ INK, PALE, BAR = "#22303c", "#8a97a3", "#4c78a8"
 
 
 def draw_split(
-    counts: np.ndarray, class_names: Sequence[str], path_png: str | Path, title: str, clients: Sequence[str] = ()
-) -> None:
-    """Draw a partition from its counts [clients, classes] (see :func:`class_counts`) into a PNG file.
+    counts: np.ndarray, class_names: Sequence[str], title: str, clients: Sequence[str] = (), form: str = "png"
+) -> bytes:
+    """A picture of a partition from its counts [clients, classes] (see :func:`class_counts`), as a file of this form.
 
     ``clients`` are the clients' names, if they have any; few are written below their columns.
 
     Top: samples of each client. Bottom: shares of the classes at each client. Right: the measures of
     :func:`noniid_measures`. More than 200 clients are sorted by their largest class and drawn in 200 groups, with the
-    mean size and the mean shares of each group.
+    mean size and the mean shares of each group. Raises :class:`ValueError` for a form that Matplotlib does not know.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,11 +58,11 @@ def draw_split(
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
     _write_measures(figure.add_subplot(grid[:, 2]), counts)
-    figure.savefig(path_png)
+    return _file(figure, form)
 
 
-def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str, clients: Sequence[str] = ()) -> None:
-    """Draw the samples of each client, ``sizes`` int [clients], into a PNG file, for data without classes."""
+def draw_sizes(sizes: np.ndarray, title: str, clients: Sequence[str] = (), form: str = "png") -> bytes:
+    """A picture of the samples of each client, ``sizes`` int [clients], for data without classes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,7 +74,13 @@ def draw_sizes(sizes: np.ndarray, path_png: str | Path, title: str, clients: Seq
     _draw_sizes(axes, bars, grouped)
     axes.set_xlabel(f"{len(sizes):,} clients in {COLUMNS} groups" if grouped else "client", fontsize=9, color=INK)
     _name_clients(axes, clients)
-    figure.savefig(path_png)
+    return _file(figure, form)
+
+
+def _file(figure: Figure, form: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form)
+    return buffer.getvalue()
 
 
 def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import PNG, TINY, contents, here, records, refused, succeeded, words_of, write
+from helpers import largest_file
 
 import fedblend
 from fedblend.cli.arguments import parse_change
@@ -313,6 +314,17 @@ def test_data_show_draws_the_split_and_prints_its_measures() -> None:
     assert "samples a client" in printed
     assert "Picture: split.png" in printed
     assert not Path("runs").exists()
+
+
+def test_a_picture_of_a_split_that_finds_no_space_leaves_the_previous_one() -> None:
+    file = write(Path("tiny.toml"), {})
+    Path("split.png").write_bytes(PNG)
+    with largest_file(1000):
+        outcome = here("data", "show", file, "--out", "split.png")
+    refused(outcome, "split.png", "could not be written", "repeat the command")
+    assert Path("split.png").read_bytes() == PNG
+    refused(here("data", "show", file, "--out", "split"), "--out split", "split.png")
+    refused(here("data", "show", file, "--out", "split.xyz"), "--out split.xyz", "split.png")
 
 
 def test_a_misspelt_command_has_one_suggestion() -> None:

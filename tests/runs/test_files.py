@@ -5,32 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import same
+from helpers import largest_file, same
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint, files
 from fedblend.runs.directory import STUDY, STUDY_LOCK, WRITTEN_IN_RUN, RunDirectory, locked_study
 from fedblend.runs.files import append_line, read_lines, remove_temporaries, write_atomically
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let files grow to ``size`` bytes: the write that crosses it takes less, and the next one fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def log_line(path: Path, round: int) -> None:
