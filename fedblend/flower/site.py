@@ -213,7 +213,7 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     """Return the setup at a site: its client has the site's samples, all other clients have none.
 
     ``server_setup`` is the result of :func:`describe_setup`. Raises :class:`FedblendError` if the site's samples have
-    another shape or other classes than the server's.
+    another kind or shape, or other classes, than the server's.
     """
     if site.data is None:
         for option, file in files_of(experiment.data).items():
@@ -228,14 +228,15 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     except FedblendError as error:
         log.error("fedblend: data: %s", error)
         raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
-    own = {"shape": list(data.train.x.shape[1:]), "classes": list(data.classes), "outputs": data.outputs}
-    own |= {"labels": list(data.labels)}
+    # Images and features of one shape have other ranges of values, and the server's scale fits only its own kind.
+    own = {"kind": data.kind, "shape": list(data.train.x.shape[1:]), "classes": list(data.classes)}
+    own |= {"outputs": data.outputs, "labels": list(data.labels)}
     if server_setup["table"] and (table := _encoding(data)):
         own["table"] = table
     for field, value in own.items():
         if value != server_setup[field]:
             theirs = brief(server_setup[field])
-            log.error("fedblend: data: this site's %s is %s, the federation's %s", field, value, theirs)
+            log.error("fedblend: data: this site's %s: %r; the federation's: %s; valid: the same", field, value, theirs)
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
     # The server's validation samples are the server's own.
     at_clients = Validation(clients=experiment.validation.clients)
@@ -273,7 +274,7 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
 def describe_setup(setup: Setup) -> dict[str, Any]:
     """Return what sites need of the server's setup, as JSON values.
 
-    These are clients, shape, classes, outputs, labels, a table's columns and texts, and the scale.
+    These are clients, kind, shape, classes, outputs, labels, a table's columns and texts, and the scale.
     """
     scale = setup.scale
     numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
@@ -283,6 +284,7 @@ def describe_setup(setup: Setup) -> dict[str, Any]:
         numbers = {"name": scale.name, "inverted": scale.inverted, **{n: t.tolist() for n, t in tensors.items()}}
     return {
         "clients": len(setup.population),
+        "kind": setup.data.kind,
         "shape": list(setup.data.train.x.shape[1:]),
         "classes": list(setup.data.classes),
         "outputs": setup.data.outputs,

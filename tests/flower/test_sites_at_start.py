@@ -131,6 +131,46 @@ def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path
         assert made["classes"].tolist() == ["n", "y"]
 
 
+IMAGES, LABELS = np.arange(40 * 64, dtype=np.uint8).reshape(40, 1, 8, 8), np.arange(40) % 4
+OTHER_DATA = {
+    "kind": ({"x": (IMAGES / 255).astype(np.float32), "y": LABELS}, "kind: 'features'; the federation's: 'image'"),
+    "table": ({"x": IMAGES.reshape(40, 64), "y": LABELS}, "kind: 'features'; the federation's: 'image'"),
+    "shape": ({"x": IMAGES[..., 1:], "y": LABELS}, "shape: [1, 8, 7]; the federation's: [1, 8, 8]"),
+    "classes": (
+        {"x": IMAGES, "y": np.arange(40) % 5},
+        "classes: ['0', '1', '2', '3', '4']; the federation's: ['0', '1', '2', '3']",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_DATA)
+def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_state_it(
+    other: str, tmp_path: Path, caplog: Any
+) -> None:
+    arrays, difference = OTHER_DATA[other]
+    np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS)
+    np.savez(tmp_path / "other.npz", **arrays)
+    configs = []
+    for client, file in enumerate(("own", "own", "other")):
+        path = tmp_path / f"site-{client}.toml"
+        data = {"name": "npz", "path": f"{file}.npz"}
+        path.write_text(write_toml({"data": data, "audit": f"{client}.jsonl", "min_mean": 2}))
+        configs.append({"partition-id": client, "site": str(path)})
+    data = {"name": "npz", "path": str(tmp_path / "own.npz")}
+    asked = experiment("fedmix", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
+
+    grid = Nodes(configs)
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 60.0))
+
+    field = difference.partition(":")[0]
+    (node,) = (node for node in grid.contexts if grid.client(node) == 2)
+    assert f"fedblend: data: this site's {difference}; valid: the same" in caplog.messages
+    told = f"data: this site's {field} differs from the federation's; the site's log states both"
+    assert f"fedblend: node {node} (client 2) takes no part: {told}" in caplog.messages
+    assert finished.directory.facts()["partition"]["samples"] == [32, 32, 0]
+    assert finished.directory.metrics()[1]["uploads"] == 2
+
+
 def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
     site = OwnSite(tmp_path / "site 0")
     configs = [{"partition-id": 0, "site": str(tmp_path / "site 0" / "site.toml")}]
