@@ -29,7 +29,7 @@ from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
 from fedblend.runs.directory import OWN_DATA, RunDirectory
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import locked_folder, write_atomically
 from fedblend.runs.runner import FinishedRun, execute
 
 Counts = Mapping[int, Mapping[str, Any]]
@@ -72,7 +72,9 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
         why = f"{len(sites.nodes)} of {sites.clients} sites connected"
         return federated, FlowerEngine(federated, sites), EnginePlan("flower", None, 1, "contiguous", why)
 
-    return execute(experiment, folder, resume=True, listener=_log_round, federate=federate)
+    # Sites receive nothing of a run that another process makes, and its name and its numbers of samples hold.
+    with locked_folder(folder, "sites.lock", "this run directory"):
+        return execute(experiment, folder, resume=True, listener=_log_round, federate=federate)
 
 
 def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:

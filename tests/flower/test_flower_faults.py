@@ -591,6 +591,30 @@ def test_sites_do_not_mix_two_copies_of_a_run(keeper: str, tmp_path: Path) -> No
     assert go_on("one", 4, 6) == [0, 1, 2]
 
 
+def test_a_second_server_of_a_run_sends_sites_nothing_while_the_first_one_is_at_work(tmp_path: Path) -> None:
+    asked = keeping("scaffold").model_copy(update={"rounds": 1})
+    second = sites_of(tmp_path / "sites", 2)
+    faults = []
+
+    def start_again(who: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.hello" and not faults:
+            with pytest.raises(FedblendError) as raised:
+                run(second, asked, tmp_path / "run", QUICK)
+            faults.append(str(raised.value))
+        return reply
+
+    first = sites_of(tmp_path / "sites")
+    first.spoil = start_again
+    finished = run(first, asked, tmp_path / "run", QUICK)
+
+    assert faults == [
+        f"{tmp_path / 'run'}: this run directory is in use by another process; wait for it, stop it, or give another "
+        "folder (--out on the command line)"
+    ]
+    assert second.sent == []
+    assert finished.state.round == 1
+
+
 def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
     asked = keeping("scaffold")
     first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
