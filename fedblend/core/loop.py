@@ -264,7 +264,8 @@ class RoundLoop:
             reasons = _reasons(result.refused) or "none arrived"
             raise FedblendError(
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
-                f"{self.experiment.min_uploads} ({reasons})"
+                f"{self.experiment.min_uploads} ({reasons}); earlier rounds are kept: remove the cause or lower "
+                "min_uploads, and continue the run"
             )
         facts: dict[str, Any] = {"uploads": len(result.good), "cohort": clients}
         losses = [(n, loss) for _, n, loss in result.good if loss is not None]

@@ -56,6 +56,7 @@ MAY_CHANGE = {
     "cuda_graphs",
     "checkpoint_every",
     "callbacks",
+    "min_uploads",
 }
 """Fields that may differ in a resumed run: none of them changes a finished round."""
 

@@ -213,16 +213,36 @@ def test_flowers_error_codes_become_reasons_about_sites(code: int, reason: str, 
 
 def test_a_round_without_enough_valid_uploads_stops_the_run_before_it(tmp_path: Path) -> None:
     asked = experiment(train=ALL, rounds=2, min_uploads=4)
-    with pytest.raises(
-        FedblendError, match=r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 3: no answer"
-    ):
+    with pytest.raises(FedblendError) as raised:
         run(spoiling(3, "train", lambda w, t: None), asked, tmp_path, QUICK)
+    assert str(raised.value) == (
+        f"round 1: 3 good uploads of 4, but min_uploads is 4 (client 3: no answer within {QUICK.deadline:g} seconds "
+        "(deadline)); earlier rounds are kept: remove the cause or lower min_uploads, and continue the run"
+    )
 
     finished = run(nodes(), asked, tmp_path, QUICK)
 
     state, records = by_loop(asked)
     assert all(torch.equal(finished.state.weights[n], t) for n, t in state.weights.items())
     assert [one["loss"] for one in finished.directory.metrics()] == [one["loss"] for one in records]
+
+
+def test_a_run_whose_site_is_gone_for_good_continues_with_a_lower_min_uploads(tmp_path: Path) -> None:
+    asked = experiment("fedmix", train=ALL, rounds=2, min_uploads=4)
+    grid = nodes()
+    grid.spoil = lambda who, message, reply: None if (who, trained_in(message)) == (3, 1) else reply
+    with pytest.raises(FedblendError, match="round 2: 3 good uploads of 4, but min_uploads is 4"):
+        run(grid, asked, tmp_path, QUICK)
+    kept = (tmp_path / "metrics.jsonl").read_bytes()
+
+    grid = nodes()
+    grid.down = {3}
+    lower = asked.model_copy(update={"min_uploads": 3})
+    finished = run(grid, lower, tmp_path, FederationLimits(3, QUICK.deadline))
+
+    assert (tmp_path / "metrics.jsonl").read_bytes().startswith(kept)
+    assert [line.get("uploads") for line in finished.directory.metrics()] == [None, 4, 3]
+    assert finished.directory.experiment().min_uploads == 3
 
 
 def test_a_site_that_is_down_is_refused_while_enough_others_are_connected(tmp_path: Path) -> None:

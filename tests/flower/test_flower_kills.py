@@ -208,6 +208,44 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
         assert (state.weights[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
+def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
+        planned = PlannedTrial(tmp_path, trial)
+        planned.asked = resolve({**as_table(planned.asked), "rounds": 2, "min_uploads": SITES})
+        planned.plan(client1_1="wait")
+        trial.begin()
+        for site in range(SITES):
+            trial.start_node(site, {})
+        planned.begin(SITES)
+        planned.wait(planned.at_work(1, 1), "site 1 at work in round 2")
+        trial.stop_one("site-1", kill=True)
+        planned.wait_for_end("failed")
+        status, kept = planned.run.status(), (planned.run.path / "metrics.jsonl").read_bytes()
+
+        # The SuperLink has found that the site is gone, and accepts it again.
+        planned.plan()
+        trial.start_node(1, {})
+        planned.begin(SITES)
+        trial.processes["run"].wait(BOUND_S)
+        planned.wait_for_end("done")
+
+    reason = "round 2: 2 good uploads of 3, but min_uploads is 3 (client 1: its site is no longer connected); "
+    reason += "earlier rounds are kept: remove the cause or lower min_uploads, and continue the run"
+    assert status == {"state": "failed", "round": 1, "reason": reason}
+    assert (planned.run.path / "metrics.jsonl").read_bytes().startswith(kept)
+    assert [line.get("uploads") for line in planned.run.metrics()] == [None, SITES, SITES]
+    state, expected = checkpoint.read(planned.run.path), in_memory(planned, tmp_path / "memory")
+    assert state is not None
+    assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
+
+
 @contextlib.contextmanager
 def scaffold_in_round_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
