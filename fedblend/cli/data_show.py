@@ -15,7 +15,7 @@ from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.setup import split
 from fedblend.runs import api
-from fedblend.runs.files import make_folder_of, write_atomically
+from fedblend.runs.files import write_atomically
 
 MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}
 """What some of the measures mean."""
@@ -41,9 +41,9 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
             if counts is None
             else draw_split(counts, data.classes, title, names, form)
         )
-    except ValueError as error:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a file such as split.png") from None
-    make_folder_of(out)
     write_atomically(out, picture)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("measure")

@@ -323,8 +323,6 @@ def test_a_picture_of_a_split_that_finds_no_space_leaves_the_previous_one() -> N
         outcome = here("data", "show", file, "--out", "split.png")
     refused(outcome, "split.png", "could not be written", "repeat the command")
     assert Path("split.png").read_bytes() == PNG
-    refused(here("data", "show", file, "--out", "split"), "--out split", "split.png")
-    refused(here("data", "show", file, "--out", "split.xyz"), "--out split.xyz", "split.png")
 
 
 def test_a_misspelt_command_has_one_suggestion() -> None:
