@@ -313,24 +313,26 @@ def _run_in_worker(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    ended = "stopped"
     try:
-        if stopped.is_set():
-            # The signal came before its handler.
-            return "stopped"
-        experiment = resolve(table)
-        return run_one(
-            experiment,
-            Path(path),
-            resume,
-            lambda record: parent.send({"record": record.as_dict()}),
-            processors,
-            lambda engine: parent.send({"timing": engine}),
-        )
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            # The signal may have come before its handler.
+            if not stopped.is_set():
+                ended = run_one(
+                    resolve(table),
+                    Path(path),
+                    resume,
+                    lambda record: parent.send({"record": record.as_dict()}),
+                    processors,
+                    lambda engine: parent.send({"timing": engine}),
+                )
+        finally:
+            # The signal may still come while this line is executed.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     except (Stopped, KeyboardInterrupt):
-        return "stopped"
+        pass
     except FedblendError as error:
-        return str(error)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        sys.stderr.flush()
+        ended = str(error)
+    sys.stderr.flush()
+    return ended

@@ -9,10 +9,11 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,8 +45,9 @@ from safetensors.torch import load_file, save_file
 import fedblend
 from fedblend.core.record import RoundRecord
 from fedblend.core.state import RunState
+from fedblend.engines.distributed.pipes import Parent
 from fedblend.experiment.config import resolve
-from fedblend.runs import checkpoint
+from fedblend.runs import checkpoint, parallel
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.summary import table
 
@@ -612,6 +614,29 @@ def test_ctrl_c_while_runs_at_once_begin_leaves_no_trace(study: Path, tmp_path: 
     assert "Traceback" not in outcome.err, outcome.err[-3000:]
     if "fedblend resume" in outcome.err:
         assert any((tmp_path / "out").glob("*/config.toml")), "there is nothing yet that could be resumed"
+
+
+def test_ctrl_c_at_the_moment_at_which_a_worker_begins_to_ignore_it_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_handler, stopped = signal.signal, threading.Event()
+    pressed: list[int] = []
+
+    def press(number: signal.Signals, handler: Any) -> Any:
+        if handler is signal.SIG_IGN and not pressed:
+            pressed.append(number)
+            signal.raise_signal(number)
+        return set_handler(number, handler)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signal, "signal", press)
+    stopped.set()
+    try:
+        assert parallel._run_in_worker(cast(Parent, None), stopped, {}, "", False, 1) == "stopped"
+        assert pressed == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        set_handler(signal.SIGINT, before)
 
 
 @pytest.mark.slow
