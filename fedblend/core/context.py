@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -244,6 +244,12 @@ class ModelSpec:
     """The task, with its loss."""
     bounded: bool = False
     """Whether the scale's ends bound all inputs, those of a site's own samples too: pixels of 256 levels, and text."""
+    device: str = "cpu"
+    """Where clients train. Server steps may compute there, but what they receive and return is on the CPU."""
+
+    def on_device(self) -> Self:
+        """The same with the scale's numbers on :attr:`device`."""
+        return replace(self, scale=self.scale.to(self.device))
 
     def zeros(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """Zeros in the shape of each trained tensor of ``weights``, by name."""

@@ -210,6 +210,7 @@ def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
         scale=setup.scale,
         task=setup.task,
         bounded=setup.data.kind == "text" or setup.data.train.x.dtype == torch.uint8,
+        device=setup.experiment.device,
     )
 
 

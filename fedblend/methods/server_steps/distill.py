@@ -53,10 +53,11 @@ class DistillToModel(ServerStep):
         self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
         lr = server.lr if self.lr is None else self.lr
-        distilled = {name: tensor.clone() for name, tensor in weights.items()}
+        x, targets = x.to(server.device), targets.to(server.device)
+        distilled = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
         trained = [name for name in server.trained if distilled[name].is_floating_point()]
         params = [distilled[name] for name in trained]
-        drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size)))
+        drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size))).to(server.device)
 
         def loss(weights: Tensors, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             outputs = functional_call(server.model, dict(weights), (x,))
@@ -65,4 +66,4 @@ class DistillToModel(ServerStep):
         slopes = slopes_of(loss, list(distilled), trained)
         for rows in drawn:
             torch._foreach_add_(params, slopes(*distilled.values(), x[rows], targets[rows]), alpha=-lr)
-        return distilled
+        return {name: tensor.cpu() for name, tensor in distilled.items()}

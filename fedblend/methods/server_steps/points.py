@@ -57,7 +57,8 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
     ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
     [0, 1].
     """
-    labels = torch.arange(len(begin))
+    known = known.on_device()
+    begin, labels = begin.to(known.device), torch.arange(len(begin), device=known.device)
 
     def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
         # The sum, because points are independent: a step must not shrink with the number of classes.
@@ -71,18 +72,19 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
         return (points - step_size * slope).clamp(0, 1)
 
     moved, found = TracedFunction(step), []
-    for some in zip(*(values.split(MODELS_AT_ONCE) for values in models.values()), strict=True):
+    for some in zip(*(values.to(known.device).split(MODELS_AT_ONCE) for values in models.values()), strict=True):
         points = begin.expand(len(some[0]), *begin.shape).contiguous()
         for _ in range(steps):
             points = moved(points, *some)
         found.append(points)
-    return torch.cat(found)
+    return torch.cat(found).cpu()
 
 
 def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -> list[torch.Tensor]:
     """Each model's votes [K, C] for points [K, C, ...]: the probability of the point's class if largest, else 0."""
-    count, classes = points.shape[:2]
-    labels = torch.arange(classes).repeat(count)
+    known, (count, classes) = known.on_device(), points.shape[:2]
+    labels = torch.arange(classes, device=known.device).repeat(count)
+    batches = points.to(known.device).flatten(0, 1).split(POINTS_AT_ONCE)
     names = list(models[0])
 
     def class_chances(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -90,11 +92,11 @@ def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -
 
     chances_of, votes = TracedFunction(class_chances), []
     for one in models:
-        weights = [one[name] for name in names]
-        chances = torch.cat([chances_of(some, *weights) for some in points.flatten(0, 1).split(POINTS_AT_ONCE)])
+        weights = [one[name].to(known.device) for name in names]
+        chances = torch.cat([chances_of(some, *weights) for some in batches])
         own = chances.gather(1, labels[:, None])[:, 0]
         votes.append(torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes))
-    return votes
+    return [vote.cpu() for vote in votes]
 
 
 def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class PriorSamples(Tuning):
 
 def augmented(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Images [n, channels, height, width], half of them mirrored, each shifted by up to 4 pixels and padded with 0."""
-    count = len(pictures)
-    turned = mirrored(pictures, torch.from_numpy(rng.random(count) < 0.5))
-    up, left = (torch.from_numpy(rng.integers(0, 2 * SHIFT + 1, count)) - SHIFT for _ in range(2))
+    count, device = len(pictures), pictures.device
+    turned = mirrored(pictures, torch.from_numpy(rng.random(count) < 0.5).to(device))
+    up, left = (torch.from_numpy(rng.integers(0, 2 * SHIFT + 1, count)).to(device) - SHIFT for _ in range(2))
     return shifted(turned, up, left, pictures.new_zeros(()))

@@ -44,14 +44,15 @@ class TrainOnSeeds(ServerStep):
     def _trained(
         self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
-        tuned = {name: tensor.clone() for name, tensor in weights.items()}
+        server, x, y = server.on_device(), x.to(server.device), y.to(server.device)
+        tuned = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
         leaves = [tuned[name].requires_grad_() for name in server.trained if tuned[name].is_floating_point()]
         adam = torch.optim.Adam(leaves, lr=self.lr)
         for _ in range(self.epochs):
-            order = torch.from_numpy(server.rng.permutation(len(y)))
+            order = torch.from_numpy(server.rng.permutation(len(y))).to(server.device)
             for rows in order.split(self.batch_size):
                 loss = server.task.loss(functional_call(server.model, tuned, (server.scale(x[rows]),)), y[rows])
                 adam.zero_grad()
                 loss.backward(inputs=leaves)
                 adam.step()
-        return {name: tensor.detach() for name, tensor in tuned.items()}
+        return {name: tensor.detach().cpu() for name, tensor in tuned.items()}

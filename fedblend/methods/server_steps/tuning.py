@@ -36,9 +36,9 @@ class Tuning(ServerStep):
 
         Weights are relative to their mean over all points: a batch of light points makes a small step.
         """
-        lr = server.lr if self.lr is None else self.lr
-        worth = worth / worth.mean()
-        tuned = {name: tensor.clone() for name, tensor in weights.items()}
+        server, lr = server.on_device(), server.lr if self.lr is None else self.lr
+        points, labels, worth = (tensor.to(server.device) for tensor in (points, labels, worth / worth.mean()))
+        tuned = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
         trained = [name for name in server.trained if tuned[name].is_floating_point()]
         params = [tuned[name] for name in trained]
 
@@ -48,8 +48,8 @@ class Tuning(ServerStep):
 
         slopes = slopes_of(loss, list(tuned), trained)
         for _ in range(self.epochs):
-            order = torch.from_numpy(server.rng.permutation(len(labels)))
+            order = torch.from_numpy(server.rng.permutation(len(labels))).to(server.device)
             for rows in order.split(self.batch_size):
                 batch = self.seen(points[rows], server), labels[rows], worth[rows]
                 torch._foreach_add_(params, slopes(*tuned.values(), *batch), alpha=-lr)
-        return tuned
+        return {name: tensor.cpu() for name, tensor in tuned.items()}
