@@ -24,6 +24,7 @@ from helpers import images, needs_of, run, setup
 from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.data.scale import Scaler
 from fedblend.engines import autotune
 from fedblend.engines.autotune import plan_engine, unstackable
 from fedblend.engines.loop import LoopEngine
@@ -109,6 +110,21 @@ def faults_of(fields: dict[str, Any], device: str, bound: float = 1e-3) -> dict[
     return faults
 
 
+def devices_of_points(device: str) -> set[str]:
+    """The devices on which a round of AggEnhance has its points."""
+    made = setup(images(side=8), method="aggenhance", device=device)
+    seen, from_unit = set(), Scaler.from_unit
+
+    def noted(scale: Scaler, unit: torch.Tensor) -> torch.Tensor:
+        seen.add(unit.device.type)
+        return from_unit(scale, unit)
+
+    Scaler.from_unit = noted  # type: ignore[method-assign]
+    run(RoundLoop(made, LoopEngine(made, device)), 1)
+    Scaler.from_unit = from_unit  # type: ignore[method-assign]
+    return seen
+
+
 def register(library: str) -> None:
     """Register the device "second" with PyTorch."""
     torch.utils.rename_privateuse1_backend("second")
@@ -136,12 +152,14 @@ def main(library: str) -> None:
     made = setup(images(side=8), model={"name": "module", "path": "own_models:Frozen"})
     sums = LoopEngine(made, device).collect(TrainTask(0, made.weights(), None, made.sizes(0)), [0, 1, 2], ()).partial
     devices = {name: tensor.device.type for name, tensor in sums.tensors.items()}
+    points = devices_of_points(device)
     try:
         torch.ones(2, device=device) + torch.ones(2)
         checks = False
     except RuntimeError:
         checks = True
-    print(json.dumps({"cases": len(cases()), "faults": faults, "sums": devices, "plan": plan.why, "checks": checks}))
+    report = {"cases": len(cases()), "faults": faults, "sums": devices, "points": sorted(points)}
+    print(json.dumps({**report, "plan": plan.why, "checks": checks}))
 
 
 if __name__ == "__main__":

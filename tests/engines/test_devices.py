@@ -48,3 +48,4 @@ def assert_as_on_the_cpu(library: str, device: str) -> None:
     assert found["faults"] == {}
     assert "1 stacked" in found["plan"], "the engine is chosen by timing on the device"
     assert set(found["sums"].values()) == {device}, "uploads are on the device as a whole, also what is not trained"
+    assert found["points"] == [device], "AggEnhance moves its points on the device"
