@@ -137,15 +137,20 @@ def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:
     return run(grid, planned.asked, folder, FederationLimits(deadline=5)).state.weights
 
 
+def follow_cues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that start from now on read the plans of ``flower_rogue`` in this folder."""
+    (folder / "sitecustomize.py").write_text("import flower_rogue\n")
+    monkeypatch.syspath_prepend(str(folder))
+    assert str(Path(flower_rogue.__file__).parent) in sys.path
+    monkeypatch.setenv(flower_rogue.CUES, str(folder))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not PROC.exists(), reason="finds processes in /proc")
 def test_a_run_continues_through_all_faults_of_sites_and_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert str(Path(flower_rogue.__file__).parent) in sys.path
-    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    follow_cues(tmp_path, monkeypatch)
     with LoopbackTrial(tmp_path / "trial", SITES) as trial:
         planned = PlannedTrial(tmp_path, trial)
         trial.begin()
@@ -213,9 +218,7 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
 def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    follow_cues(tmp_path, monkeypatch)
     with LoopbackTrial(tmp_path / "trial", SITES) as trial:
         planned = PlannedTrial(tmp_path, trial)
         planned.asked = resolve({**as_table(planned.asked), "rounds": 2, "min_uploads": SITES})
@@ -251,9 +254,7 @@ def scaffold_in_round_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[PlannedTrial, list[dict[str, Any]]]]:
     """A trial of SCAFFOLD in which site 0 waits before it trains in round 2, and the sites' configs."""
-    (tmp_path / "sitecustomize.py").write_text("import flower_rogue\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(flower_rogue.CUES, str(tmp_path))
+    follow_cues(tmp_path, monkeypatch)
     configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
     with LoopbackTrial(tmp_path / "trial", SITES) as trial:
         planned = PlannedTrial(tmp_path, trial)
