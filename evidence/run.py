@@ -196,7 +196,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--scale", default="laptop", choices=("laptop", "paper"), help="of the items that are named")
-    parser.add_argument("--only", nargs="*", default=[], help="rows or columns of the items")
+    parser.add_argument(
+        "--only", nargs="*", action="extend", default=[], help="rows or columns of the items (repeatable)"
+    )
     parser.add_argument("--seeds", help="of the items, such as 0,1")
     parser.add_argument("--deciding", action="store_true", help="make the runs of evidence/deciding.toml")
     given = parser.parse_args()
