@@ -12,10 +12,10 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-# OUT=/tmp/demo where this folder cannot be written to.
+# Again, or after Ctrl-C, it goes on where it was. OUT=/tmp/demo where this folder cannot be written to.
 OUT ?= runs/quickstart
 demo: setup
-	$(BIN)/fedblend run examples/quickstart.toml --out $(OUT)
+	$(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume
 	$(BIN)/python examples/quickstart.py $(OUT)
 
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.

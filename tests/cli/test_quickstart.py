@@ -65,9 +65,9 @@ def test_the_demo_says_so_where_no_method_gains(study: Path, tmp_path: Path) -> 
     assert "No method gains more than chance may explain" in script("examples/quickstart.py").in_words(tmp_path)
 
 
-def test_make_demo_runs_the_study_and_then_says_what_is_seen() -> None:
+def test_make_demo_runs_or_resumes_the_study_and_then_says_what_is_seen() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ndemo: setup\n")[2].split("\n\n")[0]
     assert recipe.split("\n") == [
-        "\t$(BIN)/fedblend run examples/quickstart.toml --out $(OUT)",
+        "\t$(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume",
         "\t$(BIN)/python examples/quickstart.py $(OUT)",
     ]

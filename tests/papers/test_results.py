@@ -132,6 +132,16 @@ def test_every_deciding_run_is_an_item_that_can_be_planned_and_decides(run: Modu
         assert one["decides"]
 
 
+def test_rows_and_columns_may_be_named_one_by_one(run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[str]] = []
+    monkeypatch.setattr(run, "remake_item", made.append)
+    monkeypatch.setattr("sys.argv", ["run.py", "fedmix/table-1", "--only", "fedavg", "--only", "fedmix", "femnist"])
+
+    run.main()
+
+    assert made[0][-6:] == ["--only", "fedavg", "--only", "fedmix", "--only", "femnist"]
+
+
 def test_a_deciding_run_is_made_by_its_command(run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[str]] = []
     monkeypatch.setattr(run, "remake_item", made.append)
