@@ -37,9 +37,9 @@ CNN: dict[str, Any] = {"name": "cnn", "channels": [4], "norm": "group"}
 TWO = {"name": "cnn", "channels": [4, 4]}
 TRAIN = {"cohort": 3, "epochs": 1, "batch_size": 4}
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 0.5}
-CHAOTIC = {"cuda": ("feddm", "xormixfl, cnn"), "second": ("xormixfl, cnn",)}
-"""Cases, by device, in which rounding grows to more than a percent of the weights: only what is finite is checked.
-(A factor of 1 + 3e-6 on the first weights changes FedDM's by 19 %, XorMixFL's by 4 %.)
+CHAOTIC = ("feddm",)
+"""Cases in which rounding grows to more than a percent of the weights: on a GPU, which rounds otherwise, only what is
+finite is checked. (A factor of 1 + 3e-6 on the first weights changes FedDM's by 19 %.)
 """
 
 
@@ -48,8 +48,10 @@ def cases() -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {}
     for name in presets.SINGLE:
         made[name] = {"method": name, **({"model": TWO} if "hidden" in name else {}), **needs_of(name)}
-    for name in ("fedmix", "fed-augmix", "statmix", "scaffold", "xormixfl", "aggenhance"):
+    for name in ("fedmix", "fed-augmix", "statmix", "scaffold", "aggenhance"):
         made[f"{name}, cnn"] = {"method": name, "model": CNN}
+    # Without a norm: the gradient of a bias before one is rounding alone, and XorMixFL's Adam makes whole steps of it.
+    made["xormixfl, cnn"] = {"method": "xormixfl", "model": TWO}
     made["batch norm"] = {"model": {**CNN, "norm": "batch"}}
     for name in ("median", "krum", "multi-krum", "trimmed-mean", "interval-mean", "secure-mean"):
         options = {"krum": {"byzantine": 0}, "multi-krum": {"byzantine": 0}, "trimmed-mean": {"share": 0.4}}
@@ -144,7 +146,7 @@ def main(library: str) -> None:
     allow_tf32("float32")
     faults = {}
     for name, fields in cases().items():
-        bound = 10.0 if name in CHAOTIC[device] else 1e-3
+        bound = 10.0 if device == "cuda" and name in CHAOTIC else 1e-3
         if found := faults_of(fields, device, bound):
             faults[name] = found
     autotune.MIN_SECONDS_TO_TUNE = 0.0
