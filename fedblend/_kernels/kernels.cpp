@@ -5,7 +5,8 @@
 //
 // Each sample is copied once into a padded scratch image with rows of W + 2p. In the flat image, output q is
 // y[o, q] = sum_{c, i, j} w[o, c, i, j] x[c, q + i (W + 2p) + j],  so every load is contiguous for any width of the
-// image. The last kw - 1 columns of each row are computed, but not used.
+// image. The last kw - 1 columns of each row are computed, but not used. The derivative by the input is such a convolution
+// too: of the gradients, padded by kh - 1 - p and kw - 1 - p, with the kernels rotated by half a turn.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,109 +18,166 @@
 
 namespace {
 
-// Floats of images and gradients per block, which fit into the second-level cache.
-constexpr int READ_AT_ONCE = 1 << 16;
+// Floats of a tile's images and gradients that are read again and again, which fit into the first-level cache.
+constexpr int READ_AT_ONCE = 6 << 10;
 
-// Vectors of positions in a tile: six rows of sums, the positions' numbers and one factor fit into the registers.
-constexpr int WIDE = REGISTERS >= 32 ? 4 : 2;
+// Rows of outputs and vectors of positions in a tile: its sums, the positions' numbers and one factor fit into the registers.
+constexpr int ROWS = REGISTERS >= 32 ? 6 : 4;
+constexpr int WIDE = REGISTERS >= 32 ? 4 : 3;
 
 // Rows of a tile of T columns whose sums, with T numbers and one factor, fit into the registers.
 constexpr int rows_beside(int T) { return (REGISTERS - 1 - T) / T >= 4 ? 4 : 2; }
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
+// A convolution of images [C, H, W] with padding ph above and below, and pw to the left and right; negative ones crop.
 struct Shape {
-    int C, H, W, O, kh, kw, p;
-    int width() const { return W + 2 * p; }
-    int height() const { return H + 2 * p; }
-    int h() const { return height() - kh + 1; }
+    int C, H, W, O, kh, kw, ph, pw;
+    int width() const { return W + 2 * pw; }
+    int h() const { return H + 2 * ph - kh + 1; }
     int w() const { return width() - kw + 1; }
     int taps() const { return kh * kw; }
     // Flat outputs, and the size of a plane of the scratch image with room for reads beyond its end.
     int flat() const { return h() * width(); }
-    int plane() const { return up(flat(), 4 * LANES) + (kh - 1) * width() + kw + LANES; }
-    int gradient_plane() const { return up(flat(), 4 * LANES); }
+    int plane() const { return up(flat(), WIDE * LANES) + (kh - 1) * width() + kw + LANES; }
+    int output_plane() const { return up(flat(), WIDE * LANES); }
+    // Of the gradients [O, h, w] with the rotated kernels, to the images.
+    Shape adjoint() const { return {O, h(), w(), C, kh, kw, kh - 1 - ph, kw - 1 - pw}; }
 };
 
-// One sample's channels with a border of p zeros.
-void pad_image(const Shape& s, const float* x, float* out) {
-    for (int c = 0; c < s.C; c++, out += s.plane(), x += s.H * s.W)
-        for (int i = 0; i < s.H; i++) copy_row(out + (i + s.p) * s.width() + s.p, x + i * s.W, s.W);
-}
+// Planes [channels, H, W], sample by sample; with `which`, the planes of which `from` has the gradients of a max pool.
+class Images {
+  public:
+    Images(int channels, int H, int W, const float* from, const uint8_t* which)
+        : channels_(channels), H_(H), W_(W), from_(from), which_(which) {}
 
-void crop_image(const Shape& s, const float* padded, float* x) {
-    for (int c = 0; c < s.C; c++, padded += s.plane(), x += s.H * s.W)
-        for (int i = 0; i < s.H; i++) copy_row(x + i * s.W, padded + (i + s.p) * s.width() + s.p, s.W);
-}
-
-// One sample's outputs in rows of the padded image's width, with zeros between the rows.
-void widen(const Shape& s, const float* g, float* out) {
-    for (int o = 0; o < s.O; o++, out += s.gradient_plane())
-        for (int i = 0; i < s.h(); i++, g += s.w()) copy_row(out + i * s.width(), g, s.w());
-}
-
-// The gradients of outputs, sample by sample; with `which`, the gradients of the outputs' max pool.
-struct Gradients {
-    const Shape& s;
-    const float* g;
-    const uint8_t* which;
-    void next(float* out) {
-        const int64_t plane = s.gradient_plane();
-        const Planes planes{s.O, s.h(), s.w(), s.width(), plane, s.O * plane};
-        if (which) {
-            spread_planes(planes, g, which, out);
-            g += planes.outputs(), which += planes.outputs();
+    // Write the next sample to planes of zeros, from row ph and column pw on; negative ones crop, by as much at each side.
+    void next(float* to, int ph, int pw, int pitch, int apart) {
+        if (which_ && ph >= 0 && pw >= 0) {
+            const int start = ph * pitch + pw;
+            spread({channels_, H_, W_, pitch, apart, int64_t(channels_) * apart - start}, to + start);
+        } else if (which_) {
+            whole_.assign(int64_t(channels_) * H_ * W_ + 4 * LANES, 0.0f);
+            spread({channels_, H_, W_, W_, int64_t(H_) * W_, int64_t(whole_.size())}, whole_.data());
+            pad(whole_.data(), to, ph, pw, pitch, apart);
         } else {
-            widen(s, g, out);
-            g += int64_t(s.O) * s.h() * s.w();
+            pad(from_, to, ph, pw, pitch, apart);
+            from_ += int64_t(channels_) * H_ * W_;
         }
     }
+
+  private:
+    void spread(const Planes& planes, float* to) {
+        spread_planes(planes, from_, which_, to);
+        from_ += planes.outputs(), which_ += planes.outputs();
+    }
+
+    void pad(const float* from, float* to, int ph, int pw, int pitch, int apart) const {
+        const int top = std::max(-ph, 0), left = std::max(-pw, 0);
+        for (int c = 0; c < channels_; c++, from += H_ * W_, to += apart)
+            for (int i = top; i < H_ - top; i++)
+                copy_row(to + (i + ph) * pitch + left + pw, from + i * W_ + left, W_ - 2 * left);
+    }
+
+    int channels_, H_, W_;
+    const float* from_;
+    const uint8_t* which_;
+    std::vector<float> whole_;
 };
 
-// Outputs [first, first + N) of one sample at flat positions [q, q + V vectors).
-template <int N, int V>
-void forward_tile(const Shape& s, const float* x, const float* w, int first, int q, float* out, int stride) {
+// Call `work(first, rows)` on blocks of about as many rows, at most ROWS: few rows are few sums at a time.
+template <class Work>
+void each_block(int rows, Work work) {
+    for (int done = 0, blocks = (rows + ROWS - 1) / ROWS; blocks > 0; blocks--) {
+        const int some = (rows - done + blocks - 1) / blocks;
+        work(done, some);
+        done += some;
+    }
+}
+
+// Kernels in the order in which tiles read them: by block, channel and tap, the numbers of the block's rows. Those of row o
+// and channel c begin at w + o * by_row + c * by_channel.
+void pack(const Shape& s, const float* w, int64_t by_row, int64_t by_channel, bool rotated, float* to) {
+    each_block(s.O, [&](int first, int rows) {
+        for (int c = 0; c < s.C; c++)
+            for (int tap = 0; tap < s.taps(); tap++)
+                for (int row = 0; row < rows; row++)
+                    *to++ = w[(first + row) * by_row + c * by_channel + (rotated ? s.taps() - 1 - tap : tap)];
+    });
+}
+
+// N rows of outputs of one sample at flat positions [q, q + V vectors); the kernels' width if it is not 0 is KW.
+template <int N, int V, int KW>
+void tile(const Shape& s, const float* x, const float* w, int q, float* out, int stride) {
     Vector sum[N][V] = {};
-    const int row = s.C * s.taps();
+    const int kw = KW ? KW : s.kw;
     for (int c = 0; c < s.C; c++)
-        for (int i = 0; i < s.kh; i++)
-            for (int j = 0; j < s.kw; j++) {
-                const float* from = x + c * s.plane() + q + i * s.width() + j;
-                const float* tap = w + first * row + (c * s.kh + i) * s.kw + j;
+        for (int i = 0; i < s.kh; i++) {
+            const float* from = x + c * s.plane() + i * s.width() + q;
+#pragma GCC unroll 5
+            for (int j = 0; j < kw; j++, w += N) {
                 Vector value[V];
-                for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
+                for (int v = 0; v < V; v++) value[v] = kept(load(from + j + v * LANES));
                 for (int n = 0; n < N; n++) {
-                    const float weight = tap[n * row];
-                    for (int v = 0; v < V; v++) sum[n][v] += weight * value[v];
+                    const Vector factor = splat(w[n]);
+                    for (int v = 0; v < V; v++) sum[n][v] += factor * value[v];
                 }
             }
+        }
     for (int n = 0; n < N; n++)
-        for (int v = 0; v < V; v++) store(out + (first + n) * stride + q + v * LANES, sum[n][v]);
+        for (int v = 0; v < V; v++) store(out + n * stride + q + v * LANES, sum[n][v]);
 }
 
-// Gradients of channels [first, first + N) at flat positions [q, q + V vectors), added for each tap. T taps of a row
-// of the kernel are processed together, since for few channels loading gradients takes most of the time.
-template <int N, int T, int V>
-void input_tile(const Shape& s, const float* g, const float* w, int first, int i, int j, int q, float* out) {
-    const int row = s.C * s.taps();
-    Vector sum[N][T][V] = {};
-    for (int o = 0; o < s.O; o++) {
-        const float* from = g + o * s.gradient_plane() + q;
-        const float* tap = w + o * row + first * s.taps() + i * s.kw + j;
-        Vector value[V];
-        for (int v = 0; v < V; v++) value[v] = load(from + v * LANES);
-        for (int n = 0; n < N; n++)
-            for (int t = 0; t < T; t++) {
-                const float weight = tap[n * s.taps() + t];
-                for (int v = 0; v < V; v++) sum[n][t][v] += weight * value[v];
-            }
-    }
-    for (int n = 0; n < N; n++)
-        for (int t = 0; t < T; t++) {
-            float* to = out + (first + n) * s.plane() + q + i * s.width() + j + t;
-            for (int v = 0; v < V; v++) store(to + v * LANES, load(to + v * LANES) + sum[n][t][v]);
-        }
+template <int N, int KW>
+void tiles(const Shape& s, const float* x, const float* w, float* out, int stride) {
+    int q = 0;
+    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) tile<N, WIDE, KW>(s, x, w, q, out, stride);
+    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) tile<N, 2, KW>(s, x, w, q, out, stride);
+    for (; q < s.flat(); q += LANES) tile<N, 1, KW>(s, x, w, q, out, stride);
 }
+
+// The same with N rows or fewer.
+template <int N>
+void block(int rows, const Shape& s, const float* x, const float* w, float* out, int stride) {
+    if constexpr (N > 1)
+        if (rows < N) return block<N - 1>(rows, s, x, w, out, stride);
+    if (s.kw == 3) return tiles<N, 3>(s, x, w, out, stride);
+    if (s.kw == 5) return tiles<N, 5>(s, x, w, out, stride);
+    tiles<N, 0>(s, x, w, out, stride);
+}
+
+// Convolutions of B samples with packed kernels; with `which`, y is the max pool of the outputs.
+class Convolver {
+  public:
+    explicit Convolver(const Shape& s)
+        : s_(s), image_(s.C * s.plane() + 4 * LANES), out_(ROWS * s.output_plane() + 4 * LANES), packed_(s.O * s.C * s.taps()) {}
+
+    float* packed() { return packed_.data(); }
+
+    // `left` counts the numbers for which y has room.
+    void convolve(int B, Images& images, float* y, uint8_t* which, int64_t left) {
+        const int stride = s_.output_plane();
+        for (int b = 0; b < B; b++) {
+            images.next(image_.data(), s_.ph, s_.pw, s_.width(), s_.plane());
+            each_block(s_.O, [&](int first, int rows) {
+                block<ROWS>(rows, s_, image_.data(), &packed_[first * s_.C * s_.taps()], out_.data(), stride);
+                if (which) {
+                    const Planes planes{rows, s_.h(), s_.w(), s_.width(), stride, int64_t(out_.size())};
+                    pool_planes(planes, out_.data(), y, which, left);
+                    y += planes.outputs(), which += planes.outputs(), left -= planes.outputs();
+                    return;
+                }
+                for (int row = 0; row < rows; row++)
+                    for (int i = 0; i < s_.h(); i++, y += s_.w())
+                        copy_row(y, &out_[row * stride + i * s_.width()], s_.w());
+            });
+        }
+    }
+
+  private:
+    const Shape s_;
+    std::vector<float> image_, out_, packed_;
+};
 
 // Weight gradients of outputs [first, first + N), channel c, row i of the kernel, columns [j, j + T), of some samples
 // of one client, added to the sums of earlier samples.
@@ -128,12 +186,12 @@ void weight_tile(const Shape& s, int B, const float* x, const float* g, int firs
     Vector sum[N][T] = {};
     for (int b = 0; b < B; b++) {
         const float* from = x + (b * s.C + c) * s.plane() + i * s.width() + j;
-        const float* gradients = g + (b * s.O + first) * s.gradient_plane();
+        const float* gradients = g + (b * s.O + first) * s.output_plane();
         for (int q = 0; q < s.flat(); q += LANES) {
             Vector value[T];
-            for (int t = 0; t < T; t++) value[t] = load(from + q + t);
+            for (int t = 0; t < T; t++) value[t] = kept(load(from + q + t));
             for (int n = 0; n < N; n++) {
-                const Vector gradient = load(gradients + n * s.gradient_plane() + q);
+                const Vector gradient = kept(load(gradients + n * s.output_plane() + q));
                 for (int t = 0; t < T; t++) sum[n][t] += gradient * value[t];
             }
         }
@@ -142,44 +200,21 @@ void weight_tile(const Shape& s, int B, const float* x, const float* g, int firs
         for (int t = 0; t < T; t++) out[((first + n) * s.C + c) * s.taps() + i * s.kw + j + t] += total(sum[n][t]);
 }
 
-template <int N>
-void forward_row(const Shape& s, const float* x, const float* w, int first, float* out, int stride) {
-    int q = 0;
-    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) forward_tile<N, WIDE>(s, x, w, first, q, out, stride);
-    if (WIDE > 2)
-        for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) forward_tile<N, 2>(s, x, w, first, q, out, stride);
-    for (; q < s.flat(); q += LANES) forward_tile<N, 1>(s, x, w, first, q, out, stride);
-}
-
+// The same of all channels and rows of the kernel. The outputs' gradients stay in the first-level cache.
 template <int N, int T>
-void input_taps(const Shape& s, const float* g, const float* w, int first, int i, int j, float* out) {
-    int q = 0;
-    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) input_tile<N, T, WIDE>(s, g, w, first, i, j, q, out);
-    if (WIDE > 2)
-        for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) input_tile<N, T, 2>(s, g, w, first, i, j, q, out);
-    for (; q < s.flat(); q += LANES) input_tile<N, T, 1>(s, g, w, first, i, j, q, out);
-}
-
-template <int N>
-void input_row(const Shape& s, const float* g, const float* w, int first, float* out) {
-    for (int i = 0; i < s.kh; i++) {
-        int j = 0;
-        if (N == 1) {
-            for (; j + 5 <= s.kw; j += 5) input_taps<1, 5>(s, g, w, first, i, j, out);
-            for (; j + 3 <= s.kw; j += 3) input_taps<1, 3>(s, g, w, first, i, j, out);
-        }
-        for (; j < s.kw; j++) input_taps<N, 1>(s, g, w, first, i, j, out);
-    }
+void weight_tiles(const Shape& s, int B, const float* x, const float* g, int first, int j, float* out) {
+    for (int c = 0; c < s.C; c++)
+        for (int i = 0; i < s.kh; i++) weight_tile<N, T>(s, B, x, g, first, c, i, j, out);
 }
 
 template <int T>
-void weight_columns(const Shape& s, int B, const float* x, const float* g, int c, int i, int j, float* out) {
+void weight_columns(const Shape& s, int B, const float* x, const float* g, int j, float* out) {
     constexpr int N = rows_beside(T);
     int o = 0;
-    for (; o + N <= s.O; o += N) weight_tile<N, T>(s, B, x, g, o, c, i, j, out);
+    for (; o + N <= s.O; o += N) weight_tiles<N, T>(s, B, x, g, o, j, out);
     if (N > 2)
-        for (; o + 2 <= s.O; o += 2) weight_tile<2, T>(s, B, x, g, o, c, i, j, out);
-    for (; o < s.O; o++) weight_tile<1, T>(s, B, x, g, o, c, i, j, out);
+        for (; o + 2 <= s.O; o += 2) weight_tiles<2, T>(s, B, x, g, o, j, out);
+    for (; o < s.O; o++) weight_tiles<1, T>(s, B, x, g, o, j, out);
 }
 
 }  // namespace
@@ -189,67 +224,46 @@ extern "C" {
 // With `which`, y is the max pool of the outputs.
 void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* w, float* y,
           uint8_t* which) {
-    const Shape s{C, H, W, O, kh, kw, p};
-    const int stride = s.gradient_plane();
-    const Planes planes{O, s.h(), s.w(), s.width(), stride, O * stride + 4 * LANES};
-    int64_t left = int64_t(K) * B * planes.outputs();
-    std::vector<float> image(C * s.plane() + 4 * LANES), out(O * stride + 4 * LANES);
-    for (int k = 0; k < K; k++, w += O * C * s.taps())
-        for (int b = 0; b < B; b++, x += C * H * W) {
-            pad_image(s, x, image.data());
-            int o = 0;
-            for (; o + 6 <= O; o += 6) forward_row<6>(s, image.data(), w, o, out.data(), stride);
-            for (; o + 4 <= O; o += 4) forward_row<4>(s, image.data(), w, o, out.data(), stride);
-            for (; o < O; o++) forward_row<1>(s, image.data(), w, o, out.data(), stride);
-            if (which) {
-                pool_planes(planes, out.data(), y, which, left);
-                y += planes.outputs(), which += planes.outputs(), left -= planes.outputs();
-                continue;
-            }
-            for (o = 0; o < O; o++)
-                for (int i = 0; i < s.h(); i++, y += s.w()) copy_row(y, &out[o * stride + i * s.width()], s.w());
-        }
+    const Shape s{C, H, W, O, kh, kw, p, p};
+    const int64_t outputs = int64_t(B) * O * (which ? (s.h() / 2) * (s.w() / 2) : s.h() * s.w());
+    Convolver convolver(s);
+    Images images(C, H, W, x, nullptr);
+    for (int64_t k = 0; k < K; k++) {
+        pack(s, w + k * O * C * s.taps(), C * s.taps(), s.taps(), false, convolver.packed());
+        convolver.convolve(B, images, y + k * outputs, which ? which + k * outputs : nullptr, (K - k) * outputs);
+    }
 }
 
 void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
                 float* x, const uint8_t* which) {
-    const Shape s{C, H, W, O, kh, kw, p};
-    std::vector<float> image(C * s.plane() + 4 * LANES), wide(O * s.gradient_plane());
-    Gradients gradients{s, g, which};
-    for (int k = 0; k < K; k++, w += O * C * s.taps())
-        for (int b = 0; b < B; b++, x += C * H * W) {
-            std::fill(image.begin(), image.end(), 0.0f);
-            gradients.next(wide.data());
-            int c = 0;
-            for (; c + 6 <= C; c += 6) input_row<6>(s, wide.data(), w, c, image.data());
-            for (; c + 4 <= C; c += 4) input_row<4>(s, wide.data(), w, c, image.data());
-            for (; c < C; c++) input_row<1>(s, wide.data(), w, c, image.data());
-            crop_image(s, image.data(), x);
-        }
+    const Shape s = Shape{C, H, W, O, kh, kw, p, p}.adjoint();
+    Convolver convolver(s);
+    Images gradients(O, s.H, s.W, g, which);
+    for (int64_t k = 0; k < K; k++) {
+        pack(s, w + k * O * C * s.taps(), s.taps(), C * s.taps(), true, convolver.packed());
+        convolver.convolve(B, gradients, x + k * B * C * H * W, nullptr, 0);
+    }
 }
 
 void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g,
                  float* w, const uint8_t* which) {
-    const Shape s{C, H, W, O, kh, kw, p};
-    const int image = C * s.plane(), gradient = O * s.gradient_plane();
-    const int most = std::clamp(READ_AT_ONCE / (image + gradient), 1, B);
-    std::vector<float> images(most * image + 4 * LANES), wide(most * gradient);
-    Gradients gradients{s, g, which};
+    const Shape s{C, H, W, O, kh, kw, p, p};
+    const int image = C * s.plane(), gradient = O * s.output_plane();
+    const int most = std::clamp(READ_AT_ONCE / (s.plane() + 4 * s.output_plane()), 1, B);
+    std::vector<float> xs(most * image + 4 * LANES), gs(most * gradient + 4 * LANES);
+    Images images(C, H, W, x, nullptr), gradients(O, s.h(), s.w(), g, which);
     for (int k = 0; k < K; k++, w += O * C * s.taps()) {
         std::fill(w, w + O * C * s.taps(), 0.0f);
         for (int first = 0; first < B; first += most) {
             const int some = std::min(most, B - first);
-            for (int b = 0; b < some; b++, x += C * H * W) {
-                pad_image(s, x, &images[b * image]);
-                gradients.next(&wide[b * gradient]);
+            for (int b = 0; b < some; b++) {
+                images.next(&xs[b * image], p, p, s.width(), s.plane());
+                gradients.next(&gs[b * gradient], 0, 0, s.width(), s.output_plane());
             }
-            for (int c = 0; c < C; c++)
-                for (int i = 0; i < kh; i++) {
-                    int j = 0;
-                    for (; j + 5 <= kw; j += 5) weight_columns<5>(s, some, images.data(), wide.data(), c, i, j, w);
-                    for (; j + 3 <= kw; j += 3) weight_columns<3>(s, some, images.data(), wide.data(), c, i, j, w);
-                    for (; j < kw; j++) weight_columns<1>(s, some, images.data(), wide.data(), c, i, j, w);
-                }
+            int j = 0;
+            for (; j + 5 <= kw; j += 5) weight_columns<5>(s, some, xs.data(), gs.data(), j, w);
+            for (; j + 3 <= kw; j += 3) weight_columns<3>(s, some, xs.data(), gs.data(), j, w);
+            for (; j < kw; j++) weight_columns<1>(s, some, xs.data(), gs.data(), j, w);
         }
     }
 }

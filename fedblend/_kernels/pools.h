@@ -18,6 +18,10 @@ constexpr Mask ODD = places_by([](int i) { return 2 * i + 1; });
 // Two vectors in turn, one number of each at a time: the first half of the result, and the second.
 constexpr Mask LOW = places_by([](int i) { return i / 2 + i % 2 * LANES; });
 constexpr Mask HIGH = places_by([](int i) { return LANES / 2 + i / 2 + i % 2 * LANES; });
+// Each number of a vector twice: the first half of the result, and the second.
+constexpr Mask TWICE_LOW = places_by([](int i) { return i / 2; });
+constexpr Mask TWICE_HIGH = places_by([](int i) { return LANES / 2 + i / 2; });
+constexpr Mask PLACES = places_by([](int i) { return i; });
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 struct Blocks {
@@ -87,23 +91,40 @@ inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* whic
     });
 }
 
+// Up to a vector of gradients, and the corners to which they go: those beyond `left` go to none.
+struct Corners {
+    Vector value;
+    Mask from;
+};
+
+inline Corners load_gradients(const float* g, const uint8_t* which, int left, int64_t room) {
+    if (room >= LANES) {
+        Bytes bytes;
+        std::memcpy(&bytes, which, sizeof bytes);
+        const Mask from = __builtin_convertvector(bytes, Mask);
+        return {load(g), left < LANES ? (PLACES < left ? from : Mask{} + 4) : from};
+    }
+    Bytes bytes = Bytes{} + uint8_t(4);
+    Vector value = {};
+    std::memcpy(&bytes, which, left);
+    std::memcpy(&value, g, 4 * left);
+    return {value, __builtin_convertvector(bytes, Mask)};
+}
+
 // Each gradient at the position of its maximum, zeros at the other three. Numbers outside of blocks do not change.
 inline void spread_planes(const Planes& p, const float* g, const uint8_t* which, float* x) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
-        Bytes bytes = {};
-        Vector value = {};
-        std::memcpy(&bytes, which + place, left);
-        copy_row(reinterpret_cast<float*>(&value), g + place, left);
-        const Mask from = __builtin_convertvector(bytes, Mask);
+        const auto [value, from] = load_gradients(g + place, which + place, left, p.outputs() - place);
         const Vector zero = {};
-        Vector run[4];
-        for (int corner = 0; corner < 4; corner++) run[corner] = from == corner ? value : zero;
+        const Vector twice[2] = {shuffle(value, value, TWICE_LOW), shuffle(value, value, TWICE_HIGH)};
+        const Mask corner[2] = {Mask(shuffle(Vector(from), Vector(from), TWICE_LOW)),
+                                Mask(shuffle(Vector(from), Vector(from), TWICE_HIGH))};
         for (int row = 0; row < 2; row++) {
-            const Vector pair[2] = {shuffle(run[2 * row], run[2 * row + 1], LOW),
-                                    shuffle(run[2 * row], run[2 * row + 1], HIGH)};
+            const Mask wanted = PLACES % 2 + 2 * row;
+            const Vector pair[2] = {corner[0] == wanted ? twice[0] : zero, corner[1] == wanted ? twice[1] : zero};
             float* to = x + (row ? lower : upper);
             // Zeros beyond the row's end are overwritten by later rows, if each row is one run.
-            if (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES)
+            if (left == LANES || (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES))
                 std::memcpy(to, pair, sizeof pair);
             else
                 std::memcpy(to, pair, 8 * left);

@@ -25,6 +25,16 @@ typedef int Mask __attribute__((vector_size(4 * LANES)));
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 
+// The same numbers, in a register: left to itself, g++ loads them from memory anew for each use in a tile.
+inline Vector kept(Vector v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+}
+
 // Rows are too short for calls of memcpy.
 inline void copy_row(float* to, const float* from, int n) {
     constexpr int SOME = LANES < 8 ? LANES : 8;
@@ -43,6 +53,16 @@ constexpr Mask places_by(Place place, std::integer_sequence<int, I...>) {
 template <class Place>
 constexpr Mask places_by(Place place) {
     return places_by(place, std::make_integer_sequence<int, LANES>());
+}
+
+template <int... I>
+Vector splat(float number, std::integer_sequence<int, I...>) {
+    return Vector{(static_cast<void>(I), number)...};
+}
+
+// A vector of one number, in a register.
+inline Vector splat(float number) {
+    return kept(splat(number, std::make_integer_sequence<int, LANES>()));
 }
 
 // The numbers at `places` of a and b, counted through both.
