@@ -21,9 +21,10 @@ namespace {
 // Floats of a tile's images and gradients that are read again and again, which fit into the first-level cache.
 constexpr int READ_AT_ONCE = 6 << 10;
 
-// Rows of outputs and vectors of positions in a tile: its sums, the positions' numbers and one factor fit into the registers.
+// The most rows of outputs in a tile, and the vectors of positions for fewer: sums, the positions' numbers and one factor
+// fit into the registers.
 constexpr int ROWS = REGISTERS >= 32 ? 6 : 4;
-constexpr int WIDE = REGISTERS >= 32 ? 4 : 3;
+constexpr int vectors_beside(int rows) { return std::min((REGISTERS - 1) / (rows + 1), 8); }
 
 // Rows of a tile of T columns whose sums, with T numbers and one factor, fit into the registers.
 constexpr int rows_beside(int T) { return (REGISTERS - 1 - T) / T >= 4 ? 4 : 2; }
@@ -39,8 +40,8 @@ struct Shape {
     int taps() const { return kh * kw; }
     // Flat outputs, and the size of a plane of the scratch image with room for reads beyond its end.
     int flat() const { return h() * width(); }
-    int plane() const { return up(flat(), WIDE * LANES) + (kh - 1) * width() + kw + LANES; }
-    int output_plane() const { return up(flat(), WIDE * LANES); }
+    int plane() const { return up(flat(), LANES) + (kh - 1) * width() + kw + LANES; }
+    int output_plane() const { return up(flat(), LANES); }
     // Of the gradients [O, h, w] with the rotated kernels, to the images.
     Shape adjoint() const { return {O, h(), w(), C, kh, kw, kh - 1 - ph, kw - 1 - pw}; }
 };
@@ -108,7 +109,7 @@ void pack(const Shape& s, const float* w, int64_t by_row, int64_t by_channel, bo
 
 // N rows of outputs of one sample at flat positions [q, q + V vectors); the kernels' width if it is not 0 is KW.
 template <int N, int V, int KW>
-void tile(const Shape& s, const float* x, const float* w, int q, float* out, int stride) {
+__attribute__((always_inline)) inline void tile(const Shape& s, const float* x, const float* w, int q, float* out, int stride) {
     Vector sum[N][V] = {};
     const int kw = KW ? KW : s.kw;
     for (int c = 0; c < s.C; c++)
@@ -130,9 +131,10 @@ void tile(const Shape& s, const float* x, const float* w, int q, float* out, int
 
 template <int N, int KW>
 void tiles(const Shape& s, const float* x, const float* w, float* out, int stride) {
+    constexpr int most = vectors_beside(N), half = (most + 1) / 2;
     int q = 0;
-    for (; q + WIDE * LANES <= s.flat(); q += WIDE * LANES) tile<N, WIDE, KW>(s, x, w, q, out, stride);
-    for (; q + 2 * LANES <= s.flat(); q += 2 * LANES) tile<N, 2, KW>(s, x, w, q, out, stride);
+    for (; q + most * LANES <= s.flat(); q += most * LANES) tile<N, most, KW>(s, x, w, q, out, stride);
+    for (; q + half * LANES <= s.flat(); q += half * LANES) tile<N, half, KW>(s, x, w, q, out, stride);
     for (; q < s.flat(); q += LANES) tile<N, 1, KW>(s, x, w, q, out, stride);
 }
 

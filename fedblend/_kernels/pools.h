@@ -1,7 +1,7 @@
 // 2x2 max pools with stride 2, and their adjoint, of planes [H, W].
 //
-// Rows are processed in runs of a vector of outputs, even if fewer are left. Values beyond a row's end are overwritten by the
-// next row, and the last rows use a buffer.
+// Rows are processed in runs of a vector of outputs, even if a row has fewer. Values beyond a row's end are overwritten by
+// the next row, and the last rows use a buffer.
 
 #pragma once
 
@@ -51,15 +51,17 @@ struct Planes {
 inline Planes dense(int64_t number, int H, int W) { return {number, H, W, W, int64_t(H) * W, number * H * W}; }
 
 // Run `work(upper, lower, place, left, room)` on runs of up to a vector of blocks: `place` counts outputs, `left` those of
-// the row, `room` the floats of the buffer after the start of the lower run.
+// the run, `room` the floats of the buffer after the start of the lower row. A row's last run of several begins so early
+// that it is whole: some blocks are computed twice.
 template <class Work>
 void each_run(const Planes& p, Work work) {
-    const int h = p.H / 2, w = p.W / 2;
+    const int h = p.H / 2, w = p.W / 2, left = std::min(LANES, w);
     for (int64_t n = 0; n < p.number; n++)
         for (int i = 0; i < h; i++)
-            for (int j = 0; j < w; j += LANES) {
+            for (int next = 0; next < w; next += LANES) {
+                const int j = std::min(next, w - left);
                 const int64_t upper = n * p.apart + 2 * i * p.pitch + 2 * j, lower = upper + p.pitch;
-                work(upper, lower, (n * h + i) * w + j, std::min(LANES, w - j), p.size - lower);
+                work(upper, lower, (n * h + i) * w + j, left, p.size - lower);
             }
 }
 
@@ -123,8 +125,8 @@ inline void spread_planes(const Planes& p, const float* g, const uint8_t* which,
             const Mask wanted = PLACES % 2 + 2 * row;
             const Vector pair[2] = {corner[0] == wanted ? twice[0] : zero, corner[1] == wanted ? twice[1] : zero};
             float* to = x + (row ? lower : upper);
-            // Zeros beyond the row's end are overwritten by later rows, if each row is one run.
-            if (left == LANES || (p.W / 2 <= LANES && room >= 2 * p.pitch + 2 * LANES))
+            // Zeros beyond the row's end are overwritten by later rows.
+            if (left == LANES || room >= 2 * p.pitch + 2 * LANES)
                 std::memcpy(to, pair, sizeof pair);
             else
                 std::memcpy(to, pair, 8 * left);
