@@ -107,16 +107,16 @@ void pack(const Shape& s, const float* w, int64_t by_row, int64_t by_channel, bo
     });
 }
 
-// N rows of outputs of one sample at flat positions [q, q + V vectors); the kernels' width if it is not 0 is KW.
-template <int N, int V, int KW>
+// N rows of outputs of one sample at flat positions [q, q + V vectors). Not unrolled: with the loads of several taps at a
+// time, sums would not fit into the registers.
+template <int N, int V>
 __attribute__((always_inline)) inline void tile(const Shape& s, const float* x, const float* w, int q, float* out, int stride) {
     Vector sum[N][V] = {};
-    const int kw = KW ? KW : s.kw;
     for (int c = 0; c < s.C; c++)
         for (int i = 0; i < s.kh; i++) {
             const float* from = x + c * s.plane() + i * s.width() + q;
-#pragma GCC unroll 5
-            for (int j = 0; j < kw; j++, w += N) {
+#pragma GCC unroll 1
+            for (int j = 0; j < s.kw; j++, w += N) {
                 Vector value[V];
                 for (int v = 0; v < V; v++) value[v] = kept(load(from + j + v * LANES));
                 for (int n = 0; n < N; n++) {
@@ -129,23 +129,16 @@ __attribute__((always_inline)) inline void tile(const Shape& s, const float* x, 
         for (int v = 0; v < V; v++) store(out + n * stride + q + v * LANES, sum[n][v]);
 }
 
-template <int N, int KW>
-void tiles(const Shape& s, const float* x, const float* w, float* out, int stride) {
+// All positions of N rows of outputs or fewer.
+template <int N>
+void tiles(int rows, const Shape& s, const float* x, const float* w, float* out, int stride) {
+    if constexpr (N > 1)
+        if (rows < N) return tiles<N - 1>(rows, s, x, w, out, stride);
     constexpr int most = vectors_beside(N), half = (most + 1) / 2;
     int q = 0;
-    for (; q + most * LANES <= s.flat(); q += most * LANES) tile<N, most, KW>(s, x, w, q, out, stride);
-    for (; q + half * LANES <= s.flat(); q += half * LANES) tile<N, half, KW>(s, x, w, q, out, stride);
-    for (; q < s.flat(); q += LANES) tile<N, 1, KW>(s, x, w, q, out, stride);
-}
-
-// The same with N rows or fewer.
-template <int N>
-void block(int rows, const Shape& s, const float* x, const float* w, float* out, int stride) {
-    if constexpr (N > 1)
-        if (rows < N) return block<N - 1>(rows, s, x, w, out, stride);
-    if (s.kw == 3) return tiles<N, 3>(s, x, w, out, stride);
-    if (s.kw == 5) return tiles<N, 5>(s, x, w, out, stride);
-    tiles<N, 0>(s, x, w, out, stride);
+    for (; q + most * LANES <= s.flat(); q += most * LANES) tile<N, most>(s, x, w, q, out, stride);
+    for (; q + half * LANES <= s.flat(); q += half * LANES) tile<N, half>(s, x, w, q, out, stride);
+    for (; q < s.flat(); q += LANES) tile<N, 1>(s, x, w, q, out, stride);
 }
 
 // Convolutions of B samples with packed kernels; with `which`, y is the max pool of the outputs.
@@ -162,7 +155,7 @@ class Convolver {
         for (int b = 0; b < B; b++) {
             images.next(image_.data(), s_.ph, s_.pw, s_.width(), s_.plane());
             each_block(s_.O, [&](int first, int rows) {
-                block<ROWS>(rows, s_, image_.data(), &packed_[first * s_.C * s_.taps()], out_.data(), stride);
+                tiles<ROWS>(rows, s_, image_.data(), &packed_[first * s_.C * s_.taps()], out_.data(), stride);
                 if (which) {
                     const Planes planes{rows, s_.h(), s_.w(), s_.width(), stride, int64_t(out_.size())};
                     pool_planes(planes, out_.data(), y, which, left);
