@@ -101,6 +101,8 @@ def main() -> None:
     machine.add_option(parser)
     given = parser.parse_args()
     machine.limit(given.isa)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     build.keep_memory()
     found: dict[str, Any] = {**machine.when_and_where(), "turns": given.turns, "jobs": {}}

@@ -112,6 +112,8 @@ def main() -> None:
     machine.add_option(parser)
     given = parser.parse_args()
     machine.limit(given.isa)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if build.library() is None:
         raise SystemExit(build.missing())

@@ -278,6 +278,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the figures (profile-PROCESSOR-JOB.json)")
     given = parser.parse_args()
     machine.limit(given.isa)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
     given.stack = given.stack or STACKS[given.job][-1]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
