@@ -86,20 +86,10 @@ class Images {
     std::vector<float> whole_;
 };
 
-// Call `work(first, rows)` on blocks of about as many rows, at most ROWS: few rows are few sums at a time.
-template <class Work>
-void each_block(int rows, Work work) {
-    for (int done = 0, blocks = (rows + ROWS - 1) / ROWS; blocks > 0; blocks--) {
-        const int some = (rows - done + blocks - 1) / blocks;
-        work(done, some);
-        done += some;
-    }
-}
-
 // Kernels in the order in which tiles read them: by block, channel and tap, the numbers of the block's rows. Those of row o
 // and channel c begin at w + o * by_row + c * by_channel.
 void pack(const Shape& s, const float* w, int64_t by_row, int64_t by_channel, bool rotated, float* to) {
-    each_block(s.O, [&](int first, int rows) {
+    each_block(s.O, ROWS, [&](int first, int rows) {
         for (int c = 0; c < s.C; c++)
             for (int tap = 0; tap < s.taps(); tap++)
                 for (int row = 0; row < rows; row++)
@@ -154,7 +144,7 @@ class Convolver {
         const int stride = s_.output_plane();
         for (int b = 0; b < B; b++) {
             images.next(image_.data(), s_.ph, s_.pw, s_.width(), s_.plane());
-            each_block(s_.O, [&](int first, int rows) {
+            each_block(s_.O, ROWS, [&](int first, int rows) {
                 tiles<ROWS>(rows, s_, image_.data(), &packed_[first * s_.C * s_.taps()], out_.data(), stride);
                 if (which) {
                     const Planes planes{rows, s_.h(), s_.w(), s_.width(), stride, int64_t(out_.size())};

@@ -83,4 +83,14 @@ inline float total(Vector v) {
     return (v[0] + v[2]) + (v[1] + v[3]);
 }
 
+// Call `work(first, rows)` on blocks of about as many rows, at most `most`: few rows are few sums at a time.
+template <class Work>
+void each_block(int rows, int most, Work work) {
+    for (int done = 0, blocks = (rows + most - 1) / most; blocks > 0; blocks--) {
+        const int some = (rows - done + blocks - 1) / blocks;
+        work(done, some);
+        done += some;
+    }
+}
+
 }  // namespace

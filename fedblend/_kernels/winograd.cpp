@@ -307,12 +307,9 @@ void product_rows(int rows, int K, const float* a, int64_t ra, int64_t ka, const
 // Matrix t of c [rows, columns] (+)= a b, for a of any strides and K rows of b.
 void product(int t, int rows, int columns, int K, const float* a, int64_t ra, int64_t ka, Panels& b, Products& c, bool add) {
     for (int j = 0; j < columns; j += COLUMNS)
-        // Blocks of about as many rows: few rows are few sums at a time.
-        for (int done = 0, blocks = (rows + ROWS - 1) / ROWS; blocks > 0; blocks--) {
-            const int some = (rows - done + blocks - 1) / blocks;
-            product_rows<ROWS>(some, K, a + done * ra, ra, ka, b.at(t, 0, j), c.at(t, done) + j, c.pitch, add);
-            done += some;
-        }
+        each_block(rows, ROWS, [&](int first, int some) {
+            product_rows<ROWS>(some, K, a + first * ra, ra, ka, b.at(t, 0, j), c.at(t, first) + j, c.pitch, add);
+        });
 }
 
 // U = G w G^T of kernels [rows, C], as matrices [rows, pitch of U]; rotated by half a turn for the derivative by the input.
