@@ -42,16 +42,18 @@ def are_usable(device: torch.device) -> bool:
 
 
 def _call_conv(
-    name: str, x_shape: Any, w_shape: Any, padding: int, by_winograd: bool, *tensors: torch.Tensor | None
+    name: str, x_shape: Any, w_shape: Any, padding: int, winograd: int, *tensors: torch.Tensor | None
 ) -> None:
     """Run a form of a convolution by Winograd's way, or in the direct kernels that are faster for its channels."""
     _, outputs, channels, *kernel = w_shape
+    given = (*x_shape, outputs, *kernel, padding, *tensors)
+    if winograd:
+        build.function(winograd_kernels.SOURCE, f"winograd_{name}", "iiiiiiiiiiPPPP")(winograd, *given)
+        return
     source = build.SOURCE
-    if by_winograd:
-        source, name = winograd_kernels.SOURCE, f"winograd_{name}"
-    elif tiles.take(channels, outputs, kernel, padding):
+    if tiles.take(channels, outputs, kernel, padding):
         source, name = tiles.SOURCE, f"tiles_{name}"
-    build.function(source, name, "iiiiiiiiiPPPP")(*x_shape, outputs, *kernel, padding, *tensors)
+    build.function(source, name, "iiiiiiiiiPPPP")(*given)
 
 
 def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tensors: torch.Tensor) -> None:
@@ -59,8 +61,11 @@ def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tenso
     build.function(build.SOURCE, name, "qiiPPP")(math.prod(outputs.shape[:-2]), height, width, *tensors)
 
 
-def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False) -> torch.Tensor:
-    """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w]; ``winograd``, here and below, for 3x3 kernels."""
+def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: int = 0) -> torch.Tensor:
+    """x [K, B, C, H, W] and w [K, O, C, kh, kw] to y [K, B, O, h, w].
+
+    ``winograd``, here and below, is the side of a tile in Winograd's way, for 3x3 kernels; 0 for the direct way.
+    """
     if _is_on_gpu(x):
         return _gpu().conv(x, w, padding)
     x, w = x.contiguous(), w.contiguous()
@@ -70,7 +75,7 @@ def run_conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = Fa
 
 
 def run_conv_pool(
-    x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False
+    x: torch.Tensor, w: torch.Tensor, padding: int, winograd: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`run_pool` of :func:`run_conv`, sample by sample, so that the pooled numbers stay in the cache."""
     x, w = x.contiguous(), w.contiguous()
@@ -92,7 +97,7 @@ def run_conv_input(
     height: int,
     width: int,
     which: torch.Tensor | None = None,
-    winograd: bool = False,
+    winograd: int = 0,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d x for x of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     if _is_on_gpu(g):
@@ -112,7 +117,7 @@ def run_conv_weight(
     height: int,
     width: int,
     which: torch.Tensor | None = None,
-    winograd: bool = False,
+    winograd: int = 0,
 ) -> torch.Tensor:
     """d <g, conv(x, w)> / d w for w of ``height`` x ``width``; with ``which``, g are gradients of its max pool."""
     if _is_on_gpu(g):
@@ -249,7 +254,7 @@ def _vmap_of(function: Any, tensors: int) -> Any:
 
 class _Conv(_Bilinear):
     @staticmethod
-    def forward(x: Any, w: Any, padding: int, winograd: bool) -> Any:
+    def forward(x: Any, w: Any, padding: int, winograd: int) -> Any:
         return _conv(x, w, padding, winograd)
 
     @staticmethod
@@ -269,7 +274,7 @@ class _Conv(_Bilinear):
 
 class _ConvInput(_Bilinear):
     @staticmethod
-    def forward(g: Any, w: Any, padding: int, height: int, width: int, winograd: bool) -> Any:
+    def forward(g: Any, w: Any, padding: int, height: int, width: int, winograd: int) -> Any:
         return _conv_input(g, w, padding, height, width, None, winograd)
 
     @staticmethod
@@ -291,7 +296,7 @@ class _ConvInput(_Bilinear):
 
 class _ConvWeight(_Bilinear):
     @staticmethod
-    def forward(x: Any, g: Any, padding: int, height: int, width: int, winograd: bool) -> Any:
+    def forward(x: Any, g: Any, padding: int, height: int, width: int, winograd: int) -> Any:
         return _conv_weight(x, g, padding, height, width, None, winograd)
 
     @staticmethod
@@ -367,7 +372,7 @@ class _Pick(torch.autograd.Function):
     vmap = _vmap_of(lambda: _Pick, 2)
 
 
-def conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: bool = False) -> torch.Tensor:
+def conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: int = 0) -> torch.Tensor:
     """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
     # Not indexed by 0, since the derivative of an index fills a tensor with zeros first.
     # In float32 at any precision of the other layers: the kernels take no other type.
@@ -382,13 +387,13 @@ def max_pool(x: torch.Tensor) -> torch.Tensor:
 class Convolution(nn.Module):
     """A :class:`torch.nn.Conv2d` with stride 1 and zero padding, computed by the kernels.
 
-    ``winograd`` selects the algorithm of :mod:`fedblend._kernels.winograd`.
+    ``winograd`` is as in :func:`run_conv` (:data:`fedblend._kernels.winograd.WAYS`).
 
     With ``pooled``, the call includes the ReLU and the 2x2 max pool that follow in either order. A bias and a ReLU
     keep the order of numbers, so the maxima are taken first, which leaves a quarter of the work.
     """
 
-    def __init__(self, like: nn.Conv2d, winograd: bool = False) -> None:
+    def __init__(self, like: nn.Conv2d, winograd: int = 0) -> None:
         super().__init__()
         self.winograd = winograd
         self.weight, self.bias = like.weight, like.bias

@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "vectors.h"
 
 namespace {
@@ -23,6 +27,31 @@ constexpr Mask TWICE_LOW = places_by([](int i) { return i / 2; });
 constexpr Mask TWICE_HIGH = places_by([](int i) { return LANES / 2 + i / 2; });
 constexpr Mask PLACES = places_by([](int i) { return i; });
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+// Small numbers as bytes, and bytes as numbers. g++ converts them one by one if it is not told how.
+inline Bytes bytes_of(Mask numbers) {
+#if defined(__clang__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    return __builtin_convertvector(numbers, Bytes);
+#else
+    typedef uint8_t All __attribute__((vector_size(4 * LANES)));
+    All lowest = {};
+    for (int i = 0; i < LANES; i++) lowest[i] = 4 * i;
+    const All all = __builtin_shuffle(All(numbers), lowest);
+    Bytes bytes;
+    std::memcpy(&bytes, &all, sizeof bytes);
+    return bytes;
+#endif
+}
+
+inline Mask numbers_of(Bytes bytes) {
+#if defined(__AVX512F__)
+    return Mask(_mm512_maskz_cvtepu8_epi32(0xffff, __m128i(bytes)));
+#elif defined(__AVX2__)
+    return Mask(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&bytes))));
+#else
+    return __builtin_convertvector(bytes, Mask);
+#endif
+}
 
 struct Blocks {
     Vector value[4];  // upper left, upper right, lower left, lower right
@@ -77,19 +106,25 @@ inline void store_run(T* to, V value, int left, int64_t room) {
 inline Mask exceeds(Vector b, Vector a) { return (b > a) | (b != b); }
 
 // The maxima of four vectors, and which of the four numbers is the first maximum.
-inline void store_largest(const Vector (&v)[4], float* y, uint8_t* which, int left, int64_t room) {
+struct Largest {
+    Vector value;
+    Mask place;
+};
+
+inline Largest largest(const Vector (&v)[4]) {
     const Mask right = exceeds(v[1], v[0]), lower_right = exceeds(v[3], v[2]);
     const Vector top = right ? v[1] : v[0], bottom = lower_right ? v[3] : v[2];
     const Mask below = exceeds(bottom, top), first = right & 1, second = (lower_right & 1) + 2;
-    store_run(y, below ? bottom : top, left, room);
-    store_run(which, __builtin_convertvector(below ? second : first, Bytes), left, room);
+    return {below ? bottom : top, below ? second : first};
 }
 
 // Maxima, and which of the four values is the first maximum; y and which have room for `outputs` numbers.
 inline void pool_planes(const Planes& p, const float* x, float* y, uint8_t* which, int64_t outputs) {
     each_run(p, [&](int64_t upper, int64_t lower, int64_t place, int left, int64_t room) {
         const auto [v] = load_blocks(x + upper, x + lower, left, room);
-        store_largest(v, y + place, which + place, left, outputs - place);
+        const auto [value, corner] = largest(v);
+        store_run(y + place, value, left, outputs - place);
+        store_run(which + place, bytes_of(corner), left, outputs - place);
     });
 }
 
@@ -103,14 +138,14 @@ inline Corners load_gradients(const float* g, const uint8_t* which, int left, in
     if (room >= LANES) {
         Bytes bytes;
         std::memcpy(&bytes, which, sizeof bytes);
-        const Mask from = __builtin_convertvector(bytes, Mask);
+        const Mask from = numbers_of(bytes);
         return {load(g), left < LANES ? (PLACES < left ? from : Mask{} + 4) : from};
     }
     Bytes bytes = Bytes{} + uint8_t(4);
     Vector value = {};
     std::memcpy(&bytes, which, left);
     std::memcpy(&value, g, 4 * left);
-    return {value, __builtin_convertvector(bytes, Mask)};
+    return {value, numbers_of(bytes)};
 }
 
 // Each gradient at the position of its maximum, zeros at the other three. Numbers outside of blocks do not change.

@@ -35,13 +35,23 @@ inline Vector kept(Vector v) {
     return v;
 }
 
-// Rows are too short for calls of memcpy.
-inline void copy_row(float* to, const float* from, int n) {
+// Rows are too short for calls of memcpy, which g++ makes of a loop whose index it can follow. The last numbers may be
+// copied twice.
+template <class T>
+inline void copy_row(T* to, const T* from, int n) {
     constexpr int SOME = LANES < 8 ? LANES : 8;
-    typedef float Some __attribute__((vector_size(4 * SOME), aligned(4), may_alias));
+    typedef T Some __attribute__((vector_size(SOME * sizeof(T)), aligned(1), may_alias));
+    const auto copy = [&](int i) { *reinterpret_cast<Some*>(to + i) = *reinterpret_cast<const Some*>(from + i); };
     int i = 0;
-    for (; i + SOME <= n; i += SOME) *reinterpret_cast<Some*>(to + i) = *reinterpret_cast<const Some*>(from + i);
-    for (; i < n; i++) to[i] = from[i];
+    for (; i + SOME <= n; i += SOME) {
+        asm("" : "+r"(i));
+        copy(i);
+    }
+    if (i < n && n >= SOME) return copy(n - SOME);
+    for (; i < n; i++) {
+        asm("" : "+r"(i));
+        to[i] = from[i];
+    }
 }
 
 template <class Place, int... I>

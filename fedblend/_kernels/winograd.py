@@ -1,4 +1,4 @@
-"""Convolutions of 3x3 by Winograd's F(2x2, 3x3) (winograd.cpp)."""
+"""Convolutions of 3x3 by Winograd's F(2x2, 3x3) and F(4x4, 3x3) (winograd.cpp)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 from fedblend._kernels import build
 
 SOURCE = Path(__file__).with_name("winograd.cpp")
+
+WAYS = {"winograd": 2, "winograd-4x4": 4}
+"""The side of a tile of outputs, by the name of the way.
+
+The larger tile takes fewer products, and has the larger transforms and rounding errors."""
 
 MIN_CHANNELS = 16
 """Fewest channels, both in and out, for which this can be faster: the transforms are shared by as many products."""

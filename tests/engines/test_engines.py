@@ -412,15 +412,16 @@ def test_layers_are_timed_on_the_shapes_of_a_batch() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("method", ["fedavg", "fedmix"])
-def test_winograds_layers_give_the_loops_weights(method: str) -> None:
+@pytest.mark.parametrize("way", ["winograd", "winograd-4x4"])
+def test_winograds_layers_give_the_loops_weights(way: str, method: str) -> None:
     made = ragged(method, {"model": {"name": "cnn", "channels": [16, 20]}})
     layers = dict(made.model.named_modules())
-    kernels = {name: list(own_ways(layers[name]))[-1] for name in own_layers(made.model)}
+    kernels = {name: way if way in own_ways(layers[name]) else "direct" for name in own_layers(made.model)}
 
     loop, _ = after(made, LoopEngine(made), 1)
     stacked, _ = after(made, StackedEngine(made, stack=4, kernels=kernels), 1)
 
-    assert "winograd" in kernels.values()
+    assert way in kernels.values()
     assert difference(stacked.weights, loop.weights) < 1e-4
 
 

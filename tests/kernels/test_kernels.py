@@ -57,10 +57,11 @@ def test_the_three_forms_of_a_convolution(
     shape=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 40), st.integers(3, 12), st.integers(3, 35)),
     outputs=st.integers(1, 20),
     padding=st.integers(0, 2),
+    side=st.sampled_from([2, 4]),
 )
-@examples(40)
+@examples(60)
 def test_winograds_three_forms_have_at_most_four_times_the_direct_ones_error(
-    shape: tuple[int, int, int, int, int], outputs: int, padding: int
+    shape: tuple[int, int, int, int, int], outputs: int, padding: int, side: int
 ) -> None:
     x, w = draw(*shape), draw(shape[0], outputs, shape[2], 3, 3, seed=1)
     wanted = torch.stack([F.conv2d(a, b, padding=padding) for a, b in zip(x.double(), w.double(), strict=True)])
@@ -77,9 +78,9 @@ def test_winograds_three_forms_have_at_most_four_times_the_direct_ones_error(
         (lambda way: operators.run_conv_input(g, w, padding, *shape[3:], winograd=way), torch.stack(by_x)),
         (lambda way: operators.run_conv_weight(x, g, padding, 3, 3, winograd=way), torch.stack(by_w)),
     ):
-        error, direct = (float((form(way) - exact).norm() / exact.norm()) for way in (True, False))
-        # Sums of few numbers are nearly exact in the direct way.
-        assert error <= 4 * direct + 1e-7
+        error, direct = (float((form(way) - exact).norm() / exact.norm()) for way in (side, 0))
+        # Sums of few numbers are nearly exact in the direct way, and transforms of larger tiles round more.
+        assert error <= 4 * direct + {2: 1e-7, 4: 1e-6}[side]
 
 
 @given(
@@ -187,8 +188,8 @@ def test_masks_are_those_of_pytorchs_generators(seed: int, sizes: list[int], p: 
         assert torch.equal(ours, theirs.div_(1 - p))
 
 
-@pytest.mark.parametrize("winograd", [False, True])
-def test_a_traced_step_fuses_calls(winograd: bool) -> None:
+@pytest.mark.parametrize("winograd", [0, 2, 4])
+def test_a_traced_step_fuses_calls(winograd: int) -> None:
     x, w, v = draw(2, 3, 2, 9, 8), draw(2, 4, 2, 3, 3, seed=1), draw(2, 5, 4 * 4 * 4, seed=2)
 
     def step(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
@@ -246,8 +247,8 @@ def second_order(layer: Layer) -> Layer:
     return number
 
 
-@pytest.mark.parametrize("winograd", [False, True])
-def test_second_derivatives_of_a_stack(winograd: bool) -> None:
+@pytest.mark.parametrize("winograd", [0, 2, 4])
+def test_second_derivatives_of_a_stack(winograd: int) -> None:
     x, w = draw(3, 2, 4, 9, 8).requires_grad_(), draw(3, 5, 4, 3, 3, seed=1).requires_grad_()
     ours = second_order(lambda x, w: max_pool(conv(x, w, 1, winograd)))
     theirs = second_order(lambda x, w: F.max_pool2d(F.conv2d(x, w, padding=1), 2))

@@ -21,6 +21,9 @@ MAX_CHANNELS = 16
 MIN_WINOGRAD_CHANNELS = 32
 """Channels, in and out, from which on a convolution of 3x3 runs by Winograd's algorithm where no layer was timed."""
 
+MAX_4X4_CHANNELS = 256
+"""Channels, in and out, up to which it then has tiles of 4x4: above, its kernels' transforms exceed the caches."""
+
 MOST_ON_GPU = 31
 """Rows and columns of a kernel that fedblend's kernels for GPUs can take: the bits of an int32."""
 
@@ -99,8 +102,8 @@ def own_layers(model: nn.Module) -> list[str]:
 def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, nn.Module]:
     """Return fedblend's layers in place of one of PyTorch's, with its parameters, by the name of the way.
 
-    The ways are ``direct`` and, for convolutions on CPUs, ``winograd``. The table is empty where kernels cannot compute
-    it. The default device is a CPU.
+    The ways are ``direct`` and, for convolutions on CPUs, those of :data:`fedblend._kernels.winograd.WAYS`. The table is
+    empty where kernels cannot compute it. The default device is a CPU.
     """
     if _is_exactly(layer, nn.MaxPool2d) and _is_two_by_two(layer):  # type: ignore[arg-type]
         return {"direct": _kernels.MaxPool()}
@@ -112,7 +115,7 @@ def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, 
     if not on_cpu and max(layer.kernel_size) > MOST_ON_GPU:
         return {}
     if on_cpu and winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
-        ways["winograd"] = _kernels.Convolution(layer, winograd=True)
+        ways |= {way: _kernels.Convolution(layer, side) for way, side in winograd.WAYS.items()}
     return ways
 
 
@@ -156,7 +159,7 @@ def _way_on_cpu(layer: nn.Module, precision: Precision) -> str:
     if precision != "bfloat16" and tiles.take(*sizes):
         return "direct"
     if precision != "bfloat16" and min(sizes[:2]) >= MIN_WINOGRAD_CHANNELS and winograd.supports(*sizes):
-        return "winograd"
+        return "winograd-4x4" if max(sizes[:2]) <= MAX_4X4_CHANNELS else "winograd"
     return "direct" if layer.in_channels <= MAX_CHANNELS else ""
 
 
