@@ -102,8 +102,8 @@ def own_layers(model: nn.Module) -> list[str]:
 def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, nn.Module]:
     """Return fedblend's layers in place of one of PyTorch's, with its parameters, by the name of the way.
 
-    The ways are ``direct`` and, for convolutions on CPUs, those of :data:`fedblend._kernels.winograd.WAYS`. The table is
-    empty where kernels cannot compute it. The default device is a CPU.
+    The ways are ``direct`` and, for convolutions on CPUs, those of :data:`fedblend._kernels.winograd.WAYS`. The table
+    is empty where kernels cannot compute it. The default device is a CPU.
     """
     if _is_exactly(layer, nn.MaxPool2d) and _is_two_by_two(layer):  # type: ignore[arg-type]
         return {"direct": _kernels.MaxPool()}
