@@ -58,12 +58,12 @@ def best(calls: Sequence[Callable[[], object]], turns: int) -> list[float]:
     return least
 
 
-def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int, winograd: bool) -> Calls:
-    """The three forms in our kernels."""
+def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int, side: int = 0) -> Calls:
+    """The three forms in our kernels, by Winograd's tiles of ``side`` or in the direct way."""
     return (
-        lambda: operators.run_conv(x, w, padding, winograd),
-        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:], winograd=winograd),
-        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:], winograd=winograd),
+        lambda: operators.run_conv(x, w, padding, side),
+        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:], winograd=side),
+        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:], winograd=side),
     )
 
 
@@ -85,12 +85,12 @@ def rates(layer: tuple[str, int, int, int, int, int], turns: int) -> dict[str, o
     g = torch.randn_like(operators.run_conv(x, w, padding))
     work = 2 * g.numel() * channels * kernel * kernel / 1e9
     ways = {
-        "ours": ours(x, w, g, padding, winograd=False),
+        "ours": ours(x, w, g, padding),
         "pytorch": pytorchs(x, w, g, padding, torch.contiguous_format),
         "channels_last": pytorchs(x, w, g, padding, torch.channels_last),
     }
     if winograd.supports(channels, outputs, (kernel, kernel), padding):
-        ways["winograd"] = ours(x, w, g, padding, winograd=True)
+        ways |= {way: ours(x, w, g, padding, side) for way, side in winograd.WAYS.items()}
     seconds = best([call for calls in ways.values() for call in calls], turns)
     found = {way: [work / s for s in seconds[3 * i : 3 * i + 3]] for i, way in enumerate(ways)}
     on_tiles = tiles.take(channels, outputs, (kernel, kernel), padding)

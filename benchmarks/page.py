@@ -289,7 +289,7 @@ def profile_facts(found: Table) -> str:
 
 KERNELS_HEAD = (
     *("layer", "MFLOP", "in", "forward", "by input", "by weights"),
-    *("Winograd's", "by input", "by weights", "PyTorch's", "by input", "by weights"),
+    *("Winograd's tile", "forward", "by input", "by weights", "PyTorch's", "by input", "by weights"),
 )
 
 
@@ -309,12 +309,14 @@ def kernels_table(found: Table) -> str:
 
 
 def kernels_rows(found: Table) -> list[list[str]]:
-    """One row a layer: the units of our direct kernels, our rates, and PyTorch's in the better memory format."""
+    """One row a layer: our direct kernels, Winograd's in the faster tile, PyTorch's in the faster memory format."""
     made = []
     for one in found["rows"]:
         theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
         where = "matrix units" if one["tiles"] else "vector units"
-        fast = [f"{rate:.0f}" for rate in one["winograd"]] if "winograd" in one else ["", "", ""]
+        tiles = {side: one[way] for way, side in (("winograd", "2x2"), ("winograd-4x4", "4x4")) if way in one}
+        side = min(tiles, key=lambda side: sum(1 / rate for rate in tiles[side]), default="")
+        fast = [side, *(f"{rate:.0f}" for rate in tiles[side])] if side else [""] * 4
         rates = *(f"{rate:.0f}" for rate in one["ours"]), *fast, *(f"{rate:.0f}" for rate in theirs)
         made.append([one["layer"], f"{one['mflop']:.0f}", where, *rates])
     return made

@@ -19,6 +19,7 @@ from torch import nn
 
 from fedblend import _kernels, engines
 from fedblend._kernels import build, lowrank
+from fedblend._kernels.layers import own_layers, own_ways
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -32,7 +33,6 @@ from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.engines.stacked.layers import own_layers, own_ways
 from fedblend.engines.stacked.schedule import _width
 from fedblend.engines.trials import faster_kernels, make_trial
 from fedblend.experiment import presets

@@ -13,10 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from fedblend._kernels import operators
+from fedblend._kernels import layers, operators
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.stacked import layers
 from fedblend.engines.stacked.engine import StackedEngine
 
 pytest.importorskip("triton", reason="the kernels for GPUs need Triton, which comes with PyTorch for GPUs")

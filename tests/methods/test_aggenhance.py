@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from helpers import federation, images, numbers, run, same, same_state, setup, s
 from torch import nn
 from torch.nn import functional as F
 
+from fedblend._kernels import Convolution, are_usable
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -21,7 +23,7 @@ from fedblend.data.scale import Scaler
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
-from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, search
+from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, ready, search
 from fedblend.methods.server_steps.prior import PriorSamples, augmented
 from fedblend.runs import checkpoint
 
@@ -114,6 +116,38 @@ def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_b
         losses = [F.cross_entropy(logits(view, one, own), labels) for one, own in zip(models, points, strict=True)]
         assert float(sum(losses)) <= before + 1e-6
         before = float(sum(losses))
+
+
+def test_kernels_find_the_points_and_votes_of_pytorchs_layers() -> None:
+    torch.manual_seed(0)
+    made = [
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, CLASSES))
+    ]
+    made += [copy.deepcopy(made[0]) for _ in range(2)]
+    for model in made:
+        for tensor in model.parameters():
+            nn.init.normal_(tensor)
+    view = server([], made[0])
+    models = [dict(model.named_parameters()) for model in made]
+    models = [{name: tensor.detach() for name, tensor in one.items()} for one in models]
+    begin = torch.rand(CLASSES, 1, 2, 2)
+
+    found = search(stacked(models), begin, view, 5, 0.1)
+    votes = ballots(models, found, view)
+
+    assert isinstance(ready(view).model[0], Convolution if are_usable(torch.device("cpu")) else nn.Conv2d)
+    assert isinstance(view.model[0], nn.Conv2d)
+    for model, points in zip(made, found, strict=True):
+        wanted = begin.clone()
+        for _ in range(5):
+            moving = wanted.requires_grad_()
+            loss = F.cross_entropy(model(moving), torch.arange(CLASSES), reduction="sum")
+            wanted = (wanted - 0.1 * torch.autograd.grad(loss, moving)[0]).clamp(0, 1).detach()
+        torch.testing.assert_close(points, wanted, rtol=1e-4, atol=1e-5)
+    for model, vote in zip(made, votes, strict=True):
+        chances = torch.stack([model(points).softmax(1) for points in found])
+        own, best = chances.diagonal(dim1=1, dim2=2), chances.argmax(2) == torch.arange(CLASSES)
+        torch.testing.assert_close(vote, torch.where(best, own, 0.0), rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_is_the_gradient_of_the_points_own_loss_alone() -> None:

@@ -1,7 +1,4 @@
-"""Preparation of a model for stacks: dropout with given masks, and fedblend's kernels where they are faster.
-
-Only PyTorch's own layers are replaced: a subclass or a hook may compute something else.
-"""
+"""Preparation of a model for stacks: dropout with given masks, and fedblend's kernels where they are faster."""
 
 from __future__ import annotations
 
@@ -11,24 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from fedblend import _kernels
-from fedblend._kernels import tiles, winograd
+from fedblend._kernels.layers import is_exactly, use_kernels
 from fedblend.engines.sgd import Precision
-
-MAX_CHANNELS = 16
-"""Input channels up to which a convolution runs in fedblend's plain kernel where no layer was timed."""
-
-MIN_WINOGRAD_CHANNELS = 32
-"""Channels, in and out, from which on a convolution of 3x3 runs by Winograd's algorithm where no layer was timed."""
-
-MAX_4X4_CHANNELS = 256
-"""Channels, in and out, up to which it then has tiles of 4x4: above, its kernels' transforms exceed the caches."""
-
-MOST_ON_GPU = 31
-"""Rows and columns of a kernel that fedblend's kernels for GPUs can take: the bits of an int32."""
-
-FUSED = ([_kernels.Convolution, nn.ReLU, _kernels.MaxPool], [_kernels.Convolution, _kernels.MaxPool, nn.ReLU])
-"""Consecutive types of layers that are computed as one."""
 
 
 class CannotStack(Exception):
@@ -52,117 +33,20 @@ class MaskedDropout(nn.Module):
         return x if self.masks is None or not self.training else x * self.masks(x, self.p)
 
 
-class FusedSequential(nn.Sequential):
-    """A sequence of layers that fuses convolution, ReLU and max pooling; each layer can still be called alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of the layers in sequence."""
-        layers, i = list(self), 0
-        while i < len(layers):
-            if _is_fused(layers[i : i + 3]):
-                x, i = layers[i](x, pooled=True), i + 3
-            else:
-                x, i = layers[i](x), i + 1
-        return x
-
-
 def prepare_model(
     model: nn.Module, device: torch.device, precision: Precision = "float32", kernels: Mapping[str, str] | None = None
 ) -> nn.Module:
-    """Return a copy of a model for stacks, in training mode on ``device``.
-
-    ``kernels`` has the names of the layers that fedblend's kernels compute, each with its way (:func:`own_ways`).
-    Without it a rule chooses them, so that experiments that set their engine have the same numbers in each run.
-    """
+    """Return a copy of a model for stacks, in training mode on ``device``; ``kernels`` is that of `use_kernels`."""
     prepared = copy.deepcopy(model).to(device).train()
     for layer in list(prepared.modules()):
         # Not named_children, which gives a layer that a model uses in two places once.
         for name, child in list(layer._modules.items()):
-            if isinstance(child, nn.Dropout) and _is_exactly(child, nn.Dropout):
+            if isinstance(child, nn.Dropout) and is_exactly(child, nn.Dropout):
                 setattr(layer, name, MaskedDropout(child.p))
-    if _kernels.are_usable(device):
-        rule = _way_on_cpu if device.type == "cpu" else _way_on_gpu
-        for name in own_layers(prepared):
-            layer = prepared.get_submodule(name)
-            way = rule(layer, precision) if kernels is None else kernels.get(name)
-            if way in (ways := own_ways(layer, device)):
-                prepared.set_submodule(name, ways[way])
-        for layer in list(prepared.modules()):
-            if type(layer) is nn.Sequential:
-                layer.__class__ = FusedSequential
+    use_kernels(prepared, device, precision, kernels)
     return prepared
-
-
-def own_layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that fedblend's kernels can compute."""
-    layers = model.named_modules(remove_duplicate=False)
-    return [name for name, layer in layers if name and own_ways(layer)]
-
-
-def own_ways(layer: nn.Module, device: torch.device | None = None) -> dict[str, nn.Module]:
-    """Return fedblend's layers in place of one of PyTorch's, with its parameters, by the name of the way.
-
-    The ways are ``direct`` and, for convolutions on CPUs, those of :data:`fedblend._kernels.winograd.WAYS`. The table
-    is empty where kernels cannot compute it. The default device is a CPU.
-    """
-    if _is_exactly(layer, nn.MaxPool2d) and _is_two_by_two(layer):  # type: ignore[arg-type]
-        return {"direct": _kernels.MaxPool()}
-    if not (_is_exactly(layer, nn.Conv2d) and _has_plain_steps(layer)):  # type: ignore[arg-type]
-        return {}
-    assert isinstance(layer, nn.Conv2d)
-    ways: dict[str, nn.Module] = {"direct": _kernels.Convolution(layer)}
-    on_cpu = device is None or device.type == "cpu"
-    if not on_cpu and max(layer.kernel_size) > MOST_ON_GPU:
-        return {}
-    if on_cpu and winograd.supports(layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])):
-        ways |= {way: _kernels.Convolution(layer, side) for way, side in winograd.WAYS.items()}
-    return ways
 
 
 def dropouts(model: nn.Module) -> list[MaskedDropout]:
     """Return the dropout layers of a prepared model with p above 0."""
     return [m for m in model.modules() if isinstance(m, MaskedDropout) and m.p > 0]
-
-
-def _is_exactly(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer is of exactly this type, and has no hooks."""
-    return type(layer) is kind and not _has_hooks(layer)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)
-
-
-def _is_fused(layers: list[nn.Module]) -> bool:
-    """Whether layers are computed as one: their types are in :data:`FUSED`, and none has hooks."""
-    return [type(layer) for layer in layers] in FUSED and not any(map(_has_hooks, layers))
-
-
-def _has_plain_steps(layer: nn.Conv2d) -> bool:
-    plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
-    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return plain and zeros and layer.padding[0] == layer.padding[1]
-
-
-def _way_on_gpu(layer: nn.Module, precision: Precision) -> str:
-    """The way of a layer that was not timed; empty for PyTorch's."""
-    return "" if precision == "bfloat16" else "direct"
-
-
-def _way_on_cpu(layer: nn.Module, precision: Precision) -> str:
-    """The way of a layer that was not timed; empty for PyTorch's."""
-    if not isinstance(layer, nn.Conv2d):
-        return "direct"
-    sizes = layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])
-    # Not in bfloat16: oneDNN computes it on the matrix units, with one multiplication a product.
-    if precision != "bfloat16" and tiles.take(*sizes):
-        return "direct"
-    if precision != "bfloat16" and min(sizes[:2]) >= MIN_WINOGRAD_CHANNELS and winograd.supports(*sizes):
-        return "winograd-4x4" if max(sizes[:2]) <= MAX_4X4_CHANNELS else "winograd"
-    return "direct" if layer.in_channels <= MAX_CHANNELS else ""
-
-
-def _is_two_by_two(layer: nn.MaxPool2d) -> bool:
-    settings = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return settings in ((2, 2, 0, 1), ((2, 2), (2, 2), 0, 1)) and not layer.ceil_mode and not layer.return_indices

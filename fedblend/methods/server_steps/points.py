@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedblend._kernels.layers import use_kernels
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
 from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
@@ -37,6 +40,16 @@ def require_classes(step: str, known: ModelSpec) -> None:
         )
 
 
+def ready(known: ModelSpec) -> ModelSpec:
+    """The same on its device; on a processor, kernels compute the convolutions and pools for which they are faster."""
+    known, device = known.on_device(), torch.device(known.device)
+    if device.type != "cpu":
+        return known
+    model = copy.deepcopy(known.model)
+    use_kernels(model, device)
+    return replace(known, model=model)
+
+
 def logits(known: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
     """A model's outputs for points in [0, 1]."""
     assert isinstance(known.scale, Scaler)
@@ -57,7 +70,7 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
     ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
     [0, 1].
     """
-    known = known.on_device()
+    known = ready(known)
     begin, labels = begin.to(known.device), torch.arange(len(begin), device=known.device)
 
     def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
@@ -82,7 +95,7 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
 
 def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -> list[torch.Tensor]:
     """Each model's votes [K, C] for points [K, C, ...]: the probability of the point's class if largest, else 0."""
-    known, (count, classes) = known.on_device(), points.shape[:2]
+    known, (count, classes) = ready(known), points.shape[:2]
     labels = torch.arange(classes, device=known.device).repeat(count)
     batches = points.to(known.device).flatten(0, 1).split(POINTS_AT_ONCE)
     names = list(models[0])
