@@ -23,13 +23,7 @@ constexpr int ROWS = REGISTERS >= 32 ? 11 : 6;
 constexpr int COLUMNS = 2 * LANES;
 
 // Numbers of the transforms of a block.
-constexpr int64_t AT_ONCE = 1 << 17;
-
-// The largest of as few parts of n as possible that are of about one size, at most `most`.
-inline int in_parts(int n, int most) {
-    const int parts = (n + most - 1) / most;
-    return (n + parts - 1) / parts;
-}
+constexpr int64_t AT_ONCE = 3 << 16;
 
 inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -209,13 +203,20 @@ struct Geometry {
     int wide() const { return (w() + M - 1) / M; }
 };
 
-// The rows of tiles of a block, for this many samples, channels and outputs: those of whole samples, or of a part of one. A
-// block that is larger than AT_ONCE is better than one whose kernels, which each block reads, are larger than its tiles.
+// The rows of tiles of a block, for this many samples, channels and outputs: of the numbers that are large enough, the one
+// with the fewest columns beyond a block's tiles. A block that is larger than AT_ONCE is better than one whose kernels,
+// which each block reads, are larger than its tiles.
 template <int M>
 int rows_at_once(const Geometry<M>& s, int B, int C, int O) {
     const int64_t tiles = std::max(AT_ONCE / ((M + 2) * (M + 2) * (C + O)), int64_t(C) * O / (C + O));
-    const int rows = std::max(int(tiles / s.wide()), 1), samples = std::min(rows / s.high(), B);
-    return samples ? in_parts(B, samples) * s.high() : in_parts(s.high(), rows);
+    const int all = B * s.high(), most = std::min(std::max(int(tiles / s.wide()), 1), all);
+    const auto columns = [&](int rows) {
+        return all / rows * up(rows * s.wide(), COLUMNS) + up(all % rows * s.wide(), COLUMNS);
+    };
+    int best = most;
+    for (int rows = most; rows > most / 2; rows--)
+        if (columns(rows) < columns(best)) best = rows;
+    return best;
 }
 
 // Call `work(b, i, n, at)` on the parts of some rows of tiles, counted through all samples: n rows from i on of sample b,
