@@ -162,7 +162,7 @@ inline void spread_planes(const Planes& p, const float* g, const uint8_t* which,
             float* to = x + (row ? lower : upper);
             // Zeros beyond the row's end are overwritten by later rows.
             if (left == LANES || room >= 2 * p.pitch + 2 * LANES)
-                std::memcpy(to, pair, sizeof pair);
+                store(to, pair[0]), store(to + LANES, pair[1]);
             else
                 std::memcpy(to, pair, 8 * left);
         }

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace {
@@ -52,6 +53,13 @@ inline void copy_row(T* to, const T* from, int n) {
         asm("" : "+r"(i));
         to[i] = from[i];
     }
+}
+
+// Numbers that are read soon.
+template <class T>
+inline void prefetch(const T* from, int64_t n) {
+    constexpr int LINE = 64 / sizeof(T);
+    for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(from + i);
 }
 
 template <class Place, int... I>

@@ -163,33 +163,56 @@ inline __attribute__((always_inline)) void transform_both(void (*transform)(cons
     }
 }
 
-// LANES M numbers of a run as M vectors: number e of each M in vector e.
+// Shuffles within each four numbers of two vectors, which are one instruction where others are two.
+constexpr Mask NEAR_EVEN = places_by([](int i) { return i % 4 / 2 * LANES + i / 4 * 4 + i % 2 * 2; });
+constexpr Mask NEAR_ODD = places_by([](int i) { return i % 4 / 2 * LANES + i / 4 * 4 + i % 2 * 2 + 1; });
+constexpr Mask NEAR_LOW = places_by([](int i) { return i % 2 * LANES + i / 4 * 4 + i % 4 / 2; });
+constexpr Mask NEAR_HIGH = places_by([](int i) { return i % 2 * LANES + i / 4 * 4 + i % 4 / 2 + 2; });
+
+// LANES M numbers of a run as M vectors: number e of each M in vector e. Tiles are in an order of their own.
 template <int M>
 inline void split(const float* run, Vector* v) {
     static_assert(M == 2 || M == 4);
-    const Vector a = load(run), b = load(run + LANES), even = shuffle(a, b, EVEN), odd = shuffle(a, b, ODD);
+    const Vector a = load(run), b = load(run + LANES), even = shuffle(a, b, NEAR_EVEN), odd = shuffle(a, b, NEAR_ODD);
     if constexpr (M == 2) {
         v[0] = even, v[1] = odd;
     } else {
         const Vector c = load(run + 2 * LANES), d = load(run + 3 * LANES);
-        const Vector further_even = shuffle(c, d, EVEN), further_odd = shuffle(c, d, ODD);
-        v[0] = shuffle(even, further_even, EVEN), v[2] = shuffle(even, further_even, ODD);
-        v[1] = shuffle(odd, further_odd, EVEN), v[3] = shuffle(odd, further_odd, ODD);
+        const Vector further_even = shuffle(c, d, NEAR_EVEN), further_odd = shuffle(c, d, NEAR_ODD);
+        v[0] = shuffle(even, further_even, NEAR_EVEN), v[2] = shuffle(even, further_even, NEAR_ODD);
+        v[1] = shuffle(odd, further_odd, NEAR_EVEN), v[3] = shuffle(odd, further_odd, NEAR_ODD);
     }
 }
 
-// The reverse.
+// The place of a tile in a vector after `split`.
+template <int M>
+constexpr int place_of(int tile) {
+    constexpr int PART = LANES / M;
+    return M == 2 ? tile % PART / 2 * 4 + tile / PART * 2 + tile % 2 : tile % PART * 4 + tile / PART;
+}
+
+// The reverse of `split`.
 template <int M>
 inline void weave(Vector* v) {
-    static_assert(M == 1 || M == 2 || M == 4);
+    Vector low = shuffle(v[0], v[M / 2], NEAR_LOW), high = shuffle(v[0], v[M / 2], NEAR_HIGH);
     if constexpr (M == 2) {
-        const Vector low = shuffle(v[0], v[1], LOW), high = shuffle(v[0], v[1], HIGH);
         v[0] = low, v[1] = high;
-    } else if constexpr (M == 4) {
-        Vector even[2] = {v[0], v[2]}, odd[2] = {v[1], v[3]};
-        weave<2>(even), weave<2>(odd);
-        v[0] = shuffle(even[0], odd[0], LOW), v[1] = shuffle(even[0], odd[0], HIGH);
-        v[2] = shuffle(even[1], odd[1], LOW), v[3] = shuffle(even[1], odd[1], HIGH);
+    } else {
+        const Vector next_low = shuffle(v[1], v[3], NEAR_LOW), next_high = shuffle(v[1], v[3], NEAR_HIGH);
+        v[0] = shuffle(low, next_low, NEAR_LOW), v[1] = shuffle(low, next_low, NEAR_HIGH);
+        v[2] = shuffle(high, next_high, NEAR_LOW), v[3] = shuffle(high, next_high, NEAR_HIGH);
+    }
+}
+
+// The same for the M / 2 numbers that a pool leaves of a tile's M.
+template <int M>
+inline void weave_pooled(Vector* v) {
+    if constexpr (M == 2) {
+        v[0] = shuffle(v[0], v[0], places_by([](int i) { return place_of<M>(i); }));
+    } else {
+        const Vector low = shuffle(v[0], v[1], places_by([](int i) { return i % 2 * LANES + place_of<M>(i / 2); }));
+        v[1] = shuffle(v[0], v[1], places_by([](int i) { return i % 2 * LANES + place_of<M>(LANES / 2 + i / 2); }));
+        v[0] = low;
     }
 }
 
@@ -236,7 +259,8 @@ struct Images {
     const float* g;
     const uint8_t* which;
 
-    // Rows [first, first + rows) of plane c of sample b, zeros outside of it. A row more at each end may be written, too.
+    // Rows [first, first + rows) of plane c of sample b, zeros outside of it. A row more at each end may be written, too. The
+    // next plane's rows are read after those of all samples, at distances that no processor foresees.
     void lay(int b, int c, int first, int rows, int pitch, float* to, const float* end) const {
         const int top = std::max(first, 0), bottom = std::min(first + rows, H), below = which ? bottom / 2 * 2 : bottom;
         const auto row = [=](int r) { return to + int64_t(r - first) * pitch; };
@@ -244,11 +268,14 @@ struct Images {
         for (int r = first; r < top; r++) std::fill_n(row(r), W, 0.0f);
         for (int r = below; r < first + rows; r++) std::fill_n(row(r), W, 0.0f);
         if (!which) {
-            for (int r = top; r < bottom; r++) copy_row(row(r), g + (plane * H + r) * W, W);
+            const float* from = g + (plane * H + top) * W;
+            prefetch(from + int64_t(H) * W, int64_t(bottom - top) * W);
+            for (int r = top; r < bottom; r++, from += W) copy_row(row(r), from, W);
             return;
         }
         const int upper = top / 2, lower = std::min((bottom + 1) / 2, H / 2);
-        const int64_t from = (plane * (H / 2) + upper) * (W / 2);
+        const int64_t from = (plane * (H / 2) + upper) * (W / 2), next = from + (H / 2) * (W / 2);
+        prefetch(g + next, (lower - upper) * (W / 2)), prefetch(which + next, (lower - upper) * (W / 2));
         spread_planes({1, 2 * (lower - upper), W, pitch, 0, end - row(2 * upper)}, g + from, which + from, row(2 * upper));
     }
 };
@@ -281,6 +308,9 @@ class Transforms {
                 if (MORE) transform_columns(columns - M + MORE, from + M, to + N * run);
             }
         });
+        // A sum over tiles also takes those beyond the last one, up to a whole vector.
+        if (tiles % LANES)
+            for (int64_t n = 0; n < int64_t(runs_.size()); n += run) std::fill_n(&runs_[n + M * tiles], M * (LANES - tiles % LANES), 0.0f);
         for (int q = 0; q < tiles; q += LANES) {
             const float* from = &runs_[M * q];
             float* to = place(q);
@@ -351,6 +381,7 @@ class Outputs {
         }
         each_part(s_, first, rows, [&](int b, int i, int n, int at) {
             int64_t to = (int64_t(b) * O + o) * h * w + int64_t(side * i) * w;
+            prefetch(y + to + int64_t(h) * w, int64_t(std::min(side * n, h - side * i)) * w);
             for (int k = 0; k < n; k++)
                 for (int a = 0; a < std::min(side, h - side * (i + k)); a++, to += w) {
                     const int from = a * run_ + (at + k) * side * s_.wide();
@@ -382,7 +413,7 @@ class Outputs {
                 const auto [value, place] = largest({v[a][2 * b], v[a][2 * b + 1], v[a + 1][2 * b], v[a + 1][2 * b + 1]});
                 values[b] = value, places[b] = Vector(place);
             }
-            weave<P>(values), weave<P>(places);
+            weave_pooled<M>(values), weave_pooled<M>(places);
 #pragma GCC unroll 2
             for (int b = 0; b < P; b++) {
                 const int to = a / 2 * run_ + P * q + b * LANES;
@@ -557,7 +588,7 @@ void conv_weight(int K, int B, int C, int H, int W, int O, int p, const float* x
             }
             for (int o = 0; o < O; o++)
                 gradients.make(slopes, o, first, some, G.apart, [&](int q) { return G.at(0, o) + q; });
-            for (int t = 0; t < number; t++) product(t, O, C, tiles, G.at(t, 0), G.pitch, 1, V, U, first > 0);
+            for (int t = 0; t < number; t++) product(t, O, C, up(tiles, LANES), G.at(t, 0), G.pitch, 1, V, U, first > 0);
         }
         transform_sums<M>(O, C, U, w + k * O * C * 9);
     }
