@@ -226,6 +226,7 @@ int main() {
             }
         // Blocks of a part of a sample, and of several samples; few rows are left for the last one.
         check_winograd(M, 1, 2, 40, 36, 36, 33, 1);
+        check_winograd(M, 1, 2, 40, 37, 37, 33, 1);
         check_winograd(M, 2, 11, 70, 8, 8, 67, 1);
     }
     for (const int width : {2, 7, 8, 15, 16, 17, 31, 32, 33, 66})
