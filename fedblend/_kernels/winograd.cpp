@@ -300,7 +300,7 @@ class Transforms {
         const int columns = M * s_.wide(), run = run_, tiles = rows * s_.wide();
         each_part(s_, first, rows, [&](int b, int i, int n, int at) {
             float* const padded = &padded_[pitch_];
-            images.lay(b, c, M * i - p_, M * n + MORE, pitch_, padded + p_, &*padded_.end());
+            images.lay(b, c, M * i - p_, M * n + MORE, pitch_, padded + p_, padded_.data() + padded_.size());
             for (int k = 0; k < n; k++) {
                 const float* from = padded + k * M * pitch_;
                 float* to = &runs_[(at + k) * columns];
@@ -310,7 +310,8 @@ class Transforms {
         });
         // A sum over tiles also takes those beyond the last one, up to a whole vector.
         if (tiles % LANES)
-            for (int64_t n = 0; n < int64_t(runs_.size()); n += run) std::fill_n(&runs_[n + M * tiles], M * (LANES - tiles % LANES), 0.0f);
+            for (size_t n = 0; n < runs_.size(); n += run)
+                std::fill_n(&runs_[n + M * tiles], M * (LANES - tiles % LANES), 0.0f);
         for (int q = 0; q < tiles; q += LANES) {
             const float* from = &runs_[M * q];
             float* to = place(q);
