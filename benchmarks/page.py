@@ -287,10 +287,7 @@ def profile_facts(found: Table) -> str:
     )
 
 
-KERNELS_HEAD = (
-    *("layer", "MFLOP", "in", "forward", "by input", "by weights"),
-    *("Winograd's tile", "forward", "by input", "by weights", "PyTorch's", "by input", "by weights"),
-)
+KERNELS_HEAD = ("layer", "MFLOP", "units", "direct", "Winograd's", "tile", "PyTorch's")
 
 
 def kernels_section() -> str:
@@ -309,17 +306,23 @@ def kernels_table(found: Table) -> str:
 
 
 def kernels_rows(found: Table) -> list[list[str]]:
-    """One row a layer: our direct kernels, Winograd's in the faster tile, PyTorch's in the faster memory format."""
+    """One row a layer, rates forward, by input and by weights: of our direct kernels, Winograd's way, and PyTorch.
+
+    Winograd's are those of the faster tile, PyTorch's those of the faster memory format for each form.
+    """
     made = []
     for one in found["rows"]:
         theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
-        where = "matrix units" if one["tiles"] else "vector units"
+        units = "matrix" if one["tiles"] else "vector"
         tiles = {side: one[way] for way, side in (("winograd", "2x2"), ("winograd-4x4", "4x4")) if way in one}
         side = min(tiles, key=lambda side: sum(1 / rate for rate in tiles[side]), default="")
-        fast = [side, *(f"{rate:.0f}" for rate in tiles[side])] if side else [""] * 4
-        rates = *(f"{rate:.0f}" for rate in one["ours"]), *fast, *(f"{rate:.0f}" for rate in theirs)
-        made.append([one["layer"], f"{one['mflop']:.0f}", where, *rates])
+        fast = _rates(tiles.get(side, []))
+        made.append([one["layer"], f"{one['mflop']:.0f}", units, _rates(one["ours"]), fast, side, _rates(theirs)])
     return made
+
+
+def _rates(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.0f}" for rate in rates)
 
 
 ENGINES_HEAD = ("job", "way", "ms a client's step", "x the loop")
