@@ -105,8 +105,8 @@ struct Minimal<2> {
     }
 };
 
-// A product of polynomials by its values at 0, a, -a, b and -b, and by its highest coefficient. Rounding errors are 2.4 times
-// those of the direct way with a = 2/3 and b = 3/2, and 5 times with the usual 1 and 2.
+// A product of polynomials by its values at 0, a, -a, b and -b, and by its highest coefficient. Outputs round two to
+// three times as much as in the direct way with a = 2/3 and b = 3/2, and five times with the usual 1 and 2.
 template <>
 struct Minimal<4> {
     static constexpr float a = 2.0f / 3, b = 1.5f, aa = a * a, bb = b * b;  // a b = 1

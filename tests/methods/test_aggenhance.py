@@ -119,18 +119,18 @@ def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_b
 
 
 def test_kernels_find_the_points_and_votes_of_pytorchs_layers() -> None:
-    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
     made = [
         nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, CLASSES))
     ]
     made += [copy.deepcopy(made[0]) for _ in range(2)]
     for model in made:
         for tensor in model.parameters():
-            nn.init.normal_(tensor)
+            nn.init.normal_(tensor, generator=draw)
     view = server([], made[0])
     models = [dict(model.named_parameters()) for model in made]
     models = [{name: tensor.detach() for name, tensor in one.items()} for one in models]
-    begin = torch.rand(CLASSES, 1, 2, 2)
+    begin = torch.rand(CLASSES, 1, 2, 2, generator=draw)
 
     found = search(stacked(models), begin, view, 5, 0.1)
     votes = ballots(models, found, view)
