@@ -59,7 +59,14 @@ from tables.studies import (
     paired_table,
     site_table,
 )
-from tables.summary import counts_by_paper, main_claims, means_and_noise
+from tables.summary import (
+    before_and_after,
+    changed_since_0_1,
+    counts_by_paper,
+    counts_by_setting,
+    main_claims,
+    runs_made,
+)
 from tables.xor_distance import xor_distance_claims, xor_leaks, xor_table_3
 from tables.xormixfl import (
     draw_xor_figure_3,
@@ -121,7 +128,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "deciding": deciding_table,
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
-    "means and noise": means_and_noise,
+    "counts by setting": counts_by_setting,
+    "runs made": runs_made,
+    "before and after": before_and_after,
+    "changed since 0.1": changed_since_0_1,
     "certain claims": certain_claims,
     "other data": other_data,
     "augmix-attack": augmix_small,

@@ -268,6 +268,7 @@ def remake_study(name: str) -> None:
     path = RESULTS / "studies" / f"{name}.json"
     if name in FUNCTIONS:
         FUNCTIONS[name](path)
+        result = json.loads(path.read_text())
     else:
         command = [FEDBLEND, *(word.replace("$FEDBLEND_DATA", folder) for word in arguments)]
         shown = shell_line(["fedblend", *arguments])
@@ -284,7 +285,7 @@ def remake_study(name: str) -> None:
         else:
             subprocess.run([*command, "--json", str(path)], cwd=ROOT, check=True)
             result = {"command": shown, **json.loads(path.read_text())}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(path, result)
     print(f"{name}: result written to {path.relative_to(ROOT)}")
 
 
@@ -459,22 +460,31 @@ def _exit_status(command: list[str]) -> int:
 
 
 def _seed_result(committed: Path, path: Path) -> None:
-    """Copy a committed result to where the item's runs lie, without pictures: these are made from runs."""
+    """Copy a committed result to where the item's runs lie, without pictures: these are made from runs.
+
+    Cells get the numbers of further seeds that another committed item has of the same experiment and measure.
+    """
+    same: dict[str, Table] = defaultdict(dict)
+    for other in sorted(RESULTS.glob("*/*.json")):
+        for quantity in json.loads(other.read_text()).get("quantities", {}).values():
+            for cell in quantity["cells"]:
+                same[cell["made_by"]] |= cell["ours"]
     result = json.loads(committed.read_text())
     for quantity in result["quantities"].values():
         for cell in quantity["cells"]:
-            cell["ours"] = {seed: value for seed, value in cell["ours"].items() if not str(value).endswith(".png")}
+            numbers = (same[cell["made_by"]] | cell["ours"]) if cell["ours"] else {}
+            cell["ours"] = {seed: value for seed, value in numbers.items() if not str(value).endswith(".png")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result))
 
 
-def _measured(result: Table) -> set[tuple[str, ...]]:
-    """What a result has numbers or pictures of: quantity, row, column and seed."""
+def _measured(result: Table) -> dict[tuple[str, ...], Any]:
+    """The numbers and pictures of a result, by quantity, row, column and seed."""
     return {
-        (name, cell["row"], cell["column"], f"seed {seed}")
+        (name, cell["row"], cell["column"], f"seed {seed}"): value
         for name, quantity in result["quantities"].items()
         for cell in quantity["cells"]
-        for seed in cell["ours"]
+        for seed, value in cell["ours"].items()
     }
 
 
@@ -484,7 +494,9 @@ def _commit_result(committed: Path, folder: Path) -> None:
     Raises :class:`SystemExit` if the committed result has numbers that this one has not.
     """
     result = json.loads((folder / "result.json").read_text())
-    lost = sorted(_measured(json.loads(committed.read_text())) - _measured(result)) if committed.exists() else []
+    before = json.loads(committed.read_text()) if committed.exists() else {"quantities": {}}
+    old, new = _measured(before), _measured(result)
+    lost = sorted(old.keys() - new.keys())
     if lost:
         raise SystemExit(
             f"{committed.relative_to(RESULTS)}: {len(lost)} of its numbers were made with other settings and are not "
@@ -498,8 +510,31 @@ def _commit_result(committed: Path, folder: Path) -> None:
                 picture = "-".join(part for part in (name, cell["row"], cell["column"], seed) if part) + ".png"
                 shutil.copyfile(folder / value, FIGURES / picture)
                 cell["ours"][seed] = f"figures/{picture}"
-    committed.parent.mkdir(parents=True, exist_ok=True)
-    committed.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(committed, result, before.get("commit") if old == new else None)
+
+
+# Writing ------------------------------------------------------------------------------------------------------
+
+
+def write_result(path: Path, result: Table, commit: str | None = None) -> None:
+    """Write a result as JSON with the commit of the code that made it, or another; lists of numbers are one line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result | {"commit": commit or commit_of_code()}, indent=1)
+    path.write_text(NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")
+
+
+NUMBERS = re.compile(r"\[\s*(-?\d[^\[\]{}\":]*)\]")
+"""A list in JSON that holds nothing but numbers."""
+
+
+def commit_of_code() -> str:
+    """The commit of the code that runs, with a + if the code has been changed since; empty outside of git."""
+    code = ["fedblend", "evidence/*.py", "evidence/studies"]
+    commit, changes = (
+        subprocess.run(["git", *line], cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
+        for line in (["rev-parse", "--short=8", "HEAD"], ["status", "--porcelain", "--", *code])
+    )
+    return f"{commit}{'+' * bool(changes)}"
 
 
 if __name__ == "__main__":

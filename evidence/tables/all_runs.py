@@ -94,6 +94,10 @@ def _item_source(result: Row) -> Row:
     shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in papers.values())}
     quantities = list(result["quantities"].values())
     lines: dict[str, int] = {}
+    evaluated: list[list[int]] = []
+    curves: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+    for curve in result.get("curves", ()):
+        curves[curve["row"], curve["column"]].append(_curve(curve, evaluated))
     cells: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for index, quantity in enumerate(quantities):
         for cell in quantity["cells"]:
@@ -112,6 +116,7 @@ def _item_source(result: Row) -> Row:
             ],
             "numbers": numbers,
         }
+        | _shown(curves[row, column])
         for (row, column), numbers in cells.items()
     ]
     return {
@@ -121,11 +126,12 @@ def _item_source(result: Row) -> Row:
         "scale": scale_of(result),
         "file": f"evidence/results/{paper}/{name}-{result['scale']}.json",
         "command": result["command"],
-        "versions": _versions(result["facts"]),
+        "versions": _versions(result, result["facts"]),
         "notes": _notes(result),
         "settings": {"The paper's settings, for all cells": _plain(shared)},
         "quantities": [[one["label"], one["unit"], one["digits"]] for one in quantities],
         "lines": list(lines),
+        "rounds": evaluated,
         "records": records,
     }
 
@@ -177,7 +183,7 @@ def _study_source(path: Path) -> Row:
         "scale": "study",
         "file": f"evidence/results/studies/{path.name}",
         "command": result["command"],
-        "versions": _versions(result),
+        "versions": _versions(result, result),
         "notes": [],
         "settings": settings | ({"Settings": _plain(flatten(experiment))} if experiment else {}),
         "quantities": [*map(list, RUN_QUANTITIES), *quantities],
@@ -195,10 +201,7 @@ def _study_data(result: Row, files: Sequence[Row]) -> list[str]:
 
 
 def _run_records(result: Row, evaluated: list[list[int]]) -> list[Row]:
-    """A record for each method of a study: its numbers by seed, and a curve for each seed.
-
-    Most curves have the same rounds: a curve has their place in ``evaluated``, to which new ones are added.
-    """
+    """A record for each method of a study: its numbers by seed, and a curve for each seed."""
     failed = by_method(result.get("failed", ()))
     runs = by_method(result.get("runs", ()))
     records = []
@@ -206,17 +209,13 @@ def _run_records(result: Row, evaluated: list[list[int]]) -> list[Row]:
         numbers: list[dict[str, float]] = [{} for _ in RUN_QUANTITIES]
         curves = []
         for run in runs.get(method, ()):
-            seed = str(run["seed"])
             for by_seed, value in zip(numbers, _run_numbers(run), strict=True):
                 if value is not None:
-                    by_seed[seed] = value
-            rounds, values = _thinned(run["rounds"], [round(100 * one, 2) for one in run["accuracy"]])
-            evaluated += [rounds] if rounds not in evaluated else []
-            curves.append([seed, evaluated.index(rounds), values])
+                    by_seed[str(run["seed"])] = value
+            curves.append(_curve(run, evaluated))
         record: Row = {"method": method, "column": ""}
         record["numbers"] = [_number(k, by_seed) for k, by_seed in enumerate(numbers) if by_seed]
-        # A curve of two points shows no more than the numbers.
-        record |= {"curves": curves} if any(len(curve[2]) > 2 for curve in curves) else {}
+        record |= _shown(curves)
         if method in failed:
             record["failed"] = [[one["seed"], one["failed"], one["reason"]] for one in failed[method]]
         records.append(record)
@@ -234,6 +233,21 @@ def _run_numbers(run: Row) -> list[float | None]:
         round(costs["bytes_down"] / 1e6, 2),
         costs["seconds"],
     ]
+
+
+def _curve(run: Row, evaluated: list[list[int]]) -> list[Any]:
+    """A run's curve: its seed, the place of its rounds in ``evaluated``, and accuracies in per cent.
+
+    Most curves have the same rounds; new ones are added to ``evaluated``.
+    """
+    rounds, values = _thinned(run["rounds"], [round(100 * one, 2) for one in run["accuracy"]])
+    evaluated += [rounds] if rounds not in evaluated else []
+    return [str(run["seed"]), evaluated.index(rounds), values]
+
+
+def _shown(curves: list[list[Any]]) -> Row:
+    """A record's curves, unless they have two points at most: these show no more than the numbers."""
+    return {"curves": curves} if any(len(curve[2]) > 2 for curve in curves) else {}
 
 
 def _thinned(rounds: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -282,8 +296,10 @@ def _number(quantity: int, ours: Mapping[str, Any], *more: float | None) -> list
     return [quantity, ours, *more]
 
 
-def _versions(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
+def _versions(result: Row, facts: Mapping[str, Any]) -> str:
+    """The versions that made a result, and the commit of the last of its numbers."""
+    named = {**facts.get("versions", {}), **({"commit": result["commit"]} if "commit" in result else {})}
+    return ", ".join(f"{name} {version}" for name, version in named.items())
 
 
 def _plain(fields: Mapping[str, Any]) -> str:

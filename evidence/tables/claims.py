@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -13,7 +14,7 @@ from fedblend.papers.claims import judge_claim, parse_claim
 from fedblend.papers.result import paper_numbers
 from fedblend.papers.verdicts import FAILS, HOLDS, ONE_SEED, ClaimVerdict, judge_result
 from fedblend.runs.differences import certain_together
-from tables.common import ROOT, Row, all_items, table
+from tables.common import RESULTS, ROOT, Row, all_items, table
 from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
 
 FULL, OWN, OTHER = "the paper's settings and data", "smaller, the paper's data", "smaller, other data"
@@ -65,13 +66,30 @@ def judged_claims() -> list[JudgedClaim]:
     return [JudgedClaim(*one, place in certain and one[2].word in (HOLDS, FAILS)) for place, one in enumerate(found)]
 
 
+def claims_of_0_1() -> list[tuple[Row, JudgedClaim | None]]:
+    """The claims of version 0.1, each beside today's of the same scale if there is one, or else of another."""
+    file = json.loads((RESULTS / "version-0.1.json").read_text())
+    today: dict[tuple[str, str], list[JudgedClaim]] = defaultdict(list)
+    for one in judged_claims():
+        if not one.claim.get("choice"):
+            today[one.result["item"], one.claim["says"]].append(one)
+    pairs = []
+    for line in file["claims"]:
+        old = dict(zip(file["head"], line, strict=True))
+        found = today[old["item"], old["says"]]
+        pairs.append((old, max(found, key=lambda one: one.result["scale"] == old["scale"], default=None)))
+    return pairs
+
+
 def claim_table(paper: str) -> str:
     """A row for each claim of each committed result of a paper."""
-    head = ["item", "claim", "paper", "ours", "95 % interval", "scale, data", "verdict"]
+    head = ["item", "claim", "in 0.1", "paper", "ours", "95 % interval, seeds", "scale, data", "verdict"]
+    before = {(old["item"], old["says"]): old["verdict"] for old, _ in claims_of_0_1()}
     rows = [
         [
             link(one.result, here=True),
             one.claim["says"].replace("|", "\\|"),
+            before.get((one.result["item"], one.claim["says"]), ""),
             paper_margin(one),
             *our_margin(one.verdict),
             f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
@@ -106,15 +124,16 @@ def paper_margin(one: JudgedClaim) -> str:
 
 
 def our_margin(verdict: ClaimVerdict) -> tuple[str, str]:
-    """Our smallest mean margin over columns (or rows), with its place where there are several; and its interval."""
+    """Our smallest mean margin over columns (or rows), with its place where there are several; interval and seeds."""
     weakest = verdict.weakest
     if weakest is None:
         return "", ""
     place = next(name for name, line in verdict.lines.items() if line is weakest)
     where = f" ({place})" if len(verdict.lines) > 1 else ""
-    interval = weakest.interval
-    between = f"{interval[0]:+.3g} to {interval[1]:+.3g}" if interval else ""
-    return _margin_text(weakest.margins) + where, between
+    interval, seeds = weakest.interval, len(weakest.margins)
+    told = [f"{interval[0]:+.3g} to {interval[1]:+.3g}"] if interval else []
+    told += [f"{seeds} seeds"] if seeds > 1 else []
+    return _margin_text(weakest.margins) + where, ", ".join(told)
 
 
 def _margin_text(margins: Sequence[float]) -> str:
@@ -150,7 +169,7 @@ def sensitivity() -> str:
                 found = judged[item_name, says, claim.choice or ""]
                 cells = [_choice_cells(one) for one in found] or [["not run", "", "", ""]]
                 rows += [[str(claim.choice), claim.source, *one] for one in cells]
-            head = ["choice", "whose, and how known", "verdict", "margin", "95 % interval", "scale, data"]
+            head = ["choice", "whose, and how known", "verdict", "margin", "95 % interval, seeds", "scale, data"]
             lines += [table(head, rows, f"{says}:"), ""]
         if claims and item_name in deciding:
             name, run = deciding[item_name]

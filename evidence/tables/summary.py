@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 from fedblend.papers.items import all_papers
+from fedblend.papers.plan import plan_item
 from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
-from tables.claims import OUTDATED, JudgedClaim, judged_claims, our_margin, paper_margin
-from tables.common import all_items, table
-from tables.items import linked_items
+from tables.claims import (
+    OUTDATED,
+    SETTINGS,
+    JudgedClaim,
+    claims_of_0_1,
+    judged_claims,
+    our_margin,
+    paper_margin,
+)
+from tables.common import RESULTS, Row, all_items, table
+from tables.items import data_of, item_results, link, linked_items
 
 MAIN_CLAIMS = (
     ("fedmix/choice-taylor", "FedMix above FedAvg in final accuracy"),
@@ -35,12 +45,12 @@ def main_claims() -> str:
         # Corrected settings come first, then many seeds; of equals the first, since the paper's scale comes first.
         best = max(found, key=lambda one: (one.setting != OUTDATED, _seeds(one)))
         paper = item.partition("/")[0]
-        word = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
-        verdict = f"{word}, {_seeds(best)} seeds" if _seeds(best) > 1 else word
+        verdict = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
         name = f"[{_short(paper)}]({_page(paper)})"
         margins = (_quantity(best), paper_margin(best), *our_margin(best.verdict))
         rows.append([name, best.says, *margins, verdict, best.setting])
-    return table(["paper", "claim", "of", "the paper's margin", "ours", "95 % interval", "verdict", "with"], rows)
+    head = ["paper", "claim", "of", "the paper's margin", "ours", "95 % interval, seeds", "verdict", "with"]
+    return table(head, rows)
 
 
 def counts_by_paper() -> str:
@@ -62,17 +72,92 @@ def counts_by_paper() -> str:
     return table(["paper", "items with a result", *columns, "claims"], rows)
 
 
-def means_and_noise() -> str:
-    """The claims by the verdict on their means alone, as version 0.1 had it, and by that with intervals."""
-    found: dict[str, Counter[str]] = {}
-    for one in judged_claims():
-        if not one.claim.get("choice"):
-            found.setdefault(one.claim["verdict"], Counter())[one.word] += 1
+def counts_by_setting() -> str:
+    """The verdicts on claims, counted by how near the result is to the paper's, and by data set."""
+    found = [one for one in judged_claims() if not one.claim.get("choice")]
+    words = [word for word in WORDS if word in {one.verdict.word for one in found}]
+    rows = []
+    for setting in SETTINGS:
+        here = [one for one in found if one.setting == setting]
+        for data in sorted({data_of(one.result) for one in here}):
+            counts = Counter(one.verdict.word for one in here if data_of(one.result) == data)
+            rows.append([setting, data, *(str(counts[word]) for word in words), str(counts.total())])
+    return table(["settings", "data", *words, "claims"], rows)
+
+
+def runs_made() -> str:
+    """The training runs behind the committed results, by paper and scale, and those of our own studies.
+
+    Runs that several items share count once. Hours are those that the results name.
+    """
+    runs: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    minutes: Counter[tuple[str, str]] = Counter()
+    for result in item_results():
+        place = (_short(result["item"].partition("/")[0]), f"{result['scale']} scale")
+        plan = plan_item(result["item"], result["scale"], only=[*filter(None, (*result["rows"], *result["columns"]))])
+        cells = {(cell.row, cell.column): cell for cell in plan.cells if plan.trains(cell)}
+        values = [cell for quantity in result["quantities"].values() for cell in quantity["cells"]]
+        measured = {(one["row"], one["column"], seed) for one in values for seed in one["ours"]}
+        runs[place] |= {(cells[key[:2]].fingerprint, key[2]) for key in measured if key[:2] in cells}
+        computing = sum(curve["seconds"] for curve in result.get("curves", ())) / 60
+        minutes[place] += max(result.get("minutes", 0.0), computing)
+    for path in sorted((RESULTS / "studies").glob("*.json")):
+        study, place = json.loads(path.read_text()), ("our own", "studies")
+        found = study["runs"] if isinstance(study.get("runs"), list) else []
+        runs[place] |= {(f"{path.stem} {run['method']}", str(run["seed"])) for run in found}
+        minutes[place] += sum(run["costs"]["seconds"] for run in found) / 60
+    rows = [
+        [*place, str(len(found)), str(len({seed for _, seed in found})), f"{minutes[place] / 60:.1f}"]
+        for place, found in runs.items()
+    ]
+    rows.append(["all", "", str(sum(map(len, runs.values()))), "", f"{minutes.total() / 60:.0f}"])
+    return table(["paper", "scale", "runs", "seeds, at most", "hours"], rows)
+
+
+def before_and_after() -> str:
+    """The claims by their verdict in version 0.1, on means alone, and by today's, with intervals over seeds."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for old, new in claims_of_0_1():
+        found[old["verdict"]][new.word if new else "left out"] += 1
     rows = [
         [word, str(counts.total()), "; ".join(f"{count} {now}" for now, count in counts.most_common())]
         for word, counts in sorted(found.items(), key=lambda pair: -pair[1].total())
     ]
-    return table(["on means alone", "claims", "with intervals over seeds"], rows)
+    return table(["in version 0.1", "claims", "now"], rows)
+
+
+def changed_since_0_1() -> str:
+    """The claims whose verdict on means alone is another one than in version 0.1, and why."""
+    rows = []
+    for old, new in claims_of_0_1():
+        if new and new.claim["verdict"] != old["verdict"]:
+            margin = "" if old["margin"] is None else f", {old['margin']:+.3g}"
+            seeds = "one seed" if old["seeds"] == 1 else f"{old['seeds']} seeds"
+            then = f"{old['verdict']}{margin}, {old['data']}, {seeds}"
+            mean, interval = our_margin(new.verdict)
+            numbers = f", {mean}" + (f" ({interval})" if interval else "") if mean else ""
+            now = f"{new.marked}{numbers}, {data_of(new.result)}"
+            rows.append([link(new.result), new.claim["says"], then, now, _why(old, new)])
+    return table(["item", "claim", "in 0.1 (means alone)", "now", "what changed"], rows)
+
+
+CORRECTED = {
+    "fed-augmix": "the split is by class",
+    "mix2fld/figure-2": "T_max is 104 ms, not 110",
+    "mix2fld/payload": "ten rounds, as the claim says, not six",
+    "xormixfl": "the authors' network, and two target samples for standalone learning",
+}
+"""What was corrected since version 0.1 in the settings of a paper, or of an item."""
+
+
+def _why(old: Row, new: JudgedClaim) -> str:
+    """What differs between a claim's settings in version 0.1 and today's."""
+    item = new.result["item"]
+    reasons = [CORRECTED[name] for name in (item, item.partition("/")[0]) if name in CORRECTED]
+    data = data_of(new.result)
+    reasons += [f"{data} instead of {old['data']}"] if set(data.split(", ")) != set(old["data"].split(", ")) else []
+    reasons += ["more seeds"] if _seeds(new) > old["seeds"] else []
+    return "; ".join(reasons)
 
 
 def _quantity(one: JudgedClaim) -> str:

@@ -22,7 +22,8 @@ SCALES = {
 
 def heading(result: Mapping[str, Any]) -> list[str]:
     """Lines on the scale, the seeds, the differences from the paper's scale, and what is missing."""
-    scale = SCALES["paper"] if not (result["smaller"] or result["other_data"]) else SCALES[result["scale"]]
+    whole, paper = not (result["smaller"] or result["other_data"]), result["scale"] == "paper"
+    scale = SCALES["paper"] if whole else SCALES["laptop" if paper else result["scale"]]
     lines = [f"Scale {result['scale']}: {scale}. Seeds: {', '.join(map(str, result['seeds'])) or 'none'}."]
     lines += [f"Made with settings that were corrected since: {result['outdated']}."] if "outdated" in result else []
     lines += [f"On other data: {', '.join(result['other_data'])}."] if result["other_data"] else []

@@ -141,6 +141,8 @@ class Item(_Table):
     claims: tuple[Claim, ...] = ()
     seeds: tuple[int, ...] = (0,)
     """Seeds of the paper, or 0 where it states none."""
+    smaller: tuple[str, ...] = ()
+    """What is smaller than in the paper at every scale, as results say it: ``rounds: 100, not 500``."""
     laptop: Smaller = Smaller()
     smoke: Smaller = Smaller()
     note: str = ""

@@ -142,7 +142,8 @@ class ItemPlan:
             for field, value in registry.dump(measure).items():
                 if value != before.get(field) and (f"{value}", f"{before.get(field)}") not in changed.get(field, []):
                     changed.setdefault(field, []).append((f"{value}", f"{before.get(field)}"))
-        lines = [f"{field}: {_joined(pairs, 0)}, not {_joined(pairs, 1)}" for field, pairs in changed.items()]
+        lines = list(self.item.smaller)
+        lines += [f"{field}: {_joined(pairs, 0)}, not {_joined(pairs, 1)}" for field, pairs in changed.items()]
         cells = {(cell.row, cell.column) for cell in self.cells}
         for what, every, axis in (("rows", self.item.rows, 0), ("columns", self.item.all_columns, 1)):
             shown = [key for key in every if any(cell[axis] == key for cell in cells)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.files import write_json
+from fedblend.runs.groups import read
+from fedblend.runs.summary import costs
 
 RESULT = "result.json"
 
@@ -59,6 +61,7 @@ def write_result(
         "rows": {cell.row: item.rows[cell.row].label or cell.row for cell in plan.cells},
         "columns": {cell.column: item.all_columns[cell.column].label or cell.column for cell in plan.cells},
         "quantities": {name: _quantity(plan, name, values) for name in item.quantities},
+        "curves": _curves(output, values, earlier.get("curves", ())),
     }
     result["claims"] = [_claim(plan, claim, values) for claim in item.claims]
     output.folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +109,37 @@ def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> d
     named = {cell.experiment.data.name for cell in output.plan.cells}
     kept = {name: data for name, data in facts.get("data", {}).items() if name in named}
     return facts | ({"data": kept} if kept else {})
+
+
+def _curves(output: OutputPaths, values: Values, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Test accuracy by evaluated round, and seconds of computing, of the runs behind the values.
+
+    An earlier result's curves stay where the same experiment has values, since its runs may lie on another machine.
+    """
+    measured = {(row, column, seed) for (_, row, column), by_seed in values.items() for seed in by_seed}
+    cells = {(cell.row, cell.column): cell for cell in output.plan.cells if output.plan.trains(cell)}
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for curve in earlier:
+        cell = cells.get((curve["row"], curve["column"]))
+        if cell and curve["experiment"] == cell.fingerprint:
+            found[cell.row, cell.column, curve["seed"]] = dict(curve)
+    for cell in cells.values():
+        for seed, path in output.all_runs(cell).items():
+            outcome = read(RunDirectory(path))
+            points = [(r.round, round(r.accuracy, 5)) for r in outcome.evaluated if r.accuracy is not None]
+            if points:
+                found[cell.row, cell.column, seed] = {
+                    "row": cell.row,
+                    "column": cell.column,
+                    "experiment": cell.fingerprint,
+                    "seed": seed,
+                    "rounds": [one for one, _ in points],
+                    "accuracy": [one for _, one in points],
+                    "seconds": round(sum(costs(record)["seconds"] for record in outcome.records), 1),
+                }
+    order = list(cells)
+    kept = sorted(measured & found.keys(), key=lambda key: (order.index(key[:2]), key[2]))
+    return [found[key] for key in kept]
 
 
 def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from helpers import images, numbers
 from fedblend.analysis.privacy.mixup import (
     LAMBDAS,
     Mixtures,
+    jointly_scaled_distances,
     make_mixtures,
     measure_mixtures,
+    measure_scaled,
     nearest_rows,
     recognised_share,
     smallest_distances,
@@ -104,6 +106,45 @@ def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
     assert row.mix2up_mean == pytest.approx(np.mean([two.mean() for _, two in logs]))
     with pytest.raises(FedblendError, match="lambda: mixing with the ratios"):
         measure_mixtures([one], [0.5])
+
+
+def test_points_of_a_plane_are_scaled_jointly_without_loss() -> None:
+    raw = torch.tensor([[0, 0], [40, 0], [0, 30], [90, 90], [200, 10]], dtype=torch.uint8)
+    samples = torch.tensor([[10.0, 0.0], [0.0, 25.0], [100.0, 90.0]])
+    contributors = np.array([[0, 1], [2, 0], [3, 1]])
+
+    scaled = jointly_scaled_distances(samples, raw, contributors, rng(1))
+
+    np.testing.assert_allclose(scaled, smallest_distances(samples, raw, contributors), rtol=1e-2)
+
+
+def test_joint_scaling_is_not_that_of_each_sample_with_its_own() -> None:
+    """Two points are always as far apart as before, but seven corners of a simplex have no place in a plane."""
+    raw = torch.eye(7, dtype=torch.uint8) * 200
+    samples, contributors = raw[:3].double(), np.array([[3], [4], [5]])
+
+    alone = [jointly_scaled_distances(samples[k : k + 1], raw, contributors[k : k + 1], rng(k))[0] for k in range(3)]
+    together = jointly_scaled_distances(samples, raw, contributors, rng(0))
+
+    np.testing.assert_allclose(alone, 200 * math.sqrt(2), rtol=1e-3)
+    assert np.ptp(together) > 10
+
+
+def test_scaled_figures_are_those_of_the_distances_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, lam = [two_devices(), two_devices()], 0.2
+    monkeypatch.setattr(
+        "fedblend.analysis.privacy.mixup.jointly_scaled_distances", lambda *given: smallest_distances(*given[:3])
+    )
+    (plain,) = measure_mixtures(draws, [lam])
+
+    found = measure_scaled(draws, lam, 0)
+
+    assert found == {
+        "mixup_scaled_smallest": pytest.approx(plain.mixup_smallest),
+        "mixup_scaled_mean": pytest.approx(plain.mixup_mean),
+        "mix2up_scaled_smallest": pytest.approx(plain.mix2up_smallest),
+        "mix2up_scaled_mean": pytest.approx(plain.mix2up_mean),
+    }
 
 
 def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

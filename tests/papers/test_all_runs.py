@@ -127,6 +127,24 @@ def test_the_page_has_every_run_of_every_study(page: str) -> None:
                 assert values == pytest.approx([100 * by_round[r] for r in rounds], abs=0.0051)
 
 
+def test_the_page_has_the_curves_and_the_commit_of_every_result(page: str) -> None:
+    by_file = {source["file"]: source for source in data_of(page)}
+    curves = 0
+    for file, result in committed():
+        source = by_file[file]
+        assert source["versions"].endswith(f"commit {result['commit']}")
+        for curve in result.get("curves", ()):
+            names = result["rows"][curve["row"]], result["columns"][curve["column"]]
+            (record,) = [one for one in source["records"] if (one["method"], one["column"]) == names]
+            (shown,) = [one for one in record["curves"] if one[0] == str(curve["seed"])]
+            by_round = dict(zip(curve["rounds"], curve["accuracy"], strict=True))
+            rounds = source["rounds"][shown[1]]
+            assert shown[2] == pytest.approx([100 * by_round[number] for number in rounds], abs=0.0051)
+            assert (rounds[0], rounds[-1]) == (curve["rounds"][0], curve["rounds"][-1])
+            curves += 1
+    assert curves > 0
+
+
 def test_the_file_of_several_studies_stands_on_the_page_once(page: str, tmp_path: Path) -> None:
     sources = data_of(page)
     file = "evidence/studies/map.toml"

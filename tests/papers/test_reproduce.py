@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,8 @@ from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import RESULT as RESULT_FILE
 from fedblend.papers.result import Values, _as_json, _claim, command, read_result, write_result
 from fedblend.papers.run_item import run_item
-from fedblend.runs.groups import Outcome
+from fedblend.runs.directory import RunDirectory
+from fedblend.runs.groups import Outcome, read
 
 # Running --------------------------------------------------------------------------------------------------
 
@@ -547,7 +549,7 @@ def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
     assert max(map(len, output.splitlines())) <= 100
     for name in all_papers()["mix2fld"].items:
         assert f"mix2fld/{name}" in output
-    assert "smoke 2/4 (1 min)" in output
+    assert "smoke 4/8 (1 min)" in output
 
     # In a narrow terminal titles and data wrap; nothing is cut off.
     monkeypatch.setenv("COLUMNS", "60")
@@ -568,6 +570,25 @@ def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "minutes": 7.5}))
 
     assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
+
+
+def test_a_result_has_the_curves_of_its_runs_and_keeps_those_of_another_machine(tmp_path: Path) -> None:
+    made = at_smoke("fedmix/table-15", only=["1"])
+    first = run_item(made, tmp_path, Counted(), jobs=1)
+    output = OutputPaths(tmp_path, made)
+    (cell,) = [one for one in made.cells if (one.row, one.column) == ("fedmix", "1")]
+    outcome = read(RunDirectory(output.all_runs(cell)[0]))
+
+    (curve,) = [one for one in first["curves"] if (one["row"], one["column"]) == ("fedmix", "1")]
+    assert curve["rounds"] == [record.round for record in outcome.evaluated]
+    assert curve["accuracy"] == [round(record.accuracy, 5) for record in outcome.evaluated]
+    assert curve["seconds"] > 0
+
+    path = output.folder / RESULT_FILE
+    shutil.rmtree(output.folder / "runs")
+    assert run_item(made, tmp_path, Counted(), jobs=1)["curves"] == first["curves"]
+    path.write_text(json.dumps(first | {"curves": [curve | {"experiment": "another"}]}))
+    assert run_item(made, tmp_path, Counted(), jobs=1)["curves"] == []
 
 
 def test_data_that_no_cell_has_any_more_are_not_among_the_facts(tmp_path: Path) -> None:

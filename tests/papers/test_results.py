@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -175,7 +177,89 @@ def test_a_new_result_never_drops_numbers_of_the_committed_one(
 
     write(folder / "result.json", fedavg={"0": 70.5}, fedmix={"0": 72.0, "1": 73.0})
     run._commit_result(committed, folder)
-    assert json.loads(committed.read_text()) == json.loads((folder / "result.json").read_text())
+    made = json.loads((folder / "result.json").read_text())
+    assert json.loads(committed.read_text()) == made | {"commit": run.commit_of_code()}
+
+
+def test_a_result_names_the_commit_of_its_newest_number(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, ours: dict[str, float], **more: Any) -> None:
+        cells = [{"row": "fedmix", "column": "", "made_by": "a", "ours": ours}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"quantities": {"accuracy": {"cells": cells}}, **more}))
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.setattr(run, "commit_of_code", lambda: "new")
+    committed, folder = tmp_path / "fedmix" / "table-1-laptop.json", tmp_path / "made"
+    write(committed, {"0": 70.0}, commit="old")
+
+    write(folder / "result.json", {"0": 70.0}, note="in other words")
+    run._commit_result(committed, folder)
+    assert json.loads(committed.read_text())["commit"] == "old"
+    assert json.loads(committed.read_text())["note"] == "in other words"
+
+    write(folder / "result.json", {"0": 70.0, "1": 71.0})
+    run._commit_result(committed, folder)
+    assert json.loads(committed.read_text())["commit"] == "new"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_committed_result_names_a_commit(path: Path) -> None:
+    assert re.fullmatch(r"[0-9a-f]{8}\+?", json.loads(path.read_text())["commit"])
+
+
+def test_the_commit_of_code_is_marked_where_the_code_was_changed(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert run.commit_of_code() == ""
+
+    (tmp_path / "fedblend").mkdir()
+    (tmp_path / "fedblend" / "loop.py").write_text("1")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for line in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *line], cwd=tmp_path, check=True)
+    clean = run.commit_of_code()
+    assert re.fullmatch("[0-9a-f]{8}", clean)
+    (tmp_path / "notes.md").write_text("not code")
+    assert run.commit_of_code() == clean
+    (tmp_path / "fedblend" / "loop.py").write_text("2")
+    assert run.commit_of_code() == f"{clean}+"
+
+
+def test_lists_of_numbers_stand_on_one_line_and_are_read_back(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "commit_of_code", lambda: "new")
+    result = {"rounds": [0, -1, 2], "loss": [1.5e-05, None], "says": "in [0, 1]", "none": [], "names": ["a", "b"]}
+
+    run.write_result(tmp_path / "studies" / "a.json", result)
+
+    text = (tmp_path / "studies" / "a.json").read_text()
+    assert json.loads(text) == result | {"commit": "new"}
+    assert '"rounds": [0, -1, 2],' in text
+
+
+def test_an_item_takes_over_the_numbers_that_another_has_of_the_same_experiments(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, **cells: tuple[str, dict[str, float]]) -> Path:
+        rows = [{"row": row, "column": "", "made_by": by, "ours": ours} for row, (by, ours) in cells.items()]
+        path = tmp_path / "aggenhance" / f"{name}-laptop.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"quantities": {"rounds": {"cells": rows}}}))
+        return path
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    write("table-1", fedavg=("a", {"0": 8.0, "3": 17.0}))
+    figure = write("figure-6", fedavg=("a", {"0": 7.0}), other=("b", {"0": 5.0}), empty=("a", {}))
+
+    run._seed_result(figure, tmp_path / "new" / "result.json")
+
+    cells = json.loads((tmp_path / "new" / "result.json").read_text())["quantities"]["rounds"]["cells"]
+    assert [cell["ours"] for cell in cells] == [{"0": 7.0, "3": 17.0}, {"0": 5.0}, {}]
 
 
 def test_runs_that_were_begun_on_another_machine_go_on(

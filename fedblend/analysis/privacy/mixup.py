@@ -4,6 +4,9 @@ Mix2FLD (section IV, Tables II and III) defines it for a mixture as log(min{||s^
 logarithm of the smaller Euclidean distance to its two raw samples, on pixels from 0 to 255. A Mix2up sample is
 inversely mixed from two mixtures, and its distance is the smallest to their four raw samples.
 
+It cites a chapter on multidimensional scaling for this, so distances after scaling are measured too: all shared samples
+and the raw samples that they were made of are placed in a plane together.
+
 The paper states one number for N_S = 100 samples and does not define how they are combined. Here both the smallest
 distance of these samples and the mean of their logarithms are measured. The paper's Table II grows with lambda as the
 definition predicts (as log lambda). It implies a distance between raw samples of e^6.768 = 869 for MNIST. That is below
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
 from fedblend.methods.sharing.inverse_mixup import (
     Pairs,
@@ -37,6 +40,9 @@ LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 
 SAMPLES = 100
 """N_S of Tables II and III."""
+
+STEPS, TOLERANCE = 300, 1e-8
+"""Multidimensional scaling: most steps of a start, and the relative change of stress at which it has converged."""
 
 CHUNK = 4096
 """Raw samples that shared samples are compared with at a time."""
@@ -106,6 +112,40 @@ def smallest_distances(samples: torch.Tensor, raw: torch.Tensor, contributors: n
         (flat - raw[torch.from_numpy(column)].double().flatten(1)).norm(dim=1) for column in contributors.T.copy()
     ]
     return torch.stack(distances).amin(0).numpy()
+
+
+def place_in_plane(points: torch.Tensor, rng: np.random.Generator, starts: int = 1) -> np.ndarray:
+    """Scale points [n, ...] to two dimensions, so that distances change as little as may be: float64 [n, 2].
+
+    Scaling is metric SMACOF (`sklearn.manifold.smacof`); of several random ``starts`` the one of least stress is used.
+    Raises :class:`FedblendError` if scikit-learn (extra ``analysis``) is not installed.
+    """
+    try:
+        from sklearn.manifold import smacof  # Takes a second to import, and only these measures need it.
+    except ImportError:
+        raise missing_package("multidimensional scaling (mds)", "scikit-learn", "analysis") from None
+
+    flat = points.double().flatten(1)
+    placed, _ = smacof(
+        torch.cdist(flat, flat).numpy(),
+        n_components=2,
+        n_init=starts,
+        max_iter=STEPS,
+        eps=TOLERANCE,
+        random_state=int(rng.integers(2**31)),
+        normalized_stress=False,
+    )
+    return np.asarray(placed)
+
+
+def jointly_scaled_distances(
+    samples: torch.Tensor, raw: torch.Tensor, contributors: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """As :func:`smallest_distances`, after scaling all samples and all their contributors to a plane together."""
+    rows, places = np.unique(contributors, return_inverse=True)
+    chosen = raw[torch.from_numpy(rows)].to(samples.dtype)
+    placed = torch.from_numpy(place_in_plane(torch.cat([samples, chosen]), rng))
+    return smallest_distances(placed[: len(samples)], placed[len(samples) :], places.reshape(contributors.shape))
 
 
 def nearest_rows(samples: torch.Tensor, raw: torch.Tensor) -> np.ndarray:
@@ -180,12 +220,27 @@ def measure_mixtures(drawn: Sequence[Mixtures], lambdas: Sequence[float]) -> lis
     return rows
 
 
+def measure_scaled(drawn: Sequence[Mixtures], lam: float, seed: int) -> dict[str, float]:
+    """Logarithms of the smallest distance after joint scaling, and means of all logarithms; means over the draws."""
+    numbers = []
+    for repeat, one in enumerate(drawn):
+        rng = stream(seed, "scaling", repeat)
+        logs = [np.log(jointly_scaled_distances(x, one.raw, rows, rng)) for x, rows in _shared(one, lam)]
+        numbers.append([figure for log in logs for figure in (log.min(), log.mean())])
+    names = [f"{kind}_scaled_{figure}" for kind in ("mixup", "mix2up") for figure in ("smallest", "mean")]
+    return dict(zip(names, np.mean(numbers, axis=0).tolist(), strict=True))
+
+
+def _shared(one: Mixtures, lam: float) -> list[tuple[torch.Tensor, np.ndarray]]:
+    """The mixtures of one device, and the inversely mixed samples of all, each with their contributors."""
+    own = one.mixed[one.owner == 0]
+    return [(mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
+
+
 def _measure_one(one: Mixtures, lam: float) -> list[float]:
     """The numbers of a :class:`MixupPrivacy` for one draw."""
-    own = one.mixed[one.owner == 0]
-    shared = [(mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
     numbers = []
-    for samples, contributors in shared:
+    for samples, contributors in _shared(one, lam):
         with np.errstate(divide="ignore"):
             logs = np.log(smallest_distances(samples, one.raw, contributors))
         numbers += [logs.min(), logs.mean(), recognised_share(samples, one.raw, contributors)]

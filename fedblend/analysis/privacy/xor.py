@@ -18,17 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.analysis.privacy.mixup import recognised_share, smallest_distances
+from fedblend.analysis.privacy.mixup import place_in_plane, recognised_share, smallest_distances
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, missing_package
+from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.sharing import Pool
 from fedblend.methods.sharing.xor import blend
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-STARTS, STEPS, TOLERANCE = 4, 300, 1e-8
-"""Multidimensional scaling: random starts, of which the one of least stress is used, most steps of each, and the
-relative change of stress at which a start has converged."""
+STARTS = 4
+"""Random starts of multidimensional scaling, of which the one of least stress is used."""
 
 
 @dataclass(frozen=True)
@@ -190,25 +189,8 @@ def mds_distances(
 ) -> np.ndarray:
     """Smallest distance of each sample to its contributors, after scaling them all to two dimensions: float64 [n].
 
-    ``contributors`` int64 [n, k] are rows of ``raw``. Scaling is metric SMACOF (`sklearn.manifold.smacof`). Raises
-    :class:`FedblendError` if scikit-learn (extra ``analysis``) is not installed.
+    ``contributors`` int64 [n, k] are rows of ``raw``.
     """
-    try:
-        from sklearn.manifold import smacof  # Takes a second to import, and only this measure needs it.
-    except ImportError:
-        raise missing_package("multidimensional scaling (mds)", "scikit-learn", "analysis") from None
-
-    points = torch.cat([samples.flatten(1)[:, None], raw.flatten(1)[torch.from_numpy(contributors)]], dim=1).double()
-    smallest = []
-    for distances in torch.cdist(points, points).numpy():
-        placed, _ = smacof(
-            distances,
-            n_components=2,
-            n_init=STARTS,
-            max_iter=STEPS,
-            eps=TOLERANCE,
-            random_state=int(rng.integers(2**31)),
-            normalized_stress=False,
-        )
-        smallest.append(np.linalg.norm(placed[1:] - placed[0], axis=1).min())
-    return np.array(smallest)
+    points = torch.cat([samples.flatten(1)[:, None], raw.flatten(1)[torch.from_numpy(contributors)]], dim=1)
+    placed = np.stack([place_in_plane(one, rng, STARTS) for one in points])
+    return np.asarray(np.linalg.norm(placed[:, 1:] - placed[:, :1], axis=2).min(1))

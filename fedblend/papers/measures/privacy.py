@@ -18,9 +18,19 @@ class SamplePrivacy(Measure):
     """
 
     figure: Literal[
-        "mixup_smallest", "mixup_mean", "mixup_recognised", "mix2up_smallest", "mix2up_mean", "mix2up_recognised"
+        "mixup_smallest",
+        "mixup_mean",
+        "mixup_recognised",
+        "mixup_scaled_smallest",
+        "mixup_scaled_mean",
+        "mix2up_smallest",
+        "mix2up_mean",
+        "mix2up_recognised",
+        "mix2up_scaled_smallest",
+        "mix2up_scaled_mean",
     ] = "mixup_smallest"
-    """Logarithm of the smallest distance, mean of the logarithms, or share of samples that are recognised."""
+    """Logarithm of the smallest distance, mean of the logarithms, or share of samples that are recognised.
+    ``scaled``: distances after all shared samples and their raw ones are scaled to a plane together."""
     samples: Count = 100
     """Samples that each device mixes, N_S."""
     devices: Count = 2
@@ -32,10 +42,11 @@ class SamplePrivacy(Measure):
     def measured(self, cell: CellRun) -> float:
         """A natural logarithm of a distance on stored values, or a share."""
         settings = {"samples": self.samples, "devices": self.devices, "repeats": self.repeats}
-        return float(cell.cached("sample-privacy", settings, lambda folder: self._measure(cell))[self.figure])
+        name = "sample-privacy-scaled" if "scaled" in self.figure else "sample-privacy"
+        return float(cell.cached(name, settings, lambda folder: self._measure(cell))[self.figure])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures
+        from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures, measure_scaled
         from fedblend.experiment.setup import split
 
         one, sharing = cell.experiment, cell.experiment.method.sharing
@@ -47,6 +58,8 @@ class SamplePrivacy(Measure):
             drawn.append(
                 make_mixtures(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated)
             )
+        if "scaled" in self.figure:
+            return measure_scaled(drawn, sharing.lam, one.seed)
         return asdict(measure_mixtures(drawn, [sharing.lam])[0])
 
 
