@@ -41,6 +41,7 @@ from tables.mix2fld import (
     closest_pairs,
     draw_mix2fld_figure_2,
     draw_mix2fld_figure_3,
+    draw_mix2fld_t_max,
     mix2fld_claims,
     mix2fld_figure_2,
     mix2fld_figure_3,
@@ -172,6 +173,7 @@ TABLES: dict[str, Callable[[], str]] = {
 DRAWINGS: tuple[Callable[[], None], ...] = (
     draw_mix2fld_figure_2,
     draw_mix2fld_figure_3,
+    draw_mix2fld_t_max,
     draw_xor_figure_3,
     lambda: draw_xor_figure_3("xormixfl-mnist5k"),
     draw_augmix_trade_off,

@@ -249,7 +249,7 @@ def make_deciding(names: Sequence[str]) -> None:
         raise SystemExit(f"unknown deciding run {unknown[0]!r}; valid: {', '.join(runs)}")
     chosen = {name: run for name, run in runs.items() if not names or name in names}
     for name, run in chosen.items():
-        on_gpu = " (take a GPU)" if run.get("gpu") else ""
+        on_gpu = f", or {run['gpu']:g} h on an H100" if "gpu" in run else ""
         print(f"{name}: about {run['hours']:g} h on two cores{on_gpu}: {run['decides']}", flush=True)
     for run in chosen.values():
         remake_item(deciding_command(run))

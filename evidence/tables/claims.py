@@ -173,7 +173,7 @@ def sensitivity() -> str:
             lines += [table(head, rows, f"{says}:"), ""]
         if claims and item_name in deciding:
             name, run = deciding[item_name]
-            cost = f"about {run['hours']:g} hours on two cores{' (take a GPU)' if run.get('gpu') else ''}"
+            cost = f"about {run['hours']:g} hours on two cores{_on_gpu(run)}"
             seeds = f"{len(run['seeds'])} seeds"
             lines += [f"Open at the paper's scale: `python evidence/run.py --deciding {name}`, {cost}, {seeds}.", ""]
     return "\n".join(lines).rstrip()
@@ -189,6 +189,10 @@ def deciding_runs() -> dict[str, Row]:
     return dict(sorted(runs.items(), key=lambda one: float(one[1]["hours"])))
 
 
+def _on_gpu(run: Row) -> str:
+    return f", or {run['gpu']:g} on an H100" if "gpu" in run else ""
+
+
 def deciding_table() -> str:
     """The runs of evidence/deciding.toml, the cheapest first."""
     rows = [
@@ -196,7 +200,7 @@ def deciding_table() -> str:
             f"`{name}`",
             f"{run['item']}, {run['scale']} scale" + (f", {', '.join(run['only'])}" if "only" in run else ""),
             str(len(run["seeds"])),
-            f"{run['hours']:g}" + (" (GPU)" if run.get("gpu") else ""),
+            f"{run['hours']:g}{_on_gpu(run)}",
             run["decides"],
         ]
         for name, run in deciding_runs().items()

@@ -22,6 +22,7 @@ from tables.common import (
     study_result,
     table,
 )
+from tables.items import item_results
 
 PANELS = {
     "power_up=23.0 form=iid": "asymmetric channel, even labels",
@@ -134,6 +135,32 @@ def draw_mix2fld_figure_3() -> None:
         axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
         style_axes(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
     save_png(figure, "mix2fld-figure-3")
+
+
+def draw_mix2fld_t_max() -> None:
+    """FL's and Mix2FLD's accuracy by T_max over both channels, and below it the exact chance that a model arrives."""
+    (result,) = (one for one in item_results() if (one["item"], one["scale"]) == ("mix2fld/choice-t-max", "laptop"))
+    cells = {(c["row"], float(c["column"])): c["ours"] for c in result["quantities"]["accuracy"]["cells"] if c["ours"]}
+    figure = figure_of(7.5, 5.6)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    lines = {"fl": "FL, asymmetric", "fl-symmetric": "FL, symmetric", "mix2fld": "Mix2FLD, either"}
+    for (row, label), look in zip(lines.items(), line_styles(list(lines)).values(), strict=True):
+        found = sorted((1000 * t_max, list(ours.values())) for (name, t_max), ours in cells.items() if name == row)
+        x, values = [t_max for t_max, _ in found], [ours for _, ours in found]
+        style = {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "markersize": 4}
+        above.plot(x, list(map(statistics.mean, values)), linewidth=1.6, label=label, **style)
+        lowest, highest = (list(map(end, values)) for end in (min, max))
+        above.fill_between(x, lowest, highest, color=look.colour, alpha=BAND, linewidth=0)
+        if row != "mix2fld":
+            power = 40.0 if row == "fl-symmetric" else 23.0
+            links = [Wireless(t_max=t / 1000, power_up=power).link("up", 10) for t in range(100, 111)]
+            chances = [1 - link.outage(32 * 12_544) for link in links]
+            below.step(range(100, 111), chances, where="post", color=look.colour, linestyle=look.dash, linewidth=1.6)
+    above.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
+    above.set_xticks(range(100, 111))
+    style_axes(above, "", "test accuracy of one device (%)")
+    style_axes(below, "T_max (ms)", "a model arrives (chance)")
+    save_png(figure, "mix2fld-t-max")
 
 
 def channel_table(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fedblend.core.trees import same_tensors
 from fedblend.data.scale import Scaler
 
 Stacked = dict[str, torch.Tensor]
+Known = TypeVar("Known", bound=ModelSpec)
 
 MODELS_AT_ONCE = 16
 """Models whose points are searched together: a compromise of memory and the overhead of each call."""
@@ -40,7 +42,7 @@ def require_classes(step: str, known: ModelSpec) -> None:
         )
 
 
-def ready(known: ModelSpec) -> ModelSpec:
+def ready(known: Known) -> Known:
     """The same on its device; on a processor, kernels compute the convolutions and pools for which they are faster."""
     known, device = known.on_device(), torch.device(known.device)
     if device.type != "cpu":

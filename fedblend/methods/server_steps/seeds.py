@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from fedblend.core.registry import Count, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
-from fedblend.methods.server_steps.points import require_classes
+from fedblend.methods.server_steps.points import ready, require_classes
 
 
 @part("server_step", "train-on-seeds")
@@ -44,7 +44,7 @@ class TrainOnSeeds(ServerStep):
     def _trained(
         self, weights: Tensors, x: torch.Tensor, y: torch.Tensor, server: ServerContext
     ) -> dict[str, torch.Tensor]:
-        server, x, y = server.on_device(), x.to(server.device), y.to(server.device)
+        server, x, y = ready(server), x.to(server.device), y.to(server.device)
         tuned = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
         leaves = [tuned[name].requires_grad_() for name in server.trained if tuned[name].is_floating_point()]
         adam = torch.optim.Adam(leaves, lr=self.lr)

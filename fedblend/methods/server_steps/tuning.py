@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedblend.core.registry import Count, Int, Positive
 from fedblend.core.server_step import ServerContext, ServerStep, Tensors
-from fedblend.methods.server_steps.points import Stacked, logits, slopes_of
+from fedblend.methods.server_steps.points import Stacked, logits, ready, slopes_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tuning(ServerStep):
 
         Weights are relative to their mean over all points: a batch of light points makes a small step.
         """
-        server, lr = server.on_device(), server.lr if self.lr is None else self.lr
+        server, lr = ready(server), server.lr if self.lr is None else self.lr
         points, labels, worth = (tensor.to(server.device) for tensor in (points, labels, worth / worth.mean()))
         tuned = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
         trained = [name for name in server.trained if tuned[name].is_floating_point()]
