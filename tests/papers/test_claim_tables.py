@@ -183,7 +183,7 @@ def test_claims_are_counted_by_how_near_their_settings_are_to_the_papers(pages: 
 
     counts = {tuple(row[:2]): dict(zip(head[2:], row[2:], strict=True)) for row in rows}
     claims = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
-    assert set(counts) == {("the paper's settings and data", "mnist"), ("smaller, the paper's data", "mnist")}
+    assert set(counts) == {("the paper's settings", "mnist"), ("smaller, the paper's data", "mnist")}
     assert counts["smaller, the paper's data", "mnist"] == {
         "holds": "1",
         "undecided": str(len(claims) - 1),
