@@ -175,7 +175,8 @@ def sensitivity() -> str:
             name, run = deciding[item_name]
             cost = f"about {run['hours']:g} hours on two cores{_on_gpu(run)}"
             seeds = f"{len(run['seeds'])} seeds"
-            lines += [f"Open at the paper's scale: `python evidence/run.py --deciding {name}`, {cost}, {seeds}.", ""]
+            scale = "the paper's" if run["scale"] == "paper" else run["scale"]
+            lines += [f"Open at {scale} scale: `python evidence/run.py --deciding {name}`, {cost}, {seeds}.", ""]
     return "\n".join(lines).rstrip()
 
 
