@@ -81,7 +81,8 @@ def counts_by_setting() -> str:
         here = [one for one in found if one.setting == setting]
         for data in sorted({data_of(one.result) for one in here}):
             counts = Counter(one.verdict.word for one in here if data_of(one.result) == data)
-            rows.append([setting.removesuffix(" and data"), data, *(str(counts[word]) for word in words), str(counts.total())])
+            name = setting.removesuffix(" and data")
+            rows.append([name, data, *(str(counts[word]) for word in words), str(counts.total())])
     return table(["settings", "data", *words, "claims"], rows)
 
 
