@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,11 @@ def server(
 
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+def convolution() -> nn.Module:
+    """Layers that fedblend's kernels compute."""
+    return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, CLASSES))
 
 
 def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -120,9 +126,7 @@ def test_the_loss_of_a_point_of_a_linear_model_never_rises_and_it_stays_in_the_b
 
 def test_kernels_find_the_points_and_votes_of_pytorchs_layers() -> None:
     draw = torch.Generator().manual_seed(0)
-    made = [
-        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, CLASSES))
-    ]
+    made = [convolution()]
     made += [copy.deepcopy(made[0]) for _ in range(2)]
     for model in made:
         for tensor in model.parameters():
@@ -213,11 +217,13 @@ def test_the_search_begins_half_way_to_the_last_points() -> None:
     assert float(fresh.max()) < 1
 
 
-def test_tuning_is_plain_sgd_on_all_points_by_their_worth() -> None:
-    mean = weights(5)
+@pytest.mark.parametrize("build", [linear, convolution])
+def test_tuning_is_plain_sgd_on_all_points_by_their_worth(build: Callable[[], nn.Module]) -> None:
+    model, draw = build(), torch.Generator().manual_seed(5)
+    mean = {name: torch.randn(t.shape, generator=draw) for name, t in model.state_dict().items()}
     points = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 1, 2, 0])
-    view = server([], linear(), round=2)
+    view = server([], model, round=2)
 
     worth = torch.tensor([0.25, 0.25, 0.5, 1.0])
     tuned = AggEnhance(epochs=1, batch_size=4, lr=0.3).tune(mean, points, labels, worth, view)
