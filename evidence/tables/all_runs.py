@@ -290,10 +290,17 @@ def _rows(result: Row) -> list[Row]:
 
 
 def _number(quantity: int, ours: Mapping[str, Any], *more: float | None) -> list[Any]:
-    """A number of a record: its quantity's place, ours by seed, and (if any) the paper's, its deviation and ours."""
+    """A number of a record: its quantity's place, ours by seed, and (if any) the paper's, its deviation and ours.
+
+    Ours are a list if the seeds are 0, 1 and so on: a page of thousands of numbers is a tenth shorter then.
+    """
     while more and more[-1] is None:
         more = more[:-1]
-    return [quantity, ours, *more]
+    short = {
+        seed: int(value) if isinstance(value, float) and value.is_integer() else value for seed, value in ours.items()
+    }
+    counted = list(short) == [str(k) for k in range(len(short))]
+    return [quantity, list(short.values()) if counted else short, *more]
 
 
 def _versions(result: Row, facts: Mapping[str, Any]) -> str:

@@ -45,6 +45,12 @@ def data_of(page: str) -> list[dict[str, Any]]:
     return found
 
 
+def by_seed(number: list[Any]) -> dict[str, Any]:
+    """A number's values by seed; a list has those of seeds 0, 1 and so on."""
+    ours = number[1]
+    return ours if isinstance(ours, dict) else {str(seed): value for seed, value in enumerate(ours)}
+
+
 def committed() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted((ROOT / "evidence" / "results").glob("*/*.json")):
         yield path.relative_to(ROOT).as_posix(), json.loads(path.read_text())
@@ -87,7 +93,10 @@ def test_the_page_has_every_number_of_every_item(page: str) -> None:
             continue
         source = by_file[file]
         shown = {
-            (record["method"], record["column"], source["quantities"][number[0]][0]): (number + [None] * 4)[1:4]
+            (record["method"], record["column"], source["quantities"][number[0]][0]): [
+                by_seed(number),
+                *(number + [None] * 3)[2:4],
+            ]
             for record in source["records"]
             for number in record["numbers"]
         }
@@ -112,7 +121,7 @@ def test_the_page_has_every_run_of_every_study(page: str) -> None:
             (record["method"], seed): value
             for record in by_file[file]["records"]
             for number in record["numbers"]
-            for seed, value in number[1].items()
+            for seed, value in by_seed(number).items()
             if number[0] == 0 and "quantities" not in result
         }
         runs = result.get("runs", ())
