@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 
@@ -125,17 +126,21 @@ def scale_of(result: Row) -> str:
 def data_of(result: Row) -> str:
     """The data sets of a result."""
     names = list(result["facts"].get("data", ())) or [text.split(" for ")[0] for text in result["other_data"]]
-    if not names:  # nothing is trained, so there are no facts
-        plan = plan_item(result["item"], result["scale"])
-        names = list(dict.fromkeys(cell.experiment.data.name for cell in plan.cells))
-    return ", ".join(names)
+    # Where nothing is trained there are no facts.
+    return ", ".join(names or _data_of_cells(result["item"], result["scale"]))
+
+
+@functools.cache
+def _data_of_cells(item: str, scale: str) -> list[str]:
+    return list(dict.fromkeys(cell.experiment.data.name for cell in plan_item(item, scale).cells))
 
 
 def other_data() -> str:
     """The items without a result on a data set of the paper, though it is at hand, and what its runs would take."""
     rows = []
+    every = item_results()
     for name in all_items():
-        results = [result for result in item_results() if result["item"] == name]
+        results = [result for result in every if result["item"] == name]
         replaced = dict(reversed(text.split(" for ")) for result in results for text in result["other_data"])
         for own in {own for result in results for own in result["facts"].get("data", ())} & set(replaced):
             del replaced[own]

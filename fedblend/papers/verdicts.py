@@ -8,6 +8,7 @@ cohorts on both sides (:class:`fedblend.papers.claims.Check`). A verdict is draw
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -51,7 +52,7 @@ class LineVerdict:
         """The mean margin, by which lines are ordered; of both signs, the lowest."""
         return -math.inf if math.isnan(self.mean) else self.mean
 
-    @property
+    @functools.cached_property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean margin; ``None`` for one seed, or where a margin is infinite."""
         if len(self.margins) < 2 or not math.isfinite(sum(map(abs, self.margins))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ def certain_together(p_values: Mapping[Key, float]) -> set[Key]:
     return set(order)
 
 
+@functools.cache
 def student_t(degrees: int, level: float = LEVEL) -> float:
     """The number t for which Student's t lies in [-t, t] with probability ``level``, to eight digits.
 

@@ -239,6 +239,7 @@ def test_dlg_finds_image_and_label_together() -> None:
     assert rebuilt.curve[-1] < 1e-4 * rebuilt.curve[0]
 
 
+@pytest.mark.slow
 def test_idlg_reads_the_label_and_finds_the_image() -> None:
     x, y = digits(1, 5)
     victim = Victim(perceptron(), context(), steps=Steps(0.1, 1))
@@ -262,6 +263,7 @@ def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
     assert rebuilt.cost < 0.05 * rebuilt.curve[0]
 
 
+@pytest.mark.slow
 def test_invgrad_rebuilds_several_images_at_once() -> None:
     x, y = digits(3, dtype=torch.float32)
     victim = Victim(convnet(), context())

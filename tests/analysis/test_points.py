@@ -185,6 +185,7 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
     assert replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
 
 
+@pytest.mark.slow
 def test_a_replay_of_rounds_without_good_uploads(tmp_path: Path) -> None:
     lossy = {"name": "wireless", "t_max": 0.002, "power_up": 17.0}
     fields = {"partition": {"name": "iid", "clients": 4}, "model": {"name": "mlp", "hidden": [2]}, "min_uploads": 0}
@@ -356,6 +357,7 @@ def test_the_command_prints_and_writes_what_python_gives(study: Path, loaded_run
     assert "3 epochs, lr 0.1, batch 32" in " ".join(told.split())
 
 
+@pytest.mark.slow
 def test_of_a_run_that_removes_points_only_the_kept_ones_are_told(tmp_path: Path) -> None:
     step, folder = {**STEP, "keep": 25}, tmp_path / "kept"
     execute(experiment(method={"server_step": step}, rounds=4, scale="unit", engine="loop"), folder)
@@ -449,6 +451,7 @@ def test_a_class_without_a_point_leaves_a_gap(tmp_path: Path) -> None:
     assert [(round, [bool(url) for url in urls]) for round, urls in sheet.rows] == [(2, [False] * 6 + [True] * 4)]
 
 
+@pytest.mark.slow
 def test_neither_plain_runs_nor_points_in_a_plane_have_pictures(study: Path, toy: Path, tmp_path: Path) -> None:
     assert checkpoint.read(toy / "aggenhance-seed0").server_part("server_step")["points"].shape[1:] == (2,)  # type: ignore[union-attr]
     assert sheets_of_points.sheets(group(find_runs([toy]))) == []
@@ -502,6 +505,7 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_pa
         assert re.search(rf"{name} +{100 * value:.1f}", told), told
 
 
+@pytest.mark.slow
 def test_the_best_boundary_is_trained_on_all_samples_at_once(plane: Plane) -> None:
     accuracies = [samples.best.accuracy for samples in plane.clients]
     assert plane.whole.best.accuracy > max(accuracies[:2])
@@ -513,6 +517,7 @@ def test_a_lead_is_the_margin_to_the_best_other_class() -> None:
     assert output_margins(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
 
 
+@pytest.mark.slow
 def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
     made = expand_file(ROOT / "examples" / "toy.toml", [], None)
     assert list(made.experiments) == ["fedavg-seed0", "aggenhance-seed0"]

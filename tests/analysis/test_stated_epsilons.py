@@ -228,6 +228,7 @@ def test_a_configuration_without_delta_ends_in_one_message() -> None:
         run_statements(replace(recorded, config=config))
 
 
+@pytest.mark.slow
 def test_a_real_federations_cohorts_are_no_secret_and_gain_nothing() -> None:
     pytest.importorskip("dp_accounting")
     made = experiment(protection={**NOISY, "side": "server"}, method=PLAIN)

@@ -331,6 +331,7 @@ def test_a_misspelt_command_has_one_suggestion() -> None:
     assert told.lower().count("did you mean") == 1
 
 
+@pytest.mark.slow
 def test_the_command_is_a_module_too(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedblend", "run", "missing.toml"],

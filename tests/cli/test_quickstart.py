@@ -33,6 +33,7 @@ def study(undrawn: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_its_runs_show(study: Path) -> None:
     said = script("examples/quickstart.py").in_words(study)
 
@@ -57,6 +58,7 @@ def test_the_demo_says_what_its_runs_show(study: Path) -> None:
     assert said.splitlines()[-1].strip().startswith("virtual-means trains on means of other clients' digits too")
 
 
+@pytest.mark.slow
 def test_the_demo_says_so_where_no_method_gains(study: Path, tmp_path: Path) -> None:
     for method in ("fedavg", "naivemix", "scaffold"):
         for seed in range(3):

@@ -344,6 +344,7 @@ def test_a_user_partition_is_checked(group, message):
         prepare(Own(), data_of(LEVEL), 0)
 
 
+@pytest.mark.slow
 def test_a_million_clients_are_split():
     labels = np.zeros(10_000_000, np.uint8)
     for name in ("iid", "lognormal"):

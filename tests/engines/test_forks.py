@@ -22,6 +22,7 @@ def outcome(script: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.slow
 def test_no_copy_is_made_beside_a_thread_of_someone_else_or_outside_the_main_thread() -> None:
     script = """
 import sys, threading

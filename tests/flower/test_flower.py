@@ -169,6 +169,7 @@ def test_a_site_limits_its_rounds_over_all_runs(tmp_path: Path) -> None:
     assert "has trained in 2 rounds" in told[0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_site_whose_file_has_no_rounds_trains_in_a_thousand_over_all_runs(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4)
     asked = experiment(train={"cohort": 4, "epochs": 1, "batch_size": 50}, rounds=1)

@@ -129,6 +129,7 @@ def submits(monkeypatch: pytest.MonkeyPatch, elsewhere: None) -> Callable[[str],
     return set_script
 
 
+@pytest.mark.slow
 def test_a_trial_shows_which_sites_are_connected_while_it_waits(submits: Callable[[str], None]) -> None:
     submits(SUBMITTED)
     outcome = here("federation", "up", write(Path("tiny.toml")), "--sites", 3, "--out", "out")

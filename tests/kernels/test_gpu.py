@@ -43,6 +43,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a.cpu(), b, rtol=2e-5, atol=2e-5 * float(b.detach().abs().max()) + 1e-7)
 
 
+@pytest.mark.slow
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(4, 9), st.integers(4, 9)),
     outputs=st.integers(1, 140),

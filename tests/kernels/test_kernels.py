@@ -80,7 +80,7 @@ def test_winograds_three_forms_have_at_most_four_times_the_direct_ones_error(
     ):
         error, direct = (float((form(way) - exact).norm() / exact.norm()) for way in (side, 0))
         # Sums of few numbers are nearly exact in the direct way; what transforms round then has a bound of its own. It
-        # is far from what was seen (4e-7, 1.2e-6), since other processors sum in another order; a wrong tile is off by 0.1.
+        # is far from what was seen (4e-7, 1.2e-6), as processors sum in their own orders; a wrong tile is off by 0.1.
         assert error <= 4 * direct + {2: 2e-6, 4: 8e-6}[side]
 
 

@@ -478,6 +478,7 @@ def test_mechanisms_say_what_they_are() -> None:
 # What is told of it ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -426,6 +426,7 @@ def test_channel_refuses_what_it_cannot_tell() -> None:
     refused(here("channel", "none.toml"), "none.toml: no such file")
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_over_the_channel() -> None:
     file = write(Path("tiny.toml"), {"channel": {"name": "wireless", "t_max": 0.02}, "train": {"cohort": 4}})
     succeeded(here("run", file))
@@ -433,6 +434,7 @@ def test_an_experiment_runs_over_the_channel() -> None:
     assert TINY["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_channel_that_loses_all_shared_data_is_named() -> None:
     lost = {"channel": {"name": "wireless", "power_up": -25, "power_down": -20}, "method": "fedmix"}
     refused(

@@ -215,6 +215,7 @@ def test_page_is_no_wider_than_the_window(browsed):
     assert int(browsed.having("body")[0]["data-wide"]) <= 0
 
 
+@pytest.mark.slow
 def test_page_is_no_wider_than_a_phone(page, tmp_path):
     if CHROMIUM is None:
         pytest.skip("no Chromium or Chrome on this machine to open the page in")
@@ -301,6 +302,7 @@ def test_methods_are_counted_apart_from_their_configurations(tmp_path):
     assert tiles(*prox) == [("2", "methods"), ("1", "seed")]
 
 
+@pytest.mark.slow
 def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkeypatch):
     runs = find_runs([folder])
     first, second = shared_images.galleries(group(runs))
@@ -416,6 +418,7 @@ def test_the_text_says_how_long_clients_train_and_whose_model_is_tested(changes,
     assert words in describe_runs(group(find_runs([tmp_path]))).text
 
 
+@pytest.mark.slow
 def test_metrics_have_a_table_of_their_own_on_the_page(tmp_path):
     for method in ("fedavg", "fedmix"):
         execute(experiment(method, 0, rounds=1, metrics=["ece"]), tmp_path / "runs" / method)

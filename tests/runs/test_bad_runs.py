@@ -26,7 +26,6 @@ from cli_helpers import (
     succeeded,
     write,
 )
-from helpers import slow_except
 
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
@@ -80,6 +79,7 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
     assert lines_of(Path("out") / RUN) == stands["round"] + 1
 
 
+@pytest.mark.slow
 def test_one_failed_run_stops_no_other() -> None:
     outcome = run({"grid": {"train.lr": [1e30, 0.05]}, "rounds": 4}, "--out", "out", "--jobs", 1)
     refused(outcome, "fedavg-lr-1e+30-seed0: ", "learning rate")
@@ -112,6 +112,7 @@ class Broken(Objective):
 '''
 
 
+@pytest.mark.slow
 def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
     Path("broken_part.py").write_text(BROKEN)
     several = [{"label": "broken", "objective": "broken_part:Broken"}, "fedavg"]
@@ -125,6 +126,7 @@ def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
     assert status(Path("out/fedavg-seed0"))["state"] == "done"
 
 
+@pytest.mark.slow
 def test_mistakes_leave_a_finished_run_as_it_was() -> None:
     succeeded(run({}, "--out", "out"))
     before = contents(Path("out"))
@@ -135,7 +137,8 @@ def test_mistakes_leave_a_finished_run_as_it_was() -> None:
     assert contents(Path("out")) == before
 
 
-@pytest.mark.parametrize("federated", slow_except([False], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("federated", [False, True])
 def test_no_study_begins_in_the_folder_of_a_run(federated: bool) -> None:
     succeeded(run({}, "--out", "out"))
     (path,) = find_runs([Path("out")])

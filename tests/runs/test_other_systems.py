@@ -56,6 +56,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 def test_each_run_of_a_study_gives_freed_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr("fedblend.runs.parallel._return_memory", lambda: given.append(1))
