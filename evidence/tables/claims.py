@@ -59,8 +59,17 @@ class JudgedClaim(NamedTuple):
 
 
 def judged_claims() -> list[JudgedClaim]:
-    """The claims of all committed results, choices among them."""
-    found = [(result, claim, judge_result(result, claim)) for result in item_results() for claim in result["claims"]]
+    """The claims of all committed results, choices among them.
+
+    A result may have a part of its item's rows and columns. Claims on the others are left out if another result has them.
+    """
+    every = [(result, claim) for result in item_results() for claim in result["claims"]]
+    measured = {(result["item"], claim["says"]) for result, claim in every if claim["places"]}
+    found = [
+        (result, claim, judge_result(result, claim))
+        for result, claim in every
+        if claim["places"] or (result["item"], claim["says"]) not in measured
+    ]
     p_values = {place: p for place, (*_, verdict) in enumerate(found) if (p := verdict.p_value) is not None}
     certain = certain_together(p_values)
     return [JudgedClaim(*one, place in certain and one[2].word in (HOLDS, FAILS)) for place, one in enumerate(found)]
