@@ -90,6 +90,32 @@ def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Pa
     assert row[2:] == ["holds in part", "+5.42", "+9.5", "+3.15 to +15.9, 2 seeds", "laptop, mnist", "holds †"]
 
 
+def test_a_claim_that_a_partial_result_lacks_is_judged_only_where_no_other_result_has_it(
+    pages: ModuleType, tmp_path: Path
+) -> None:
+    first, second, *_ = (claim.says for claim in all_papers()["xormixfl"].items["table-2"].claims)
+    claim = {"of": "accuracy", "holds": "xormixfl > standalone", "verdict": "holds", "places": {"2,4": [True, 1.0]}}
+    lacking = {"places": {}, "verdict": "not measured"}
+    ours = {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]}
+    claims = [claim | {"says": first}, claim | {"says": second} | lacking]
+    write(tmp_path, "xormixfl/table-2", ours, scale="paper", claims=claims)
+    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
+    write(
+        tmp_path,
+        "xormixfl/table-2",
+        ours,
+        claims=[claim | {"says": first} | lacking, claim | {"says": second} | lacking],
+    )
+
+    judged = sys.modules["tables.claims"].judged_claims()
+
+    assert [(one.result["scale"], one.claim["says"]) for one in judged] == [
+        ("paper", first),
+        ("paper", second),
+        ("laptop", second),
+    ]
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
