@@ -61,7 +61,7 @@ class JudgedClaim(NamedTuple):
 def judged_claims() -> list[JudgedClaim]:
     """The claims of all committed results, choices among them.
 
-    A result may have a part of its item's rows and columns. Claims on the others are left out if another result has them.
+    A result may have a part of its rows and columns. Claims on the others are left out if another result has them.
     """
     every = [(result, claim) for result in item_results() for claim in result["claims"]]
     measured = {(result["item"], claim["says"]) for result, claim in every if claim["places"]}
