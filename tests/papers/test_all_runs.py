@@ -196,7 +196,8 @@ def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Pa
         data: [...at("data").options].map((one) => one.value),
         titles: lines.map((one) => one.querySelector("b").textContent),
         values: lines.map((one) => one.querySelector(".value").textContent),
-        cells: lines.map((one) => [...one.querySelector("tbody tr").cells].map((cell) => cell.textContent)),
+        cells: lines.map((one) => [...one.querySelector("tbody tr").querySelectorAll("td")]
+          .map((cell) => cell.textContent)),
         command: lines[0].querySelector("pre").textContent};"""
     found = probed(page, "", probe, tmp_path)
     result = json.loads((ROOT / "evidence/results/mix2fld/choice-t-max-laptop.json").read_text())
