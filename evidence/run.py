@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import alignment
 import inversion
@@ -39,6 +39,8 @@ import map_attacks
 import mix2fld
 
 from fedblend.core.record import RoundRecord
+from fedblend.papers.items import Scale
+from fedblend.papers.plan import plan_item
 from fedblend.report.privacy import run_statements
 from fedblend.runs.api import last_folder
 from fedblend.runs.directory import RunDirectory, find_runs
@@ -429,10 +431,11 @@ def remake_item(command: list[str]) -> None:
     number was made in another way and is not made anew, the committed result stays as it is. A run that failed, as one
     that diverges does, has no number; the result names it.
     """
-    item, scale = command[1], command[command.index("--scale") + 1] if "--scale" in command else "paper"
+    item = command[1]
+    scale = cast(Scale, command[command.index("--scale") + 1] if "--scale" in command else "paper")
     committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
-    if committed.exists() and not (folder / "result.json").exists():
-        _seed_result(committed, folder / "result.json")
+    if not (folder / "result.json").exists():
+        _seed_result(item, scale, folder / "result.json")
     for run in UNFINISHED.glob(f"{item}/{scale}/*"):
         if not (folder / "runs" / run.name).exists():
             shutil.copytree(run, folder / "runs" / run.name)
@@ -459,23 +462,39 @@ def _exit_status(command: list[str]) -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def _seed_result(committed: Path, path: Path) -> None:
-    """Copy a committed result to where the item's runs lie, without pictures: these are made from runs.
+def _seed_result(item: str, scale: Scale, path: Path) -> None:
+    """Copy an item's committed result to where its runs lie, without pictures: these are made from runs.
 
-    Cells get the numbers of further seeds that another committed item has of the same experiment and measure.
+    Cells get the numbers that another committed item has of the same experiment and measure.
     """
     same: dict[str, Table] = defaultdict(dict)
     for other in sorted(RESULTS.glob("*/*.json")):
         for quantity in json.loads(other.read_text()).get("quantities", {}).values():
             for cell in quantity["cells"]:
                 same[cell["made_by"]] |= cell["ours"]
-    result = json.loads(committed.read_text())
+    committed = RESULTS / f"{item}-{scale}.json"
+    result = json.loads(committed.read_text()) if committed.exists() else {"quantities": _empty_cells(item, scale)}
     for quantity in result["quantities"].values():
         for cell in quantity["cells"]:
-            numbers = (same[cell["made_by"]] | cell["ours"]) if cell["ours"] else {}
+            numbers = same[cell["made_by"]] | cell["ours"]
             cell["ours"] = {seed: value for seed, value in numbers.items() if not str(value).endswith(".png")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result))
+
+
+def _empty_cells(item: str, scale: Scale) -> dict[str, Table]:
+    """The quantities of an item that has no result, with cells that name their experiments."""
+    plan = plan_item(item, scale)
+    return {
+        name: {
+            "cells": [
+                {"row": cell.row, "column": cell.column, "made_by": plan.provenance(name, cell), "ours": {}}
+                for cell in plan.cells
+                if (name, cell.row, cell.column) in plan.measures
+            ]
+        }
+        for name in plan.item.quantities
+    }
 
 
 def _measured(result: Table) -> dict[tuple[str, ...], Any]:

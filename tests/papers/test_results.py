@@ -16,6 +16,7 @@ from script_helpers import ROOT, script
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
+from fedblend.papers.result import kept_values
 
 RESULTS = sorted((ROOT / "evidence" / "results").glob("*/*.json"))
 STUDIES = {path.stem: path for path in RESULTS if path.parent.name == "studies"}
@@ -245,21 +246,39 @@ def test_lists_of_numbers_stand_on_one_line_and_are_read_back(
 def test_an_item_takes_over_the_numbers_that_another_has_of_the_same_experiments(
     run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(name: str, **cells: tuple[str, dict[str, float]]) -> Path:
+    def write(name: str, **cells: tuple[str, dict[str, float]]) -> None:
         rows = [{"row": row, "column": "", "made_by": by, "ours": ours} for row, (by, ours) in cells.items()]
         path = tmp_path / "aggenhance" / f"{name}-laptop.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"quantities": {"rounds": {"cells": rows}}}))
-        return path
 
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     write("table-1", fedavg=("a", {"0": 8.0, "3": 17.0}))
-    figure = write("figure-6", fedavg=("a", {"0": 7.0}), other=("b", {"0": 5.0}), empty=("a", {}))
+    write("figure-6", fedavg=("a", {"0": 7.0}), other=("b", {"0": 5.0}), empty=("a", {}), none=("c", {}))
 
-    run._seed_result(figure, tmp_path / "new" / "result.json")
+    run._seed_result("aggenhance/figure-6", "laptop", tmp_path / "new" / "result.json")
 
     cells = json.loads((tmp_path / "new" / "result.json").read_text())["quantities"]["rounds"]["cells"]
-    assert [cell["ours"] for cell in cells] == [{"0": 7.0, "3": 17.0}, {"0": 5.0}, {}]
+    assert [cell["ours"] for cell in cells] == [{"0": 7.0, "3": 17.0}, {"0": 5.0}, {"0": 8.0, "3": 17.0}, {}]
+
+
+def test_an_item_without_a_result_takes_over_the_numbers_of_the_same_experiments(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laptop scale of XorMixFL's Table 2 has some of its columns, at the paper's settings."""
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    plan = plan_item("xormixfl/table-2")
+    cell = next(cell for cell in plan.cells if (cell.row, cell.column) == ("mixfl", "9"))
+    made = {"row": "mixfl", "column": "9", "made_by": plan.provenance("accuracy", cell), "ours": {"0": 95.66}}
+    (tmp_path / "xormixfl").mkdir()
+    (tmp_path / "xormixfl" / "table-2-laptop.json").write_text(
+        json.dumps({"quantities": {"accuracy": {"cells": [made]}}})
+    )
+
+    run._seed_result("xormixfl/table-2", "paper", tmp_path / "new" / "result.json")
+
+    kept = kept_values(plan, json.loads((tmp_path / "new" / "result.json").read_text()))
+    assert {key: values for key, values in kept.items() if values} == {("accuracy", "mixfl", "9"): {0: 95.66}}
 
 
 def test_runs_that_were_begun_on_another_machine_go_on(
