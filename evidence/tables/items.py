@@ -29,7 +29,7 @@ STUDY_HEADINGS = {
     "fedmix/table-2": "shakespeare-mixing-embeddings",
     "fedmix/table-11": "femnist-real-writers",
     "fedmix/table-13": "femnist-real-writers",
-    "mix2fld/figure-2": "figure-2-at-the-papers-sizes",
+    "mix2fld/figure-2": "figure-2-at-the-papers-sizes-t_max-110-ms",
     "mix2fld/figure-3": "figure-3-ten-to-fifty-devices",
     "mix2fld/table-2": "tables-ii-and-iii-sample-privacy",
     "mix2fld/table-3": "tables-ii-and-iii-sample-privacy",

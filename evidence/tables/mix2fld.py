@@ -338,23 +338,23 @@ def _seed_claims(found: Mapping[str, Panel]) -> list[list[str]]:
         return MethodPair(found, "asymmetric", a, b)
 
     return [
-        pair(BEST, "MixFLD 50").above("inversely mixed seeds beat mixed ones", "most, if uneven"),
+        pair(BEST, "MixFLD 50").above("inversely mixed seed samples beat mixed ones", "most, if uneven"),
         pair("FD", "MixFLD 50").above("MixFLD falls behind FD, labels uneven", "fails", uneven=True),
-        pair("Mix2FLD 10, 20", few).above("making 20 of 10 seeds beats making 10", "up to +1.7"),
-        pair(BEST, many).above("making 100 of 50 seeds beats making 50", "up to +1.7"),
-        pair(many, few).above("50 seeds are more accurate than 10", "more"),
-        pair(few, many).faster("10 seeds converge sooner than 50", "sooner"),
+        pair("Mix2FLD 10, 20", few).above("making 20 of 10 seed samples beats making 10", "up to +1.7"),
+        pair(BEST, many).above("making 100 of 50 seed samples beats making 50", "up to +1.7"),
+        pair(many, few).above("50 seed samples are more accurate than 10", "more"),
+        pair(few, many).faster("10 seed samples converge sooner than 50", "sooner"),
     ]
 
 
 def _payload_claim(found: Mapping[str, Panel]) -> list[str]:
     fl, few = (found["power_up=23.0 form=iid"][name][0] for name in ("FL", "Mix2FLD 10, 10"))
     quotient = fl["costs"]["bytes_up"] / few["costs"]["bytes_up"]
-    claim = f"bits up, beside FL's: 10 seeds, {fl['rounds'][-1]} rounds"
+    claim = f"bits up, beside FL's: 10 seed samples, {fl['rounds'][-1]} rounds"
     return [claim, "42.4x fewer", f"{quotient:.1f}x fewer", verdict([quotient], 1.0)]
 
 
 def verdict(values: Sequence[float], bound: float) -> str:
-    """Whether all numbers lie above a bound, none of them, or some."""
+    """Whether all numbers of the one random seed lie above a bound, none of them, or some."""
     above = [value > bound for value in values]
-    return "comes out" if all(above) else "does not come out" if not any(above) else "comes out in one of two"
+    return f"one seed: {'for' if all(above) else 'both ways' if any(above) else 'against'}"
