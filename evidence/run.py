@@ -478,8 +478,9 @@ def _seed_result(item: str, scale: Scale, path: Path) -> None:
         for cell in quantity["cells"]:
             numbers = same[cell["made_by"]] | cell["ours"]
             cell["ours"] = {seed: value for seed, value in numbers.items() if not str(value).endswith(".png")}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result))
+    if _measured(result):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result))
 
 
 def _empty_cells(item: str, scale: Scale) -> dict[str, Table]:

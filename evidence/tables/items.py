@@ -61,8 +61,9 @@ CORE_SECONDS = {
 
 
 def item_results() -> list[Row]:
-    """All committed results of items, in the order of papers and items."""
+    """All committed results of items, in the order of papers and items, with the items' present notes."""
     found = [json.loads(path.read_text()) for paper in all_papers() for path in (RESULTS / paper).glob("*.json")]
+    found = [result | {"note": all_items()[result["item"]].note} for result in found]
     order = list(all_items())
     return sorted(found, key=lambda result: (order.index(result["item"]), result["scale"] != "paper"))
 
