@@ -384,20 +384,21 @@ class RoundLoop:
     def _change(self, before: RunState, weights: Tensors, outputs: Tensors, facts: dict[str, Any]) -> dict[str, Any]:
         """Return how far a round moved the model, or the mean outputs, and whether the run has converged.
 
-        Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
+        Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs, where clients send these, the largest
+        such number of any label.
         A round without uploads does not count as converged.
         """
         bound = self.experiment.convergence_tol
         if bound is None:
             return {}
-        if self.method.upload.is_model:
+        if self.method.upload.watches or self.method.upload.embeds:
             old, new = (
-                torch.cat([one[name].flatten().double() for name in self.spec.trained])[None]
-                for one in (before.weights, weights)
+                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
             )
         else:
             old, new = (
-                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
+                torch.cat([one[name].flatten().double() for name in self.spec.trained])[None]
+                for one in (before.weights, weights)
             )
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
         converged = change < bound and facts.get("uploads") != 0
