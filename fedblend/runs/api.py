@@ -27,7 +27,7 @@ from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import LOCK, RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all
-from fedblend.runs.predictor import Predictor
+from fedblend.runs.predictor import Predictor, require_one_model
 from fedblend.runs.runner import execute, require_free
 
 if TYPE_CHECKING:
@@ -48,10 +48,21 @@ class Result:
     """The resolved experiment."""
     metrics: pd.DataFrame
     """One row for each trained or evaluated round."""
-    model: nn.Module
-    """The final model, in evaluation mode."""
-    predictor: Predictor
-    """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
+    _predictor: Predictor
+
+    @property
+    def model(self) -> nn.Module:
+        """The final model, in evaluation mode.
+
+        Raises :class:`FedblendError` for a run whose clients keep models or layers of their own.
+        """
+        return self.predictor.module.net
+
+    @property
+    def predictor(self) -> Predictor:
+        """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
+        require_one_model(self.experiment, self.path)
+        return self._predictor
 
     def __repr__(self) -> str:
         """Folder, method, number of rounds, and the last accuracy, or the last loss where there is no accuracy."""
@@ -97,7 +108,7 @@ def run(
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)
-    return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
+    return Result(path, finished.setup.experiment, metrics, predictor)
 
 
 def _require_callbacks(given: object) -> None:
@@ -189,7 +200,7 @@ def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Resul
     predictor = Predictor.of_run(directory, trust, best)
     with reading([directory], trust):
         experiment, metrics = directory.experiment(), metrics_table(directory)
-    return Result(directory.path, experiment, metrics, predictor.module.net, predictor)
+    return Result(directory.path, experiment, metrics, predictor)
 
 
 def read_study(path: Path | str) -> pd.DataFrame:
