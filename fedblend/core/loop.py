@@ -332,6 +332,8 @@ class RoundLoop:
         step = self.method.server_step
         if not step.active:
             return weights, state
+        # Entries of an earlier round are of another model.
+        is_old = self.method.sharing.after_training and state.shared_round != state.round
         with begun.costs.time("server"):
             context = ServerContext(
                 **vars(model_spec(self.setup, self.engine.server_model())),
@@ -343,7 +345,7 @@ class RoundLoop:
                 state=state.server_part("server_step"),
                 prior=self.setup.prior,
                 global_outputs=state.global_outputs,
-                pool=self.sharing.pool_of(state),
+                pool=None if is_old else self.sharing.pool_of(state),
             )
             made = step.refine(weights, context)
             weights, kept = as_model_and_table(made, state.weights, "server_step", step)
