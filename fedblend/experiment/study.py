@@ -49,6 +49,10 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
     variants = _variants(table, base)
     methods = _methods(table, base, variants)
     grid = _grid(table.get("grid", {}))
+    if "seed" in table and "seeds" in table:
+        raise FedblendError(
+            f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])} are both given; give one of them"
+        )
     chosen = _seeds(table.get("seeds") if seeds is None else list(seeds), base)
     experiments: dict[str, Experiment] = {}
     for method, cell, seed in itertools.product(methods, grid, chosen):
@@ -101,7 +105,7 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
     given = table.get("variants", [])
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
         raise FedblendError(f"variants: {brief(given)} is not valid: write a table [[variants]] for each")
-    for key in ("name", "seeds", "variants"):
+    for key in ("name", "seed", "seeds", "variants"):
         if any(key in one for one in given):
             raise FedblendError(f"variants.{key}: applies to the whole file; write it at the top of the file")
     plain = {key: value for key, value in base.items() if key != "method"}

@@ -306,12 +306,12 @@ def _is_optional(value: Any, field: str) -> bool:
 
 
 def _remove_from_grid(table: dict[str, Any], field: str) -> None:
-    """Remove a field from the file's grid and seeds: the command line's value applies to all runs.
+    """Remove a field from the file's grid, and the file's seeds or seed: the command line's value applies to all runs.
 
     Raises :class:`FedblendError` for an option of a part that the grid replaces as a whole.
     """
-    if field == "seed":
-        table.pop("seeds", None)
+    if field in ("seed", "seeds"):
+        table.pop("seeds" if field == "seed" else "seed", None)
     grid = table.get("grid")
     if isinstance(grid, dict):
         if whole := [key for key in grid if field.startswith(f"{key}.")]:

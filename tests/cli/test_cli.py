@@ -115,6 +115,13 @@ def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
     assert "steps" not in changed("train.steps=none")["train"]
 
 
+@pytest.mark.parametrize(("given", "word"), [({"seeds": [0, 1]}, "seed=7"), ({"seed": 3}, "seeds=[7]")])
+def test_the_command_lines_seed_or_seeds_replace_those_of_the_file(given: dict[str, Any], word: str) -> None:
+    file = write(Path("tiny.toml"), given)
+    study = fedblend.runs.api.expand_file(file, [parse_change(word)], None)
+    assert [one.seed for one in study.experiments.values()] == [7]
+
+
 def test_a_value_of_the_command_line_is_for_variants_too() -> None:
     variants = [{"method": "fedprox", "rounds": 3, "train": {"lr": 0.5}}, {"method": "naivemix"}]
     file = write(Path("tiny.toml"), {"variants": variants, "rounds": 2})
