@@ -261,7 +261,14 @@ def metrics_table(directory: RunDirectory) -> pd.DataFrame:
 
 
 def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None) -> Study:
-    """Expand the study in a file, with fields set from the command line.
+    """Expand the study in a file, with fields set from the command line (:func:`load_changed`)."""
+    return expand(load_changed(path, changes, seeds), seeds)
+
+
+def load_changed(
+    path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Read a file's table, with fields set from the command line.
 
     ``None`` removes an optional field from the file; any other field gets the text "none".
     """
@@ -274,13 +281,15 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
             _change_variants(table, field, value)
     for field in [field for field, value in last.items() if value is None]:
         table = _without_field(table, field, seeds)
-    return expand(table, seeds)
+    return table
 
 
 def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Remove an optional field from a file's table, or one that a part has not; set any other to the text "none"."""
     bare = copy.deepcopy(table)
     _change_field(bare, field, unset_field)
+    if field.split(".")[0] == "tune":
+        return bare
     for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
             made = expand(candidate, seeds).experiments.values()

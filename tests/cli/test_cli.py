@@ -21,6 +21,7 @@ import fedblend
 from fedblend.cli.arguments import parse_change
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, locked_study
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -118,7 +119,7 @@ def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
 @pytest.mark.parametrize(("given", "word"), [({"seeds": [0, 1]}, "seed=7"), ({"seed": 3}, "seeds=[7]")])
 def test_the_command_lines_seed_or_seeds_replace_those_of_the_file(given: dict[str, Any], word: str) -> None:
     file = write(Path("tiny.toml"), given)
-    study = fedblend.runs.api.expand_file(file, [parse_change(word)], None)
+    study = api.expand_file(file, [parse_change(word)], None)
     assert [one.seed for one in study.experiments.values()] == [7]
 
 
