@@ -277,8 +277,7 @@ def load_changed(
     for field, value in changes:
         _remove_from_grid(table, field)
         if value is not None:
-            _change_field(table, field, partial(set_field, value=value))
-            _change_variants(table, field, value)
+            _change_everywhere(table, field, partial(set_field, value=value))
     for field in [field for field, value in last.items() if value is None]:
         table = _without_field(table, field, seeds)
     return table
@@ -287,7 +286,7 @@ def load_changed(
 def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Remove an optional field from a file's table, or one that a part has not; set any other to the text "none"."""
     bare = copy.deepcopy(table)
-    _change_field(bare, field, unset_field)
+    _change_everywhere(bare, field, unset_field)
     if field.split(".")[0] == "tune":
         return bare
     for candidate in (table, bare):  # either may be invalid, with the field or without
@@ -297,7 +296,7 @@ def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | Non
             if is_left_over or all(_is_optional(one, field) for one in made):
                 return bare
             break
-    _change_field(table, field, partial(set_field, value="none"))
+    _change_everywhere(table, field, partial(set_field, value="none"))
     return table
 
 
@@ -328,11 +327,16 @@ def _remove_from_grid(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-def _change_variants(table: dict[str, Any], field: str, value: Any) -> None:
-    """Set a field in those variants that have a value of their own for its table: it applies to all runs.
+FieldChange = Callable[[dict[str, Any], str], None]
+"""A function that changes the field of a path in a table."""
+
+
+def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -> None:
+    """Change a field of a file's table, and of those variants that have a value of their own for the field's table.
 
     Raises :class:`FedblendError` for a field of the method where variants have methods of their own.
     """
+    _change_field(table, field, change)
     first = field.split(".")[0]
     variants = table.get("variants")
     for variant in variants if isinstance(variants, list) else ():
@@ -340,10 +344,10 @@ def _change_variants(table: dict[str, Any], field: str, value: Any) -> None:
             continue
         if first == "method":
             raise FedblendError(f"{field}: variants of this file have methods of their own; set it in the file")
-        set_field(variant, field, value)
+        change(variant, field)
 
 
-def _change_field(table: dict[str, Any], field: str, change: Callable[[dict[str, Any], str], None]) -> None:
+def _change_field(table: dict[str, Any], field: str, change: FieldChange) -> None:
     """Change a field of a file's table. A field of the method is changed in a list of one method, too.
 
     Raises :class:`FedblendError` for a field of the method if the file lists several methods.

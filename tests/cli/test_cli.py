@@ -130,6 +130,12 @@ def test_a_value_of_the_command_line_is_for_variants_too() -> None:
     study = fedblend.runs.api.expand_file(file, [("train.lr", 0.01), ("rounds", 1)], None)
 
     assert {(one.train.lr, one.rounds) for one in study.experiments.values()} == {(0.01, 1)}
+    variants = [{"method": "fedprox", "target": 0.5, "scale": "symmetric", "train": {"lr": 0.5, "steps": 3}}]
+    other = write(Path("other.toml"), {"variants": variants, "target": 0.4, "train": {"steps": 2}})
+    study = api.expand_file(other, [("train.steps", None), ("target", None), ("scale", None)], None)
+    found = {(one.train.steps, one.target, one.scale.name) for one in study.experiments.values()}
+    assert (len(study.experiments), found) == (1, {(None, None, "none")})
+    assert study.experiments["fedprox-seed0"].train.lr == 0.5
     with pytest.raises(FedblendError, match=r"method\.label: variants of this file have methods of their own"):
         fedblend.runs.api.expand_file(file, [("method.label", "a")], None)
     file = write(Path("tiny.toml"), {"grid": {"partition": [{"name": "iid", "clients": 3}]}})
