@@ -261,7 +261,8 @@ class RoundLoop:
         for (direction, kind), number in result.extra_bytes.items():
             costs.count(direction, kind, number)
         if len(result.good) < self.experiment.min_uploads:
-            reasons = _reasons(result.refused) or "none arrived"
+            missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(lost)]
+            reasons = _reasons([*result.refused, *missing]) or f"{len(clients)} clients took part"
             raise FedblendError(
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons}); earlier rounds are kept: remove the cause or lower "

@@ -277,6 +277,16 @@ def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed(
     strict = setup(channel=silent, train={"cohort": 4})
     with pytest.raises(FedblendError, match="0 good uploads of 4, but min_uploads is 1"):
         run(RoundLoop(strict, LoopEngine(strict)), 1)
+    some = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4}, min_uploads=4)
+    told = r"^round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: lost by the channel\); earlier rounds"
+    with pytest.raises(FedblendError, match=told):
+        run(RoundLoop(some, LoopEngine(some)), 1)
+    # Without the means clients take no part.
+    mix = {"name": "fedmix", "sharing": {"samples_per_mean": 2}}
+    few = setup(method=mix, channel={"name": "test-lossy", "down": [1, 2, 3]}, train={"cohort": 4}, min_uploads=4)
+    told = r"^round 1: 1 good uploads of 1, but min_uploads is 4 \(1 clients took part\)"
+    with pytest.raises(FedblendError, match=told):
+        run(RoundLoop(few, LoopEngine(few)), 1)
 
 
 def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computing() -> None:
