@@ -546,7 +546,10 @@ def test_runs_without_one_model_have_no_boundary(tmp_path: Path) -> None:
     table = {"data": {"name": "npz", "path": str(tmp_path / "two.npz")}, "model": {"name": "mlp", "hidden": [4]}}
     table |= {"partition": {"name": "iid", "clients": 2}, "method": "fd", "rounds": 1}
     run(table, tmp_path / "fd")
-    refused(here("boundaries", tmp_path / "fd"), f"{tmp_path / 'fd'}: its clients keep models or layers of their own")
+    refused(
+        here("boundaries", tmp_path / "fd", "--out", tmp_path / "b.png"),
+        f"{tmp_path / 'fd'}: its clients keep models or layers of their own",
+    )
 
 
 def test_accuracy_is_that_of_the_run(loaded_run: LoadedRun) -> None:
