@@ -308,7 +308,8 @@ def study_of(
 
 def _require_possible(experiment: Experiment, data: Any) -> None:
     """Raise :class:`FedblendError` for a method that cannot be used; some say so only when clients train."""
-    small = experiment.model_copy(update={"train": experiment.train.model_copy(update={"cohort": 1, "epochs": 1})})
+    train = experiment.train.model_copy(update={"cohort": 1, "epochs": 1})
+    small = experiment.model_copy(update={"train": train, "min_uploads": 0})
     setup = make_setup(small, data)
     loop = RoundLoop(setup, LoopEngine(setup))
     loop.round(loop.start()[0])

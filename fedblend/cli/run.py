@@ -19,7 +19,7 @@ from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
 from fedblend.runs.parallel import join_failures, processors, run_all, run_one
-from fedblend.runs.runner import require_free
+from fedblend.runs.runner import MAY_CHANGE, require_free
 
 
 def serve_other_rank() -> bool:
@@ -65,7 +65,8 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
         _resume_run(path, ranks)
         return
     begun = {run.name: RunDirectory(run).experiment() for run in runs_in(path)} if path.is_dir() else {}
-    experiments = {slug: begun.get(slug) or resolve(table) for slug, table in read_study(path).items()} | begun
+    planned = {slug: resolve(table) for slug, table in read_study(path).items()}
+    experiments = {**planned, **begun}
     if not experiments:
         find_runs([path])  # raises the error that names the fault of the path
     if others := [str(other.relative_to(path)) for other in studies_in(path)]:
@@ -73,6 +74,10 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
             raise FedblendError(f"{path}: holds studies, not runs; name one of them: {listed(others)}")
         text = f"{path}: its runs are resumed; studies in it are not: {listed(others)}"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    for slug in planned.keys() & begun.keys():
+        # A study that was extended and stopped has not reached all of its runs, whose folders have the earlier fields.
+        changes = {field: getattr(planned[slug], field) for field in MAY_CHANGE}
+        experiments[slug] = begun[slug].model_copy(update=changes)
     study = Study(path.name, {slug: _on_ranks(experiment, ranks) for slug, experiment in experiments.items()})
     run_in(study, path, True, jobs)
 

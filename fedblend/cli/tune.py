@@ -19,7 +19,6 @@ from fedblend.cli.console import Console
 from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.experiment.study import slugify
-from fedblend.experiment.tables import set_field, unset_field
 from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
@@ -67,12 +66,7 @@ def begin_search(
     Prints a line if there is nothing to resume. Raises :class:`FedblendError` if the folder is a run directory, or
     holds files and ``resume`` is false.
     """
-    table = api.load(file)
-    for field, value in changes:
-        if value is None:
-            unset_field(table, field)
-        else:
-            set_field(table, field, value)
+    table = api.load_changed(file, changes)
     default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     require_free(folder, "--out", "add --resume to go on, or name another folder", resume)

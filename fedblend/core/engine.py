@@ -380,6 +380,8 @@ def corrupted(
     rng = stream(setup.experiment.seed, "adversary", round, client)
     adversary = setup.experiment.adversary
     sent = adversary.corrupt(payload, begun, rng)
+    # Tables from a checkpoint or another process are in order of name.
+    extras = dict(sorted(extras.items()))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in extras.items()}
     return sent, adversary.corrupt(extras, zeros, rng) if extras else {}
 

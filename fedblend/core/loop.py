@@ -261,7 +261,8 @@ class RoundLoop:
         for (direction, kind), number in result.extra_bytes.items():
             costs.count(direction, kind, number)
         if len(result.good) < self.experiment.min_uploads:
-            reasons = _reasons(result.refused) or "none arrived"
+            missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(lost)]
+            reasons = _reasons([*result.refused, *missing]) or f"{len(clients)} clients took part"
             raise FedblendError(
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
                 f"{self.experiment.min_uploads} ({reasons}); earlier rounds are kept: remove the cause or lower "
@@ -332,6 +333,8 @@ class RoundLoop:
         step = self.method.server_step
         if not step.active:
             return weights, state
+        # Entries of an earlier round are of another model.
+        is_old = self.method.sharing.after_training and state.shared_round != state.round
         with begun.costs.time("server"):
             context = ServerContext(
                 **vars(model_spec(self.setup, self.engine.server_model())),
@@ -343,7 +346,7 @@ class RoundLoop:
                 state=state.server_part("server_step"),
                 prior=self.setup.prior,
                 global_outputs=state.global_outputs,
-                pool=self.sharing.pool_of(state),
+                pool=None if is_old else self.sharing.pool_of(state),
             )
             made = step.refine(weights, context)
             weights, kept = as_model_and_table(made, state.weights, "server_step", step)
@@ -384,20 +387,21 @@ class RoundLoop:
     def _change(self, before: RunState, weights: Tensors, outputs: Tensors, facts: dict[str, Any]) -> dict[str, Any]:
         """Return how far a round moved the model, or the mean outputs, and whether the run has converged.
 
-        Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs the largest such number of any label.
+        Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs, where clients send these, the largest
+        such number of any label.
         A round without uploads does not count as converged.
         """
         bound = self.experiment.convergence_tol
         if bound is None:
             return {}
-        if self.method.upload.is_model:
+        if self.method.upload.watches or self.method.upload.embeds:
             old, new = (
-                torch.cat([one[name].flatten().double() for name in self.spec.trained])[None]
-                for one in (before.weights, weights)
+                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
             )
         else:
             old, new = (
-                next(iter(one.values()), torch.zeros(1, 1)).double() for one in (before.global_outputs, outputs)
+                torch.cat([one[name].flatten().double() for name in self.spec.trained])[None]
+                for one in (before.weights, weights)
             )
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
         converged = change < bound and facts.get("uploads") != 0

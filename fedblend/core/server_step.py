@@ -43,7 +43,7 @@ class ServerContext(ModelSpec):
     global_outputs: Tensors = field(default_factory=dict)
     """The aggregate of uploads that are no models: mean outputs by label."""
     pool: Pool | None = None
-    """The pool that the server made of all shared entries."""
+    """The pool that the server made of all shared entries; ``None`` where a sharing after training was not due."""
     prior: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
     """``prior(n)`` returns n raw training samples (x, y) of each class, the same ones in all rounds."""
 

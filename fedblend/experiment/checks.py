@@ -73,6 +73,17 @@ def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
             )
 
 
+def check_convergence(method: Method, convergence_tol: float | None) -> None:
+    """What is compared from round to round must change."""
+    upload = method.upload
+    changes = upload.is_model or upload.watches or upload.embeds or method.server_step.active
+    if convergence_tol is not None and not changes:
+        raise ValueError(
+            f"convergence_tol: {convergence_tol:g}, but with method.upload '{upload.name}' and no method.server_step "
+            "the server's model never changes; valid: no convergence_tol"
+        )
+
+
 def check_evaluate_model(method: Method, evaluate_model: str | None) -> None:
     """The model to evaluate must exist."""
     if evaluate_model == "each" and not (method.stateful_clients or method.personal.keeps):

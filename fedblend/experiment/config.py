@@ -168,6 +168,7 @@ class Experiment(FrozenTable):
     def _check_fields(self) -> Experiment:
         method = self.method
         checks.check_uploads(method, self.protection, self.adversary)
+        checks.check_convergence(method, self.convergence_tol)
         checks.check_evaluate_model(method, self.evaluate_model)
         checks.check_raw_samples(method, self.policy, self.unsafe)
         checks.check_sharing(method, self.channel)

@@ -15,7 +15,7 @@ import pydantic
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
-from fedblend.experiment.fields import Method
+from fedblend.experiment.fields import LONGEST_NAME, Method
 from fedblend.experiment.presets import overlay
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.tables import set_field
@@ -49,16 +49,25 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
     variants = _variants(table, base)
     methods = _methods(table, base, variants)
     grid = _grid(table.get("grid", {}))
+    if "seed" in table and "seeds" in table:
+        raise FedblendError(
+            f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])} are both given; give one of them"
+        )
     chosen = _seeds(table.get("seeds") if seeds is None else list(seeds), base)
     experiments: dict[str, Experiment] = {}
-    for method, cell, seed in itertools.product(methods, grid, chosen):
+    for method, (cell, words), seed in itertools.product(methods, grid, chosen):
         one = copy.deepcopy(base)
         if method is not None:
             one["method"] = copy.deepcopy(method)
         for path, value in cell.items():
             set_field(one, path, value)
         one["seed"] = seed
-        label = _label(one, method, methods, cell)
+        label = " ".join(filter(None, [_label(one, method, methods, bool(words)), *words]))
+        if words and len(label) > LONGEST_NAME:
+            raise FedblendError(
+                f"grid: a run's label of its method and fields has {len(label)} characters ({brief(label)}); valid: at "
+                f"most {LONGEST_NAME}; give methods shorter labels, or the grid fewer fields"
+            )
         if label and isinstance(one.get("method", {}), (str, Mapping)):
             set_field(one, "method.label", label)
         try:
@@ -67,7 +76,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
             for field in cell:
                 _require_in_all(field, base, methods)
             raise
-        add_experiment(experiments, experiment, "methods")
+        add_experiment(experiments, experiment, "methods and grid" if words else "methods")
     for variant in variants:
         more = expand(variant, chosen).experiments
         if both := sorted(set(more) & set(experiments)):
@@ -101,7 +110,7 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
     given = table.get("variants", [])
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
         raise FedblendError(f"variants: {brief(given)} is not valid: write a table [[variants]] for each")
-    for key in ("name", "seeds", "variants"):
+    for key in ("name", "seed", "seeds", "variants"):
         if any(key in one for one in given):
             raise FedblendError(f"variants.{key}: applies to the whole file; write it at the top of the file")
     plain = {key: value for key, value in base.items() if key != "method"}
@@ -152,14 +161,39 @@ def _methods(
     return [{"name": m} if isinstance(m, str) else dict(m) for m in given]
 
 
-def _grid(given: Any) -> list[dict[str, Any]]:
+def _grid(given: Any) -> list[tuple[dict[str, Any], list[str]]]:
+    """The cells of a grid: values by field, and the words of each field in labels."""
     if isinstance(given, Mapping) and "seed" in given:
         raise FedblendError(f"grid.seed: {brief(given['seed'])}: a grid cannot contain seeds; write seeds = [0, 1, 2]")
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
         raise FedblendError(
             f'grid: {brief(given)} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]'
         )
-    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+    columns = [
+        list(zip(values, _words(path, values, LONGEST_NAME // (1 + len(given))), strict=True))
+        for path, values in given.items()
+    ]
+    return [
+        (dict(zip(given, (value for value, _ in cell), strict=True)), [word for _, word in cell])
+        for cell in itertools.product(*columns)
+    ]
+
+
+def _words(path: str, values: Sequence[Any], longest: int) -> list[str]:
+    """``field=value`` of each value of a grid's field. Parts have their options where their names are not enough.
+
+    Values whose words would be alike, or above ``longest`` characters, are numbered.
+    """
+    texts = [repr(value) for value in values]
+    if twice := [value for i, value in enumerate(values) if texts[i] in texts[:i]]:
+        raise FedblendError(f"grid: {path}: {brief(twice[0])} is listed twice; write a list of different values")
+    # `scale.name` is labelled `scale`.
+    field = path.removesuffix(".name").split(".")[-1]
+    for text_of in (_short, _with_options):
+        words = [f"{field}={text_of(value)}" for value in values]
+        if len(set(map(slugify, words))) == len(words) and max(map(len, words)) <= longest:
+            return words
+    return [f"{field}=#{number}" for number in range(1, len(values) + 1)]
 
 
 def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
@@ -179,9 +213,12 @@ def _label(
     one: Mapping[str, Any],
     method: Mapping[str, Any] | None,
     methods: Sequence[Mapping[str, Any] | None],
-    cell: Mapping[str, Any],
+    has_words: bool,
 ) -> str:
-    """A label that distinguishes this run's method from the study's others; empty if the method's name suffices."""
+    """A label that distinguishes this run's method from the study's others.
+
+    Empty if the method's name suffices, unless words of a grid follow (``has_words``).
+    """
     spec = one.get("method", {})
     if not isinstance(spec, Mapping):
         spec = {"name": spec}
@@ -191,11 +228,7 @@ def _label(
     if not label and same_name:
         assert method is not None
         label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
-    if cell:
-        # `scale.name` is labelled `scale`.
-        fields = [f"{path.removesuffix('.name').split('.')[-1]}={_short(value)}" for path, value in cell.items()]
-        label = " ".join([label or name, *fields])
-    return label
+    return label or (name if has_words else "")
 
 
 def _method_name(spec: Mapping[str, Any]) -> str:
@@ -216,6 +249,13 @@ def _options(spec: Mapping[str, Any]) -> list[str]:
 
 def _short(value: Any) -> str:
     return str(value.get("name", value)) if isinstance(value, Mapping) else str(value)
+
+
+def _with_options(value: Any) -> str:
+    """As :func:`_short`, with the options of a part."""
+    if not isinstance(value, Mapping):
+        return _short(value)
+    return " ".join([_short(value), *_options({k: v for k, v in value.items() if k != "name"})])
 
 
 def slugify(label: str) -> str:

@@ -47,7 +47,8 @@ def describe_runs(groups: Sequence[Group]) -> RunDescription:
     outcomes = [o for g in groups for o in g.outcomes]
     configs = [flatten(g.config) for g in groups]
     apart = differing_fields([g.config for g in groups])
-    first = flatten(outcomes[0].config)
+    first, *others = (flatten(o.config) for o in outcomes)
+    alike = {f: v for f, v in first.items() if all(other.get(f) == v for other in others)}
     commands = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
     by_method = [rerun_command(g) for g in groups]
     return RunDescription(
@@ -56,7 +57,7 @@ def describe_runs(groups: Sequence[Group]) -> RunDescription:
         short=_short(outcomes),
         text=" ".join([_data(groups, outcomes), _split(outcomes), _training(outcomes), _rounds(outcomes)]),
         presets=_presets(groups),
-        shared=[(f, setting_text(v)) for f, v in first.items() if f not in apart and f not in NOT_COMPARED],
+        shared=[(f, setting_text(v)) for f, v in alike.items() if f not in apart and f not in NOT_COMPARED],
         differs=[(f, [setting_text(config.get(f)) for config in configs]) for f in apart],
         sources=_sources(outcomes),
         commands=commands or by_method,

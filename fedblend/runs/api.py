@@ -27,7 +27,7 @@ from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import LOCK, RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all
-from fedblend.runs.predictor import Predictor
+from fedblend.runs.predictor import Predictor, require_one_model
 from fedblend.runs.runner import execute, require_free
 
 if TYPE_CHECKING:
@@ -48,10 +48,21 @@ class Result:
     """The resolved experiment."""
     metrics: pd.DataFrame
     """One row for each trained or evaluated round."""
-    model: nn.Module
-    """The final model, in evaluation mode."""
-    predictor: Predictor
-    """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
+    _predictor: Predictor
+
+    @property
+    def model(self) -> nn.Module:
+        """The final model, in evaluation mode.
+
+        Raises :class:`FedblendError` for a run whose clients keep models or layers of their own.
+        """
+        return self.predictor.module.net
+
+    @property
+    def predictor(self) -> Predictor:
+        """The same model for samples as they are stored; it can be exported (:meth:`Predictor.export`)."""
+        require_one_model(self.experiment, self.path)
+        return self._predictor
 
     def __repr__(self) -> str:
         """Folder, method, number of rounds, and the last accuracy, or the last loss where there is no accuracy."""
@@ -97,7 +108,7 @@ def run(
     finished = execute(experiment, path, resume, listener, callbacks=callbacks)
     predictor = Predictor.of_setup(finished.setup, finished.state.weights, finished.state.round)
     metrics = metrics_table(finished.directory)
-    return Result(path, finished.setup.experiment, metrics, predictor.module.net, predictor)
+    return Result(path, finished.setup.experiment, metrics, predictor)
 
 
 def _require_callbacks(given: object) -> None:
@@ -189,7 +200,7 @@ def read_run(path: Path | str, trust: bool = False, best: bool = False) -> Resul
     predictor = Predictor.of_run(directory, trust, best)
     with reading([directory], trust):
         experiment, metrics = directory.experiment(), metrics_table(directory)
-    return Result(directory.path, experiment, metrics, predictor.module.net, predictor)
+    return Result(directory.path, experiment, metrics, predictor)
 
 
 def read_study(path: Path | str) -> pd.DataFrame:
@@ -250,7 +261,14 @@ def metrics_table(directory: RunDirectory) -> pd.DataFrame:
 
 
 def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None) -> Study:
-    """Expand the study in a file, with fields set from the command line.
+    """Expand the study in a file, with fields set from the command line (:func:`load_changed`)."""
+    return expand(load_changed(path, changes, seeds), seeds)
+
+
+def load_changed(
+    path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Read a file's table, with fields set from the command line.
 
     ``None`` removes an optional field from the file; any other field gets the text "none".
     """
@@ -259,17 +277,18 @@ def expand_file(path: str | Path, changes: Sequence[tuple[str, Any]], seeds: Seq
     for field, value in changes:
         _remove_from_grid(table, field)
         if value is not None:
-            _change_field(table, field, partial(set_field, value=value))
-            _change_variants(table, field, value)
+            _change_everywhere(table, field, partial(set_field, value=value))
     for field in [field for field, value in last.items() if value is None]:
         table = _without_field(table, field, seeds)
-    return expand(table, seeds)
+    return table
 
 
 def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Remove an optional field from a file's table, or one that a part has not; set any other to the text "none"."""
     bare = copy.deepcopy(table)
-    _change_field(bare, field, unset_field)
+    _change_everywhere(bare, field, unset_field)
+    if field.split(".")[0] == "tune":
+        return bare
     for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
             made = expand(candidate, seeds).experiments.values()
@@ -277,7 +296,7 @@ def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | Non
             if is_left_over or all(_is_optional(one, field) for one in made):
                 return bare
             break
-    _change_field(table, field, partial(set_field, value="none"))
+    _change_everywhere(table, field, partial(set_field, value="none"))
     return table
 
 
@@ -295,12 +314,12 @@ def _is_optional(value: Any, field: str) -> bool:
 
 
 def _remove_from_grid(table: dict[str, Any], field: str) -> None:
-    """Remove a field from the file's grid and seeds: the command line's value applies to all runs.
+    """Remove a field from the file's grid, and the file's seeds or seed: the command line's value applies to all runs.
 
     Raises :class:`FedblendError` for an option of a part that the grid replaces as a whole.
     """
-    if field == "seed":
-        table.pop("seeds", None)
+    if field in ("seed", "seeds"):
+        table.pop("seeds" if field == "seed" else "seed", None)
     grid = table.get("grid")
     if isinstance(grid, dict):
         if whole := [key for key in grid if field.startswith(f"{key}.")]:
@@ -308,11 +327,16 @@ def _remove_from_grid(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-def _change_variants(table: dict[str, Any], field: str, value: Any) -> None:
-    """Set a field in those variants that have a value of their own for its table: it applies to all runs.
+FieldChange = Callable[[dict[str, Any], str], None]
+"""A function that changes the field of a path in a table."""
+
+
+def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -> None:
+    """Change a field of a file's table, and of those variants that have a value of their own for the field's table.
 
     Raises :class:`FedblendError` for a field of the method where variants have methods of their own.
     """
+    _change_field(table, field, change)
     first = field.split(".")[0]
     variants = table.get("variants")
     for variant in variants if isinstance(variants, list) else ():
@@ -320,10 +344,10 @@ def _change_variants(table: dict[str, Any], field: str, value: Any) -> None:
             continue
         if first == "method":
             raise FedblendError(f"{field}: variants of this file have methods of their own; set it in the file")
-        set_field(variant, field, value)
+        change(variant, field)
 
 
-def _change_field(table: dict[str, Any], field: str, change: Callable[[dict[str, Any], str], None]) -> None:
+def _change_field(table: dict[str, Any], field: str, change: FieldChange) -> None:
     """Change a field of a file's table. A field of the method is changed in a list of one method, too.
 
     Raises :class:`FedblendError` for a field of the method if the file lists several methods.

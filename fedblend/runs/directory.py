@@ -290,7 +290,7 @@ def how_to_resume(path: Path, facts: Mapping[str, Any]) -> str:
 
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
-    """Write a study's experiments by the names of their folders; its name and started runs stay unchanged."""
+    """Write a study's experiments by the names of their folders; its name and other experiments stay unchanged."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -298,9 +298,10 @@ def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]])
             f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
         ) from None
     study = read_json(folder / STUDY, forms.Study)
-    before = study.get("experiments", {})
-    started = {slug: table for slug, table in before.items() if RunDirectory.is_run(folder / slug)}
-    write_json(folder / STUDY, {"name": study.get("name", name), "experiments": {**before, **experiments, **started}})
+    write_json(
+        folder / STUDY,
+        {"name": study.get("name", name), "experiments": {**study.get("experiments", {}), **experiments}},
+    )
 
 
 def remove_study(folder: Path, created: list[Path]) -> None:

@@ -14,7 +14,13 @@ from fedblend.core.record import RoundRecord
 from fedblend.runs.directory import CONFIG, METRICS, RunDirectory, how_to_resume
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
-"""Fields that may differ between runs of one group."""
+"""Fields that say nothing about a run's numbers."""
+
+EXECUTION = ("engine", "stack", "ranks", "memory_format", "device", "cuda_graphs", "checkpoint_every", "min_uploads")
+"""Fields that say how a run is executed. A resumed run may have others than the runs of its method's other seeds.
+
+`callbacks` are not among them, because a callback may end a run.
+"""
 
 MAX_FIELDS_IN_NAME = 2
 """Largest number of differing fields in a group's name; beyond it, the name has the folder."""
@@ -149,7 +155,7 @@ def read(run: RunDirectory) -> Outcome:
 
 
 def group(runs: Iterable[RunDirectory]) -> list[Group]:
-    """Group runs by method label and configuration without the seed, in order of first appearance.
+    """Group runs by method label and configuration without seed and execution, in order of first appearance.
 
     The same folder given twice counts once. If one label has several configurations, the groups' names contain the
     fields in which they differ, or their folder.
@@ -224,7 +230,8 @@ def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _fingerprint(config: Mapping[str, Any]) -> str:
-    return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
+    compared = {k: v for k, v in config.items() if k not in (*NOT_COMPARED, *EXECUTION)}
+    return json.dumps(compared, sort_keys=True, default=str)
 
 
 def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:

@@ -79,8 +79,10 @@ def _run_locked(
 ) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
-    # Written before the first run, so that a resume includes runs that have not started.
-    write_study(folder, study.name, {slug: as_table(e) for slug, e in study.experiments.items()})
+    # Written before the first run, so that a resume includes runs that this one does not reach. Without ``resume`` a
+    # run that is there is refused.
+    going = {s: as_table(e) for s, e in study.experiments.items() if resume or not RunDirectory.is_run(folder / s)}
+    write_study(folder, study.name, going)
     if resume:
         left: dict[str, Experiment] = {}
         for slug, experiment in study.experiments.items():

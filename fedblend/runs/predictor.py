@@ -70,6 +70,12 @@ class Deployed(nn.Module):
         return outputs.sigmoid() if self.task == "multi-label" else outputs
 
 
+def require_one_model(experiment: Experiment, folder: Path) -> None:
+    """Raise :class:`FedblendError` for a run in ``folder`` whose clients keep models or layers of their own."""
+    if experiment.method.stateful_clients or experiment.method.personal.keeps_layers:
+        raise FedblendError(f"{folder}: its clients keep models or layers of their own, so that there is no one model")
+
+
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """The final model of a run, with what its inputs and outputs mean. Classes are predicted by their names."""
@@ -103,10 +109,7 @@ class Predictor:
             experiment, facts = directory.experiment(), directory.facts()
             forms.require_sound(facts, forms.FactsOfModel, directory.path / FACTS)
             round, weights = _weights_of(directory.path, best)
-            if experiment.method.stateful_clients or experiment.method.personal.keeps_layers:
-                raise FedblendError(
-                    f"{directory.path}: its clients keep models or layers of their own, so that there is no one model"
-                )
+            require_one_model(experiment, directory.path)
             data, scale = facts["data"], facts["scale"]
             inputs = (*data["shape"], scale["vocabulary"]) if "vocabulary" in scale else tuple(data["shape"])
             # Runs of fedblend 0.1 do not tell the width of a regression.

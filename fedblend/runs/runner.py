@@ -32,7 +32,7 @@ from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory, how_to_resume, is_federated
-from fedblend.runs.groups import flatten
+from fedblend.runs.groups import EXECUTION, flatten
 from fedblend.runs.trackers import Tracker
 from fedblend.runs.warm_start import first_weights
 
@@ -47,16 +47,9 @@ TARGET = ("target", "target_metric", "stop_at_target")
 
 MAY_CHANGE = {
     *TARGET,
+    *EXECUTION,
     "rounds",
-    "engine",
-    "stack",
-    "ranks",
-    "memory_format",
-    "device",
-    "cuda_graphs",
-    "checkpoint_every",
     "callbacks",
-    "min_uploads",
 }
 """Fields that may differ in a resumed run: none of them changes a finished round."""
 

@@ -12,12 +12,14 @@ from fedblend.core.trees import differing, in_order
 from fedblend.experiment.config import Experiment
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, how_to_resume
+from fedblend.runs.predictor import require_one_model
 
 
 def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     """Return the weights of the run that ``start`` names, for a run in ``folder``; ``None`` without ``start``.
 
-    Raises :class:`FedblendError` if that run has no checkpoint, is not done, or has another model.
+    Raises :class:`FedblendError` if that run has no checkpoint, is not done, has no one model, or has another
+    one.
     """
     given = setup.experiment.start
     if given is None:
@@ -34,6 +36,10 @@ def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     if source.status().get("state") != "done":
         how = how_to_resume(path, source.facts())
         raise FedblendError(f"start: '{given}': {path} is not done; finish it first with: {how}")
+    try:
+        require_one_model(source.experiment(), path)
+    except FedblendError as error:
+        raise FedblendError(f"start: '{given}': {error}; valid: a run of another method") from None
     own = setup.weights()
     if different := differing(own, state.weights):
         raise FedblendError(

@@ -159,6 +159,12 @@ def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
         study_of(TINY, ["fedprox"], Limits(score=80.0))
 
 
+def test_candidates_are_possible_where_a_round_needs_several_uploads() -> None:
+    study, left_out = study_of({**TINY, "min_uploads": 2}, ["fedprox"])
+    assert (study["methods"], left_out) == (["fedavg", "fedprox"], {})
+    assert study["min_uploads"] == 2
+
+
 def test_runs_of_other_values_are_not_taken_for_the_best_ones(tmp_path: Path) -> None:
     first, second = (expand({**TINY, "train": {**TINY["train"], "lr": lr}}) for lr in (0.1, 0.3))
     assert _runs_folder(tmp_path, first) == tmp_path / "runs"

@@ -39,7 +39,7 @@ from fedblend.data.loaders.small import Toy
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.api import expand_file
+from fedblend.runs.api import expand_file, run
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
@@ -538,6 +538,18 @@ def test_boundaries_of_other_data_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused(here("boundaries", *(word.format(study=study, toy=toy) for word in words)), *told)
+
+
+def test_runs_without_one_model_have_no_boundary(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    np.savez(tmp_path / "two.npz", x=x, y=np.where(x[:, 0] > 0, "right", "left"))
+    table = {"data": {"name": "npz", "path": str(tmp_path / "two.npz")}, "model": {"name": "mlp", "hidden": [4]}}
+    table |= {"partition": {"name": "iid", "clients": 2}, "method": "fd", "rounds": 1}
+    run(table, tmp_path / "fd")
+    refused(
+        here("boundaries", tmp_path / "fd", "--out", tmp_path / "b.png"),
+        f"{tmp_path / 'fd'}: its clients keep models or layers of their own",
+    )
 
 
 def test_accuracy_is_that_of_the_run(loaded_run: LoadedRun) -> None:

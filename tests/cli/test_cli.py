@@ -21,6 +21,7 @@ import fedblend
 from fedblend.cli.arguments import parse_change
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
+from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, locked_study
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -115,6 +116,13 @@ def test_none_removes_an_optional_field_and_is_plain_text_elsewhere() -> None:
     assert "steps" not in changed("train.steps=none")["train"]
 
 
+@pytest.mark.parametrize(("given", "word"), [({"seeds": [0, 1]}, "seed=7"), ({"seed": 3}, "seeds=[7]")])
+def test_the_command_lines_seed_or_seeds_replace_those_of_the_file(given: dict[str, Any], word: str) -> None:
+    file = write(Path("tiny.toml"), given)
+    study = api.expand_file(file, [parse_change(word)], None)
+    assert [one.seed for one in study.experiments.values()] == [7]
+
+
 def test_a_value_of_the_command_line_is_for_variants_too() -> None:
     variants = [{"method": "fedprox", "rounds": 3, "train": {"lr": 0.5}}, {"method": "naivemix"}]
     file = write(Path("tiny.toml"), {"variants": variants, "rounds": 2})
@@ -122,6 +130,12 @@ def test_a_value_of_the_command_line_is_for_variants_too() -> None:
     study = fedblend.runs.api.expand_file(file, [("train.lr", 0.01), ("rounds", 1)], None)
 
     assert {(one.train.lr, one.rounds) for one in study.experiments.values()} == {(0.01, 1)}
+    variants = [{"method": "fedprox", "target": 0.5, "scale": "symmetric", "train": {"lr": 0.5, "steps": 3}}]
+    other = write(Path("other.toml"), {"variants": variants, "target": 0.4, "train": {"steps": 2}})
+    study = api.expand_file(other, [("train.steps", None), ("target", None), ("scale", None)], None)
+    found = {(one.train.steps, one.target, one.scale.name) for one in study.experiments.values()}
+    assert (len(study.experiments), found) == (1, {(None, None, "none")})
+    assert study.experiments["fedprox-seed0"].train.lr == 0.5
     with pytest.raises(FedblendError, match=r"method\.label: variants of this file have methods of their own"):
         fedblend.runs.api.expand_file(file, [("method.label", "a")], None)
     file = write(Path("tiny.toml"), {"grid": {"partition": [{"name": "iid", "clients": 3}]}})

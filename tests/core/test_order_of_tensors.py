@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
-from helpers import same_up_to_rounding, slow_except
+from helpers import same, same_up_to_rounding, slow_except
 from safetensors.torch import load_file
 
-from fedblend.core.engine import TrainTask
+from fedblend.core.engine import TrainTask, corrupted
 from fedblend.core.trees import add_prefix, in_order
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -55,6 +56,36 @@ def test_a_run_with_losses_and_noise_goes_on_as_if_never_stopped(engine: str, tm
     succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
 
     same_end(tmp_path / "out" / RUN, tmp_path / "whole" / RUN)
+
+
+NOISY: dict[str, Any] = {
+    **{key: value for key, value in LOSING.items() if key not in ("channel", "protection")},
+    "method": "scaffold",
+    "adversary": {"name": "noise", "share": 0.4},
+}
+"""A client of the three sends noise in place of its model, and of what goes beside it."""
+
+
+def test_a_run_with_noise_beside_the_model_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    file = write(tmp_path / "noise.toml", {}, base=NOISY)
+    succeeded(here("run", file, "--out", tmp_path / "whole"))
+    succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
+
+    succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
+
+    same_end(tmp_path / "out" / "scaffold-seed0", tmp_path / "whole" / "scaffold-seed0")
+
+
+def test_noise_beside_the_model_does_not_depend_on_the_order_of_a_message() -> None:
+    setup = make_setup(resolve(NOISY))
+    (client,) = np.flatnonzero(setup.adversaries).tolist()
+    weights = setup.weights()
+    turned = {name: weights[name] for name in sorted(weights)}
+
+    _, one = corrupted(setup, 0, client, weights, weights, weights)
+    _, two = corrupted(setup, 0, client, weights, weights, turned)
+
+    assert same(one, two)
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])

@@ -216,6 +216,7 @@ def test_unknown_names_come_with_a_suggestion(changes: dict[str, Any], words: tu
         (fedmix(sharing=5), ("method.sharing: 5", "means")),
         ({"seeds": "0"}, ("seeds: '0'", "[0, 1, 2]")),
         ({"seeds": [0, 0]}, ("seeds: [0, 0]", "different")),
+        ({"seed": 7, "seeds": [0, 1]}, ("seed: 7 and seeds: [0, 1] are both given; give one of them",)),
         ({"seeds": [0.5]}, ("seeds: [0.5]", "whole")),
         ({"seed": "one"}, ("seed: 'one'", "integer")),
         ({"grid": 5}, ("grid: 5", "train.lr")),

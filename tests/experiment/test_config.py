@@ -577,6 +577,48 @@ def test_a_file_of_variants_with_methods_runs_these_only() -> None:
     assert list(both.experiments) == ["fedavg-rounds-1-seed0", "fedmix-seed0"]
 
 
+def test_cells_of_a_grid_whose_names_are_alike_or_too_long_have_labels_of_their_own() -> None:
+    def labels(grid: dict[str, list[Any]], **more: Any) -> list[str]:
+        return [one.method.label for one in expand_study({**SMALL, "grid": grid, **more}).experiments.values()]
+
+    step = [{"name": "step", "every": 10}, {"name": "step", "every": 20}]
+    counts = [[[given] * 10] * 10 for given in (10, 11)]
+
+    assert labels({"partition": [{"name": "iid", "clients": 2}, "natural"]}, data="toy") == [
+        "fedavg partition=iid",
+        "fedavg partition=natural",
+    ]
+    assert labels({"train.schedule": step}) == ["fedavg schedule=step every=10", "fedavg schedule=step every=20"]
+    assert labels({"partition.counts": counts, "train.lr": [0.1]}, partition="counts") == [
+        "fedavg counts=#1 lr=0.1",
+        "fedavg counts=#2 lr=0.1",
+    ]
+    # One folder would be of both.
+    assert labels({"name": ["a b", "a-b"]}) == ["fedavg name=#1", "fedavg name=#2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"grid": {"train.lr": [0.1, 0.2, 0.1]}},
+            "grid: train.lr: 0.1 is listed twice; write a list of different values",
+        ),
+        (
+            {"methods": [{"name": "fedavg", "label": "a" * 197}], "grid": {"train.lr": [0.1]}},
+            "grid: a run's label of its method and fields has 204 characters",
+        ),
+        (
+            {"methods": ["fedavg", "fedavg"], "grid": {"train.lr": [0.1]}},
+            "methods and grid: two runs would both be called 'fedavg-lr-0.1-seed0'; give them labels of their own",
+        ),
+    ],
+)
+def test_labels_of_a_grid_that_cannot_be_name_the_grid(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError, match=f"^{re.escape(told)}"):
+        expand_study({**{key: value for key, value in SMALL.items() if key != "method"}, **changes})
+
+
 def test_a_grid_over_a_method_without_a_name_is_labelled_by_the_name_of_its_parts() -> None:
     study = expand_study({**SMALL, "grid": {"train.lr": [0.1], "method.aggregator": ["mean", "median"]}})
 

@@ -227,6 +227,22 @@ def test_from_a_round_on_clients_go_on_from_the_calibrated_model() -> None:
     assert not same(again.weights, state.weights)
 
 
+def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> None:
+    ended, longer, plain = world(rounds=1), world(rounds=3), world("fedavg", rounds=3)
+    first, records = run(RoundLoop(ended, engine_of(ended)), 1)
+    assert "shared" in records[0]
+
+    second, records = run(RoundLoop(longer, engine_of(longer)), 1, first)
+    averaged, _ = run(RoundLoop(plain, engine_of(plain)), 1, first)
+    third, last = run(RoundLoop(longer, engine_of(longer)), 1, second)
+    uncalibrated, _ = run(RoundLoop(plain, engine_of(plain)), 1, averaged)
+
+    assert "shared" not in records[0]
+    assert same(second.weights, averaged.weights)
+    assert "shared" in last[0]
+    assert not same(third.weights, uncalibrated.weights)
+
+
 def test_rows_of_classes_without_statistics_stay() -> None:
     made = world({**METHOD, "sharing": {"min_samples": 14}}, groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
 

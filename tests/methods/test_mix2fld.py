@@ -277,6 +277,16 @@ def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed(
     strict = setup(channel=silent, train={"cohort": 4})
     with pytest.raises(FedblendError, match="0 good uploads of 4, but min_uploads is 1"):
         run(RoundLoop(strict, LoopEngine(strict)), 1)
+    some = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4}, min_uploads=4)
+    told = r"^round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: lost by the channel\); earlier rounds"
+    with pytest.raises(FedblendError, match=told):
+        run(RoundLoop(some, LoopEngine(some)), 1)
+    # Without the means clients take no part.
+    mix = {"name": "fedmix", "sharing": {"samples_per_mean": 2}}
+    few = setup(method=mix, channel={"name": "test-lossy", "down": [1, 2, 3]}, train={"cohort": 4}, min_uploads=4)
+    told = r"^round 1: 1 good uploads of 1, but min_uploads is 4 \(1 clients took part\)"
+    with pytest.raises(FedblendError, match=told):
+        run(RoundLoop(few, LoopEngine(few)), 1)
 
 
 def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computing() -> None:
@@ -410,6 +420,26 @@ def test_a_run_stops_where_little_changes() -> None:
     assert [r["converged"] for r in records] == [False, True]
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "feddm", "sharing": {"steps": 2}, "server_step": {"epochs": 1}},
+        {"name": "server-means", "upload": "silent"},
+    ],
+    ids=["nothing", "silent"],
+)
+def test_where_clients_send_neither_models_nor_outputs_the_servers_model_is_compared(method: Any) -> None:
+    made = setup(groups=[list(range(20)), list(range(20, 40))], method=method, convergence_tol=1e-9)
+    loop = RoundLoop(made, LoopEngine(made))
+    first, _ = loop.round(loop.start()[0])
+    second, record = loop.round(first)
+
+    old, new = (torch.cat([t.flatten().double() for t in one.weights.values()]) for one in (first, second))
+    assert record.change == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-12)
+    assert record.change > 0
+    assert not record.converged
+
+
 def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
     channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
     made = setup(train={"cohort": 4}, channel=channel, min_uploads=0, convergence_tol=1e-3)
@@ -426,6 +456,11 @@ def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
         ({"method": "fd", "evaluate_model": "server"}, "evaluate_model: 'server' has no model to evaluate"),
         ({"method": "fd", "protection": {"name": "noise", "scale": 1.0}}, "'noise' changes models"),
         ({"method": "fd", "adversary": "nan"}, "'nan' changes models"),
+        (
+            {"method": {"upload": "silent", "stateful_clients": True}, "convergence_tol": 0.01},
+            "convergence_tol: 0.01, but with method.upload 'silent' and no method.server_step the server's model never "
+            "changes; valid: no convergence_tol",
+        ),
         ({"method": "fld"}, "unsafe: false does not allow 'raw-seeds'"),
     ],
 )

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, loss_of, numbers, run, same, same_up_to_rounding, setup, tanh_net
+from helpers import (
+    federation_of,
+    images,
+    labelled,
+    local,
+    loss_of,
+    numbers,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    tanh_net,
+)
 from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context, Task
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
+from fedblend.data.scale import OneHot
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.virtual import VirtualSamples
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
 LINEAR = {"name": "mlp", "hidden": []}
 COUNTS = {"name": "counts", "counts": [[6, 6, 2], [6, 6, 5], [6, 6, 3]]}
@@ -164,6 +181,28 @@ def test_seeds_of_which_none_match_are_told() -> None:
     made = made_of("virtual-seeds", partition={"name": "counts", "counts": [[5, 5, 0], [5, 0, 5]]})
     with pytest.raises(FedblendError, match=r"'virtual-samples' has nothing to mix with; let clients hold two labels"):
         run(federation_of(made), 1)
+
+
+@pytest.mark.parametrize(("data", "kind"), [(numbers(), "regression"), (labelled(), "multi-label")])
+def test_seeds_of_data_without_classes_are_refused(data: Dataset, kind: str) -> None:
+    made = setup(data, groups=[range(10), range(10, 20)], method="virtual-seeds", model=LINEAR)
+    told = f"'mixed-seeds' mixes images or features of two classes, but these data have no classes ({kind})"
+    with pytest.raises(FedblendError, match=re.escape(told)):
+        run(federation_of(made), 1)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "told"),
+    [
+        (MixedSeeds(), "'mixed-seeds' mixes images or features of two classes, but these data are text; valid: means"),
+        (XorSeeds(), "'xor-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
+        (MixedTargetSeeds(), "'mixed-target-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
+    ],
+)
+def test_seeds_of_text_are_refused(sharing: Any, told: str) -> None:
+    codes, labels = torch.arange(12, dtype=torch.uint8).reshape(4, 3), torch.tensor([0, 1, 0, 1])
+    with pytest.raises(FedblendError, match=re.escape(f"method.sharing: {told}")):
+        sharing.share(local(codes, labels, Task("classification", 2), OneHot(12)))
 
 
 def test_the_entries_of_a_pool_of_inputs_are_not_scaled() -> None:

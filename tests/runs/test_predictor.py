@@ -189,6 +189,16 @@ def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("method", ["fd", {"name": "fedper"}, {"upload": "silent", "stateful_clients": True}])
+def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method: object, tmp_path: Path) -> None:
+    result = run({**TINY, "method": method, "rounds": 1, "holdout": 0.2}, tmp_path / "run")
+    assert result.metrics["round"].tolist() == [0, 1]
+    told = f"^{tmp_path / 'run'}: its clients keep models or layers of their own, so that there is no one model$"
+    for read in (lambda: result.model, lambda: result.predictor, lambda: result.predict(np.zeros((1, 1, 8, 8)))):
+        with pytest.raises(FedblendError, match=told):
+            read()
+
+
 # Commands --------------------------------------------------------------------------------------------------
 
 

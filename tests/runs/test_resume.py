@@ -43,10 +43,12 @@ from helpers import same_state, slow_except
 from safetensors.torch import load_file, save_file
 
 import fedblend
+from fedblend.core.errors import Stopped
 from fedblend.core.record import RoundRecord
 from fedblend.core.state import RunState
 from fedblend.engines.distributed.pipes import Parent
 from fedblend.experiment.config import resolve
+from fedblend.experiment.study import expand
 from fedblend.runs import checkpoint, parallel
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.summary import table
@@ -514,6 +516,28 @@ def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> 
     succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
     same_end(run, tiny)
     assert (run / "config.toml").read_bytes() == (tiny / "config.toml").read_bytes()
+
+
+def test_more_rounds_of_a_study_hold_for_the_runs_that_ctrl_c_came_before(tmp_path: Path) -> None:
+    table, folder = {**TINY, "seeds": [0, 1]}, tmp_path / "out"
+    fedblend.run_study({**table, "rounds": 1, "target": 0.5}, folder, jobs=1)
+
+    def stop(slug: str, record: RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        parallel.run_all(expand({**table, "rounds": 3}), folder, True, 1, stop)
+    assert [RunDirectory(folder / f"fedavg-seed{seed}").experiment().rounds for seed in (0, 1)] == [3, 1]
+    succeeded(here("resume", folder, "--jobs", 1))
+
+    for seed in (0, 1):
+        made = RunDirectory(folder / f"fedavg-seed{seed}")
+        assert (made.experiment().rounds, made.experiment().target, made.status()["round"]) == (3, None, 3)
+    before = (folder / "study.json").read_bytes()
+    failed = parallel.run_all(expand({**table, "rounds": 9}), folder, False, 1, stop)
+    assert list(failed) == ["fedavg-seed0", "fedavg-seed1"]
+    assert (folder / "study.json").read_bytes() == before, "runs that are refused are those of before"
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_variants_have_methods_grids_and_parts_of_their_own():
     [
         ({"a": 1}, r"variants: \{'a': 1\} is not valid: write a table"),
         ([{"seeds": [1]}], r"variants.seeds: applies to the whole file"),
+        ([{"seed": 1}], r"variants.seed: applies to the whole file"),
         ([{"method": {"name": "fedavg", "label": "ours"}}], "two runs would both be called 'ours-seed0'"),
         ([{"method": "fedavg", "rond": 1}], r"rond: unknown key \(did you mean 'rounds'"),
     ],

@@ -14,6 +14,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
 from fedblend.report import compare
 from fedblend.report.columns import rounds_note
+from fedblend.report.description import describe_runs
 from fedblend.report.privacy import epsilon_text
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import metrics_table, results_table
@@ -68,6 +69,31 @@ def two_seeds(tmp_path):
         seed=1,
     )
     return find_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"ranks": 2, "engine": "loop", "min_uploads": 0}, ["fedmix"]),
+        ({"stack": 2, "memory_format": "contiguous", "device": "cuda", "cuda_graphs": True}, ["fedmix"]),
+        (
+            {"callbacks": ["keep-best"]},
+            ["fedmix (callbacks=[])", "fedmix (callbacks=[{'name': 'keep-best', 'mode': 'max'}])"],
+        ),
+        ({"rounds": 3}, ["fedmix (rounds=2)", "fedmix (rounds=3)"]),
+    ],
+)
+def test_how_a_seed_was_executed_does_not_split_its_method(tmp_path, fields, names):
+    """A resume may change these fields, such as `fedblend resume --ranks 2` of one seed."""
+    for seed, more in ((0, {}), (1, fields)):
+        write_run(tmp_path / f"fedmix-seed{seed}", [record(0, 0.1), record(1, 0.5)], seed=seed, **more)
+
+    groups = group(find_runs([tmp_path]))
+
+    assert [one.name for one in groups] == names
+    shared = dict(describe_runs(groups).shared)
+    assert shared["method.name"] == "fedmix"
+    assert not shared.keys() & fields.keys()
 
 
 def test_curves_have_a_row_a_run_and_round_with_totals_from_the_beginning(two_seeds):

@@ -11,7 +11,7 @@ import pytest
 from cli_helpers import PNG, TINY, changed, contents, here, refused, write
 
 import fedblend
-from fedblend.cli.tune import lines_of_ends, told_how_to_go_on
+from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.search import Tune
@@ -153,6 +153,22 @@ def test_the_command_writes_a_table_a_figure_and_a_file_that_runs(tmp_path: Path
     refused(here("tune", tmp_path / "x.toml", "--out", tmp_path / "found"), "add --resume to go on")
     assert here("tune", tmp_path / "x.toml", "--out", tmp_path / "found", "--resume").code == 0
     assert read_toml(tmp_path / "found" / "best.toml")["data"] == {"name": "digits"}
+
+
+def test_fields_of_the_command_line_are_set_as_in_a_run(tmp_path: Path) -> None:
+    table = search(rounds=1, seeds=[0, 1], tune={"trials": 1, "minutes": 9, "fields": {"train.lr": [0.1]}})
+    words = ("--set", "seed=7", "--set", "scale=none", "--set", "tune.minutes=none")
+
+    done = here("tune", write(tmp_path / "x.toml", table), *words, "--out", tmp_path / "out")
+
+    assert done.code == 0, done.err
+    (trial,) = runs_in(tmp_path / "out" / "fedavg")
+    made = RunDirectory(trial).experiment()
+    assert (made.seed, made.scale.name) == (7, "none")
+    (best,) = api.expand_file(tmp_path / "out" / "best.toml", (), None).experiments.values()
+    assert (best.seed, best.scale.name) == (7, "none")
+    searched, _ = begin_search("tune", tmp_path / "x.toml", [("tune.minutes", None)], False, tmp_path / "other")
+    assert searched["tune"] == {"trials": 1, "fields": {"train.lr": [0.1]}}
 
 
 def test_a_file_with_a_search_runs_with_its_own_values_and_a_note(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) ->
     other = {**SMALL, "model": {"name": "mlp", "hidden": [9]}, "start": str(shot)}
     with pytest.raises(FedblendError, match=r"the model of .*xormixfl-seed1 is another"):
         execute(experiment(**other), tmp_path / "other")
+    execute(experiment(**{**SMALL, "rounds": 1}, method="fd"), tmp_path / "fd")
+    with pytest.raises(FedblendError) as error:
+        execute(experiment(**SMALL, start="fd"), tmp_path / "of-none")
+    assert str(error.value) == (
+        f"start: 'fd': {tmp_path / 'fd'}: its clients keep models or layers of their own, so that there is no one "
+        "model; valid: a run of another method"
+    )
     with pytest.raises(FedblendError, match="start"):
         federation_of(make_setup(experiment(**SMALL, start=str(shot)))).start()
 

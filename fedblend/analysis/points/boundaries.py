@@ -18,6 +18,7 @@ from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
+from fedblend.runs.predictor import require_one_model
 
 GRID = 160
 """Grid points along each axis."""
@@ -115,6 +116,7 @@ def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.nd
     setup, state = _two_feature_setup(run), checkpoint.read(run.path)
     if state is None:
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
+    require_one_model(setup.experiment, run.path)
     boundary = _model_boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
     if "points" not in state.server_part("server_step"):
         return boundary

@@ -24,7 +24,8 @@ class CCVR(ServerStep):
 
     This happens in the rounds in which clients send statistics: by default the last one, so that only the model of the
     last round is a calibrated one, and a run that ends before (`target`, `convergence_tol`, a callback) has none. With
-    `from_round` of the sharing the calibrated model is also what clients train in the next round, unlike in the paper.
+    `from_round` of the sharing, and in a run resumed with more rounds, the calibrated model is also what clients train
+    in the next round, unlike in the paper.
     The paper draws features in proportion to a class's samples; here all classes have the same number. The paper's
     transformation of features (Tukey's ladder of powers) is left out.
     """

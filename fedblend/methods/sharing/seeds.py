@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing
+from fedblend.data.scale import Scaler
 from fedblend.methods.sharing.inverse_mixup import (
     coordinate,
     inverse_ratio,
@@ -111,8 +112,15 @@ class MixedSeeds(Seeds):
     def share(self, local: ClientData) -> Payload | None:
         """Mixtures x [n, ...] in the type of the samples, and their two labels y [n, 2].
 
-        Raises :class:`FedblendError` with ``coordinated`` and without a request.
+        Raises :class:`FedblendError` for data without classes, for text, and with ``coordinated`` and without a
+        request.
         """
+        if local.task.kind != "classification" or not isinstance(local.scale, Scaler):
+            what = f"have no classes ({local.task.kind})" if local.task.kind != "classification" else "are text"
+            raise FedblendError(
+                f"method.sharing: '{self.name}' mixes images or features of two classes, but these data {what}; valid: "
+                "means"
+            )
         labels = local.y.numpy().astype(np.int64)
         if len(np.unique(labels)) < 2:
             return None

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Int, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.data.scale import Scaler
 from fedblend.methods.sharing.seeds import Seeds, compact_labels
 from fedblend.methods.sharing.xor import decode, draw_within, encode, shortages, superpose
 from fedblend.methods.sharing.xor_kernels import WHITE
@@ -169,10 +170,11 @@ class _TargetSeeds(Seeds):
     def share(self, local: ClientData) -> Payload | None:
         """Seeds uint8 [n, ...], their target labels ``y`` [n] and their dummies' labels [n, k].
 
-        Raises :class:`FedblendError` for data that are not stored in 8 bits.
+        Raises :class:`FedblendError` for data that are not stored in 8 bits, and for text.
         """
-        if local.x.dtype != torch.uint8:
-            kind = str(local.x.dtype).removeprefix("torch.")
+        if local.x.dtype != torch.uint8 or not isinstance(local.scale, Scaler):
+            is_text = not isinstance(local.scale, Scaler)
+            kind = "text" if is_text else str(local.x.dtype).removeprefix("torch.")
             raise FedblendError(
                 f"method.sharing: '{self.name}' needs 8-bit pixels (uint8); these data are {kind}; valid: images"
             )
