@@ -118,7 +118,9 @@ def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | 
 
 @dataclass
 class _Begin:
-    """Counts a masked payload before it is computed, so that a site that then sends nothing is not asked again.
+    """Counts a training or a masked payload before it is computed, whether or not something leaves then.
+
+    So a server has no training that no audit line shows, and learns once only that a site sends nothing.
 
     Raises :class:`RefusedByPolicy` if the payload may not leave.
     """
@@ -136,7 +138,9 @@ class _Begin:
             if self.what == SHARING:
                 once.audit.check_sharings(None, task.site.sharings)
             trained = self.what == UPLOAD
-            once.audit.record_sent(once.run, task.round, task.client, once.kind, {}, trained, once.part, begun=True)
+            samples = "" if self.covered is None else SampleSets(once.audit).keep(self.covered)
+            where = (once.run, task.round, task.client, once.kind)
+            once.audit.record_sent(*where, {}, trained, once.part, samples, begun=True)
             once.mark_sent(self.what)
         self.done = True
 

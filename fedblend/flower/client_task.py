@@ -34,7 +34,7 @@ class ClientTask:
     round: int
     memory: Memory
     begin: Callable[[], None] = field(default=lambda: None)
-    """Counts a masked payload, before it is computed."""
+    """Counts a training or a masked payload, before it is computed."""
 
     @property
     def setup(self) -> Setup:

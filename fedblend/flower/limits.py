@@ -11,6 +11,7 @@ from typing import Any
 
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.privacy import clients_keep
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import MOST_ROUNDS, RefusedByPolicy, Site
 
@@ -79,6 +80,12 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
             "method.objective.exclude_own: the server says whose entries are whose. It could have all sites but one "
             f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
             "valid: false"
+        )
+    if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.own_only):
+        raise RefusedByPolicy(
+            f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later rounds: "
+            "a server could have all sites but one keep what fixes their models, and subtract these from the sum; "
+            "valid: another aggregator, or a method whose clients keep nothing"
         )
     if site.data is not None and method.upload.watches and experiment.train.steps is not None:
         raise RefusedByPolicy(

@@ -20,10 +20,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from test_flower import experiment, site_files
 from test_flower_faults import QUICK
-from test_lying_server import ALL, OwnSite
+from test_lying_server import ALL, NOISE, OwnSite
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
+from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.flower import site as at_site
 from fedblend.flower.app.client import add_sharing, blend_mod
@@ -40,6 +41,7 @@ from fedblend.runs.files import read_lines
 pytestmark = pytest.mark.usefixtures("no_waits")
 
 LINEAR = {"name": "mlp", "hidden": []}
+DEEP = {"name": "mlp", "hidden": [8]}
 
 
 class KeptSite(OwnSite):
@@ -191,7 +193,7 @@ def test_mean_outputs_of_few_samples_are_zeros(min_mean: int, rows: int, tmp_pat
     told, tensors = site.trained(site.experiment(method="fd", train=ALL | {"epochs": 1}))
     assert (tensors["outputs"].sum(1) > 0).sum() == rows
     assert set(told) == {"samples"}
-    assert [line["kind"] for line in site.log()] == ["outputs"]
+    assert [(line["kind"], line.get("begun", False)) for line in site.log()] == [("outputs", True), ("outputs", False)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 40, 41])
@@ -421,7 +423,73 @@ def test_a_changed_experiment_gets_no_second_payload_of_a_round(tmp_path: Path) 
     assert not tensors
 
 
+ALONE = {"begins": "own", "mark": None, "state": None, "pool": None, "keep": "0-0"}
+"""What a client is told that goes on from a model of its own."""
+
+
+def test_a_training_of_which_nothing_leaves_counts_and_is_in_the_audit_log(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, rounds=2)
+    silent = site.experiment(method={"name": "custom", "upload": "silent", "stateful_clients": True}, train=ALL)
+    told = []
+    for run_id, round in ((1, 0), (1, 0), (1, 1), (1, 2), (2, 0)):
+        site.connect(run_id)
+        told.append(site.reply("train", silent, round, run=f"folder {run_id}", **ALONE))
+    assert [fields for fields, _ in (told[0], told[2])] == [{"samples": 80}] * 2
+    assert not any(tensors for _, tensors in told)
+    assert "of round 1 in this run, and gives them once" in told[1][0]["fault"]
+    assert ["has trained in 2 rounds" in fields["fault"] for fields, _ in told[3:]] == [True, True]
+    counted = [(line["round"], line["trained"], line["begun"]) for line in site.log() if "refused" not in line]
+    assert counted == [(0, True, True), (1, True, True)]
+    # Of the run whose training was refused the site keeps nothing.
+    assert len(list((tmp_path / "audit.state").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": {"name": "fedavg", "aggregator": "secure-mean"}}, {"method": "fedavg", "protection": NOISE}],
+    ids=["masks", "protection"],
+)
+def test_a_model_that_begins_at_a_site_is_neither_trained_for_a_masked_sum_nor_protected(
+    changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = KeptSite(tmp_path, allow=["masked", "keys", "weights"])
+    site.connect()
+    monkeypatch.setattr(LoopEngine, "train", lambda *given: pytest.fail("it trained"))
+    fields, _ = site.reply("train", site.experiment(**changes, evaluate_model="device"), **ALONE, total=10**6)
+    assert "it did not hear the round's model" in fields["fault"]
+    assert [line["refused"] for line in site.log()] == [fields["fault"]]
+    assert not (tmp_path / "audit.state").exists()
+
+
 # Masked sums -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "refused"),
+    [
+        ({"name": "fedper"}, {}, True),
+        ({"name": "fedbn"}, {}, True),
+        ({"name": "moon"}, {}, True),
+        ({"name": "fedavg"}, {"momentum": 0.9, "optimizer_state": "keep"}, True),
+        ({"name": "naivemix", "sharing": "local-means"}, {}, True),
+        # Personal models do not change what is sent.
+        ({"name": "ditto"}, {}, False),
+        ({"name": "pfedme"}, {}, False),
+        ({"name": "fedavg"}, {"momentum": 0.9}, False),
+        ({"name": "naivemix"}, {}, False),
+    ],
+    ids=lambda value: value.get("sharing", value.get("name")) if isinstance(value, dict) and "name" in value else None,
+)
+def test_a_masked_sum_takes_no_method_whose_clients_keep_what_their_models_depend_on(
+    method: Any, train: Any, refused: bool, tmp_path: Path
+) -> None:
+    # A server has other sites keep a state of its choice first, with which they send what it can compute.
+    site = OwnSite(tmp_path, allow=["masked", "keys", "means"])
+    asked = site.experiment(method=method | {"aggregator": "secure-mean"}, train=ALL | train, model=DEEP)
+    fields, tensors = site.trained(asked)
+    assert not tensors
+    assert ("method.aggregator: 'secure-mean' with a method whose clients keep something" in fields["fault"]) == refused
+    assert refused or "the masks of round 1 are not at this stage" in fields["fault"]
 
 
 def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) -> None:
