@@ -44,9 +44,7 @@ def main_claims() -> str:
     for item, begins in MAIN_CLAIMS:
         found = [one for one in judged if one.result["item"] == item and one.claim["says"].startswith(begins)]
         # Corrected settings come first, then the paper's with several seeds, then many seeds; of equals the first.
-        best = max(
-            found, key=lambda one: (one.setting != OUTDATED, one.setting == FULL and _seeds(one) > 1, _seeds(one))
-        )
+        best = max(found, key=lambda one: (one.setting != OUTDATED, one.setting == FULL and _seeds(one) > 1, _seeds(one)))
         paper = item.partition("/")[0]
         verdict = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
         name = f"[{_short(paper)}]({_page(paper)})"

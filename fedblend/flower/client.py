@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -84,11 +85,14 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
             _check(task, once, what, covered)
             begin = _Begin(task, once, what, covered)
             with one_thread():
-                reply_fields, leaving = do(replace(task, begin=begin), fields, tensors)
+                reply_fields, leaving = do(replace(task, begin=begin, covers=begin.cover), fields, tensors)
+            covered = begin.covered
             with record.lock():
+                # Again, since other messages may have been answered meanwhile.
                 if not begin.done:
-                    # Again, since other messages may have been answered meanwhile.
                     _check(task, once, what, covered)
+                elif covered is not None:
+                    SampleSets(record).check(covered, kind, site.min_mean)
                 split = str(fields["split"]) if what == SCORES else ""
                 _record(task, once, what, reply_fields, leaving, covered, split)
                 if leaving and what in ONCE:
@@ -144,6 +148,15 @@ class _Begin:
             once.mark_sent(self.what)
         self.done = True
 
+    def cover(self, tags: np.ndarray, groups: np.ndarray) -> None:
+        """Note the samples that means or statistics are of, at a site with data of its own.
+
+        Raises :class:`RefusedByPolicy` if they differ from those of earlier ones in a few.
+        """
+        if self.task.site.data is not None:
+            self.covered = SampleSet(tags, groups)
+            SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
+
 
 def _record(
     task: ClientTask,
@@ -186,7 +199,7 @@ def _record(
 def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet | None:
     """Return the samples that scores, mean outputs or prototypes cover, of a site with data and a site file.
 
-    Mean outputs and prototypes have a row for each label.
+    Mean outputs and prototypes have a row for each label. Of what is shared :meth:`_Begin.cover` notes them.
     """
     setup, record = task.setup, AuditLog(task.site.audit)
     population, upload = setup.population, setup.experiment.method.upload

@@ -83,9 +83,9 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         )
     if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.own_only):
         raise RefusedByPolicy(
-            f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later rounds: "
-            "a server could have all sites but one keep what fixes their models, and subtract these from the sum; "
-            "valid: another aggregator, or a method whose clients keep nothing"
+            f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later "
+            "rounds: a server could have all sites but one keep what fixes their models, and subtract these from the "
+            "sum; valid: another aggregator, or a method whose clients keep nothing"
         )
     if site.data is not None and method.upload.watches and experiment.train.steps is not None:
         raise RefusedByPolicy(

@@ -130,7 +130,8 @@ def shared(
         made: Payload | None = sharing.share(local)
         return made
     model = digest_of(weights) if sharing.reads_model else None
-    return ledger.payload(sharing, local, {"scale": describe_setup(task.setup)["scale"], "model": model})
+    about = {"scale": describe_setup(task.setup)["scale"], "model": model}
+    return ledger.payload(sharing, local, about, task.covers)
 
 
 def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -142,8 +143,8 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     experiment = task.setup.experiment
     if fields["begins"] == "own" and (protects(task) or secure_aggregator(task) is not None):
         raise RefusedByPolicy(
-            "it did not hear the round's model, from which its protection clips how far its own moves, and from which a "
-            "masked sum has changes"
+            "it did not hear the round's model, from which its protection clips how far its own moves, and a masked "
+            "sum counts changes"
         )
     state = _client_state(task, fields, start)
     if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
+from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
@@ -240,6 +242,105 @@ def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
     assert site.trained(site.experiment(method="fd", policy=policy, train=ALL))[1]
     asked = site.experiment(method="fedproto", policy=policy, train=ALL, holdout=0.0125)
     assert "prototypes: they are of other samples than earlier ones" in site.trained(asked, 2)[0]["fault"]
+
+
+SHARINGS: dict[str, Any] = {
+    "one mean": {"samples_per_mean": "all"},
+    "means": {"samples_per_mean": 20},
+    "means within a class": {"samples_per_mean": "all", "split": "class"},
+    "masked means": {"name": "secure-means"},
+}
+FEW = "they are of other samples than earlier ones: the difference would tell of"
+
+
+class Means(KeptSite):
+    """A site, and a server that requests means of any kind, each in a run of its own."""
+
+    def __init__(self, folder: Path, min_mean: int = 3) -> None:
+        allow = ["means", "statistics", "masked", "keys", *KINDS]
+        super().__init__(folder, allow=allow, min_mean=min_mean, sharings=9)
+        self.runs = 0
+
+    def left(self, kind: str, holdout: float, **changes: Any) -> str:
+        """Why means do not leave; empty where they do."""
+        self.runs += 1
+        self.connect(self.runs)
+        about: Any = {"holdout": holdout, "policy": {"min_mean": self.fields["min_mean"]}, "train": ALL, **changes}
+        if kind in KINDS:
+            fields, _ = self.trained(self.experiment(method=KINDS[kind], **about), self.runs)
+        elif kind == "statistics":
+            asked = self.experiment(method={"name": "ccvr", "sharing": {"min_samples": 1}}, **about, rounds=1)
+            fields, _ = self.reply("query.share", asked, tensors=add_prefix("weights/", make_setup(asked).weights()))
+        else:
+            asked = self.experiment(SHARINGS[kind], **about)
+            sealed = ready(self, asked, "means") if kind == "masked means" else {}
+            fields, _ = self.reply("query.share", asked, tensors=sealed)
+        return str(fields.get("fault", ""))
+
+
+PAIRS = [("one mean", "prototypes"), ("outputs", "one mean"), ("one mean", "means"), ("means within a class", "means")]
+PAIRS += [("statistics", "prototypes"), ("prototypes", "statistics"), ("statistics", "means within a class")]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_means_of_any_two_kinds_do_not_tell_of_a_few(first: str, second: str, tmp_path: Path) -> None:
+    site = Means(tmp_path)
+    # Of 80 samples 20 are held out, then 21 or 22, and then 20 again.
+    assert site.left(first, 0.25) == ""
+    assert [FEW in site.left(second, holdout) for holdout in (0.2625, 0.275)] == [True, True]
+    assert site.left(second, 0.25) == ""
+    assert len({line["samples"] for line in site.log() if line.get("samples")}) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ("statistics", "prototypes", True),
+        ("means within a class", "statistics", True),
+        ("one mean", "prototypes", False),
+        ("means within a class", "one mean", False),
+    ],
+)
+def test_only_means_by_label_tell_of_each_label(first: str, second: str, refused: bool, tmp_path: Path) -> None:
+    site = Means(tmp_path)
+    assert site.left(first, 0.0) == ""
+    # The site withdraws three samples, each of another label.
+    y = np.arange(120) % 10
+    np.savez(tmp_path / "own.npz", x=site.x[3:120], y=y[3:], split=np.repeat([0, 1], [77, 40]), classes=np.arange(10))
+    site.write()
+    assert (f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(second, 0.0)) == refused
+
+
+def test_masked_means_and_prototypes_do_not_tell_of_a_few(tmp_path: Path) -> None:
+    for first, second in (("masked means", "prototypes"), ("prototypes", "masked means")):
+        site = Means(tmp_path / first)
+        assert site.left(first, 0.25) == ""
+        faults = [site.left(second, holdout) for holdout in (0.2625, 0.25)]
+        # Of what is not sent to a masked sum the server is told nothing; the site's log has the reason.
+        refused = [line["refused"] for line in site.log() if "refused" in line]
+        assert ([bool(fault) for fault in faults], [FEW in why for why in refused]) == ([True, False], [True])
+        assert faults[0] in (refused[0], WITHHELD)
+
+
+def test_means_of_all_samples_and_of_labels_with_enough_do_not_tell_of_the_others(tmp_path: Path) -> None:
+    # Of label 9 the site has one sample: it is in the mean of all, and in no prototype.
+    site = Means(tmp_path)
+    y = np.append(np.arange(119) % 9, 9)
+    y[[0, 119]] = y[[119, 0]]
+    np.savez(tmp_path / "own.npz", x=site.x[:120], y=y, split=np.repeat([0, 1], [80, 40]), classes=np.arange(10))
+    site.write()
+    assert site.left("one mean", 0.0) == ""
+    for kind in (*KINDS, "statistics", "means within a class"):
+        assert f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(kind, 0.0)
+
+
+def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
+    def means_of(*samples: int) -> SampleSet:
+        return SampleSet(np.array([[sample] * 16 for sample in samples], np.uint8), np.full(len(samples), -1))
+
+    sets = [means_of(*range(7)), means_of(0, 1, 2), means_of(3, 4, 5)]
+    assert [one.few_differing(other, 3) for one, other in itertools.combinations(sets, 2)] == [0, 0, 0]
+    assert means_of(*range(6)).few_differing(sets[0], 3) == 1
 
 
 QUERIES = [("fd", "each"), ("fedproto", "each"), pytest.param("mixfld", "server", marks=pytest.mark.slow)]

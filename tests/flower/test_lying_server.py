@@ -555,10 +555,9 @@ def test_two_requests_at_once_get_one_payload(
     monkeypatch.setattr(at_site.work, at_work, meanwhile)
     fields, tensors = request()
 
-    # A training counts from its beginning, so the first request gets the model; of means the first one that is made.
-    (one, left), (fault, nothing) = (
-        ((fields, tensors), during[0]) if kind == "train" else (during[0], (fields, tensors))
-    )
+    # A training counts from its beginning, so that the first request gets the model; means from when they are made.
+    replies = [(fields, tensors), during[0]]
+    (one, left), (fault, nothing) = replies if kind == "train" else reversed(replies)
     assert left
     assert "fault" not in one
     assert not nothing
