@@ -24,7 +24,15 @@ from fedblend.experiment.config import resolve
 from fedblend.flower import work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.limits import check_experiment, check_held, check_kind, check_noise, check_schedule, check_training
+from fedblend.flower.limits import (
+    check_experiment,
+    check_held,
+    check_kind,
+    check_noise,
+    check_schedule,
+    check_steps,
+    check_training,
+)
 from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
 from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
@@ -55,6 +63,7 @@ def hello(message: Message, context: Context) -> Message:
             engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
             check_experiment(site, engine.setup.experiment)
             population = engine.setup.population
+            check_steps(site, engine.setup.experiment, int(population.sizes[client]))
             reply_fields |= {"samples": int(population.sizes[client])}
             reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
@@ -81,6 +90,7 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 check_schedule(engine.setup.experiment, task.round)
             if what == UPLOAD:
                 check_training(engine.setup.experiment, task.round)
+                check_steps(site, engine.setup.experiment, task.size)
             covered = covered_by(task, what, fields)
             _check(task, once, what, covered)
             begin = _Begin(task, once, what, covered)

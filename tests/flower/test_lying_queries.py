@@ -209,6 +209,49 @@ def test_mean_outputs_of_samples_that_the_server_draws_do_not_leave(batch_size: 
 
 
 KINDS = {"outputs": "fd", "prototypes": "fedproto"}
+DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        ({"steps": 1, "batch_size": 80}, "train.steps: steps draw samples by the server's seed"),
+        ({"batch_size": 40, **DECAYS}, "train.schedule_in_round: 'exponential': where rates differ within a round"),
+        ({"batch_size": 1}, "train.batch_size: 1: of 80 samples a step would be of 1, and"),
+        ({"batch_size": 19}, "train.batch_size: 19: of 80 samples a step would be of 4, and"),
+        ({"batch_size": 10}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
+        ({"batch_size": 79}, "train.batch_size: 79: of 80 samples a step would be of 1, and"),
+        ({"batch_size": 10, "accumulate": 7}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
+        ({"batch_size": 20}, None),
+        ({"batch_size": 30}, None),
+        ({"batch_size": 100}, None),
+        ({"batch_size": 5, "accumulate": 4}, None),
+    ],
+)
+def test_means_by_label_do_not_tell_of_the_few_samples_of_a_step(
+    kind: str, train: Any, why: str | None, tmp_path: Path
+) -> None:
+    # With the first step alone, on one sample of the server's choice, prototypes are a function of its pixels.
+    site = OwnSite(tmp_path, min_mean=20, allow=list(KINDS))
+    epochs = {} if "steps" in train else {"epochs": 1}
+    train = {"cohort": 4, "lr": 0.1, **epochs, **train}
+    asked = site.experiment(method=KINDS[kind], policy={"min_mean": 20}, train=train)
+    told, tensors = site.trained(asked)
+    if why is None:
+        assert (told, set(tensors)) == ({"samples": 80}, {kind})
+    else:
+        assert why in told["fault"]
+        assert not tensors
+    # A site is asked first whether it takes part.
+    fields, _ = site.reply("query.hello", asked)
+    assert ("fault" in fields) == (why is not None)
+
+
+def test_models_leave_also_after_steps_of_few_samples(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, min_mean=20)
+    asked = site.experiment(method="fedavg", train={"cohort": 4, "lr": 0.1, "batch_size": 1, "epochs": 1, **DECAYS})
+    assert site.trained(asked)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
