@@ -131,6 +131,8 @@ class Sharing(Part):
 
     single_samples: bool = False
     """Whether each entry is made of one sample, of which a site limits the number (its ``max_seeds``)."""
+    by_label: bool = False
+    """Whether each entry is made of samples of one label."""
 
     @property
     def shares_stored(self) -> bool:
@@ -159,7 +161,8 @@ class Sharing(Part):
     def used(self, local: ClientData) -> np.ndarray:
         """At a client: return of which samples :meth:`share` makes a payload with the same random numbers, bool [n].
 
-        A site lets the others make means with samples that it adds later.
+        A site lets the others make means with samples that it adds later, and compares the samples that two payloads
+        cover.
         """
         return np.ones(len(local.y), bool)
 

@@ -39,7 +39,7 @@ def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
     their later uploads depend. "means" is missing where nothing is shared.
     """
     noises = {"weights": _weights_noise(experiment), "means": _means_noise(experiment)}
-    keeps = _keeps(experiment)
+    keeps = clients_keep(experiment)
     return {
         kind: asdict(noise) | {"keeps": keeps} if isinstance(noise, Mechanism) else noise
         for kind, noise in noises.items()
@@ -47,7 +47,7 @@ def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
     }
 
 
-def _keeps(experiment: Experiment) -> bool:
+def clients_keep(experiment: Experiment) -> bool:
     """Whether clients keep something from round to round on which their uploads depend.
 
     Such an upload also depends on earlier cohorts, and no proof covers what drawing these in secret would gain.

@@ -141,12 +141,9 @@ class AuditLog:
         return {line["part"] for line in self._sent() if line["kind"] == kind and line.get("part")}
 
     def sets_sent(self, scores: bool) -> set[str]:
-        """Return the digests of the sets of samples that scores covered, or payloads that training made."""
-        return {
-            line["samples"]
-            for line in self._sent()
-            if line.get("samples") and (line["kind"] == "scores" if scores else line.get("trained"))
-        }
+        """Return the digests of the sets of samples that scores covered, or means and statistics of any kind."""
+        lines = (line for line in self._sent() if line.get("samples"))
+        return {line["samples"] for line in lines if (line["kind"] == "scores") == scores}
 
     def check_sharings(self, payload: Tensors | None, most: int) -> None:
         """Raise :class:`RefusedByPolicy` if a shared payload is a new one, and ``most`` others have left, in all runs.

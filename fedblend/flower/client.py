@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -23,7 +24,15 @@ from fedblend.experiment.config import resolve
 from fedblend.flower import work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.limits import check_experiment, check_held, check_kind, check_noise, check_schedule, check_training
+from fedblend.flower.limits import (
+    check_experiment,
+    check_held,
+    check_kind,
+    check_noise,
+    check_schedule,
+    check_steps,
+    check_training,
+)
 from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
 from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
@@ -54,6 +63,7 @@ def hello(message: Message, context: Context) -> Message:
             engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
             check_experiment(site, engine.setup.experiment)
             population = engine.setup.population
+            check_steps(site, engine.setup.experiment, int(population.sizes[client]))
             reply_fields |= {"samples": int(population.sizes[client])}
             reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
@@ -80,15 +90,19 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                 check_schedule(engine.setup.experiment, task.round)
             if what == UPLOAD:
                 check_training(engine.setup.experiment, task.round)
+                check_steps(site, engine.setup.experiment, task.size)
             covered = covered_by(task, what, fields)
             _check(task, once, what, covered)
             begin = _Begin(task, once, what, covered)
             with one_thread():
-                reply_fields, leaving = do(replace(task, begin=begin), fields, tensors)
+                reply_fields, leaving = do(replace(task, begin=begin, covers=begin.cover), fields, tensors)
+            covered = begin.covered
             with record.lock():
+                # Again, since other messages may have been answered meanwhile.
                 if not begin.done:
-                    # Again, since other messages may have been answered meanwhile.
                     _check(task, once, what, covered)
+                elif covered is not None:
+                    SampleSets(record).check(covered, kind, site.min_mean)
                 split = str(fields["split"]) if what == SCORES else ""
                 _record(task, once, what, reply_fields, leaving, covered, split)
                 if leaving and what in ONCE:
@@ -118,7 +132,9 @@ def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | 
 
 @dataclass
 class _Begin:
-    """Counts a masked payload before it is computed, so that a site that then sends nothing is not asked again.
+    """Counts a training or a masked payload before it is computed, whether or not something leaves then.
+
+    So a server has no training that no audit line shows, and learns once only that a site sends nothing.
 
     Raises :class:`RefusedByPolicy` if the payload may not leave.
     """
@@ -136,9 +152,20 @@ class _Begin:
             if self.what == SHARING:
                 once.audit.check_sharings(None, task.site.sharings)
             trained = self.what == UPLOAD
-            once.audit.record_sent(once.run, task.round, task.client, once.kind, {}, trained, once.part, begun=True)
+            samples = "" if self.covered is None else SampleSets(once.audit).keep(self.covered)
+            where = (once.run, task.round, task.client, once.kind)
+            once.audit.record_sent(*where, {}, trained, once.part, samples, begun=True)
             once.mark_sent(self.what)
         self.done = True
+
+    def cover(self, tags: np.ndarray, groups: np.ndarray) -> None:
+        """Note the samples that means or statistics are of, at a site with data of its own.
+
+        Raises :class:`RefusedByPolicy` if they differ from those of earlier ones in a few.
+        """
+        if self.task.site.data is not None:
+            self.covered = SampleSet(tags, groups)
+            SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
 
 
 def _record(
@@ -182,7 +209,7 @@ def _record(
 def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet | None:
     """Return the samples that scores, mean outputs or prototypes cover, of a site with data and a site file.
 
-    Mean outputs and prototypes have a row for each label.
+    Mean outputs and prototypes have a row for each label. Of what is shared :meth:`_Begin.cover` notes them.
     """
     setup, record = task.setup, AuditLog(task.site.audit)
     population, upload = setup.population, setup.experiment.method.upload

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
 
@@ -34,7 +35,9 @@ class ClientTask:
     round: int
     memory: Memory
     begin: Callable[[], None] = field(default=lambda: None)
-    """Counts a masked payload, before it is computed."""
+    """Counts a training or a masked payload, before it is computed."""
+    covers: Callable[[np.ndarray, np.ndarray], None] = field(default=lambda tags, groups: None)
+    """Notes the samples of what is shared, as :class:`SampleSet` has them; may raise :class:`RefusedByPolicy`."""
 
     @property
     def setup(self) -> Setup:

@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ KEY_BYTES = 32
 TAG_BYTES = 16
 """Length of a sample's tag."""
 
+COMPARED = ("means", "statistics")
+"""Kinds of shared payloads whose samples a site compares with those of earlier means."""
+
 
 class SharingLedger:
     """The payloads that a site shared, and the secret that fixes its groups and its noise.
@@ -50,13 +53,20 @@ class SharingLedger:
         self.audit, self.sharings = audit, sharings
         self.folder = audit.path.with_suffix(".shared")
 
-    def payload(self, sharing: Sharing, local: ClientData, about: Mapping[str, Any]) -> Payload | None:
+    def payload(
+        self,
+        sharing: Sharing,
+        local: ClientData,
+        about: Mapping[str, Any],
+        covers: Callable[[np.ndarray, np.ndarray], None],
+    ) -> Payload | None:
         """Return what the site shares of its samples; ``None`` where these are too few.
 
         A request for the same sharing of the same samples gets the payload that left before. Where samples were added
         since, means that left before stay as they are, and the samples that are in none of them make means of their
-        own. ``about`` is what else the payload depends on, as JSON values. Raises :class:`RefusedByPolicy` if the
-        payload would be one more than the site file allows (``sharings``).
+        own. ``about`` is what else the payload depends on, as JSON values. ``covers`` gets the tags and the labels of
+        the samples that means or statistics are of; where entries are not by label, the labels are -1. Raises
+        :class:`RefusedByPolicy` if the payload would be one more than the site file allows (``sharings``).
         """
         secret = self.secret()
         tags = sample_tags(secret, local.x, local.y)
@@ -79,8 +89,17 @@ class SharingLedger:
         # Masked ones are counted before they are computed.
         if not sharing.secure_aggregated:
             self.audit.check_sharings(payload, self.sharings)
+        if sharing.bytes_kind in COMPARED and not sharing.single_samples:
+            rows = np.flatnonzero(sharing.used(local))
+            if grows:
+                rows = np.union1d(np.setdiff1d(np.arange(len(tags)), new), used).astype(np.int64)
+            by_label = sharing.by_label and local.task.kind == "classification"
+            covers(
+                _as_array([tags[row] for row in rows]), local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
+            )
         if fresh:
-            self._write(name, [*(tag for tag in known if tag in old), *(tags[row] for row in used)], payload)
+            kept = [tags[row] for row in (used if grows else new)]
+            self._write(name, [*(tag for tag in known if tag in old), *kept], payload)
         return payload
 
     def secret(self) -> bytes:
@@ -121,8 +140,9 @@ class SharingLedger:
         return [row.tobytes() for row in known], strip_prefix("payload/", table)
 
     def _write(self, name: str, tags: list[bytes], payload: Payload) -> None:
-        known = torch.from_numpy(np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy())
-        table = {"tags": known} | add_prefix("payload/", {n: t.contiguous() for n, t in payload.items()})
+        table = {"tags": torch.from_numpy(_as_array(tags))} | add_prefix(
+            "payload/", {n: t.contiguous() for n, t in payload.items()}
+        )
         with sole_writer(self.folder):
             write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table), UNWRITTEN)
 
@@ -143,6 +163,11 @@ def _shared_once(sharing: Sharing, local: ClientData, rows: list[int], key: byte
         return {}, []
     used = sharing.used(replace(fresh, rng=secret_generator(key)))
     return payload, np.array(rows)[used].tolist()
+
+
+def _as_array(tags: list[bytes]) -> np.ndarray:
+    """Return tags as uint8 [n, 16]."""
+    return np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy()
 
 
 def sample_tags(secret: bytes, x: torch.Tensor, y: torch.Tensor) -> list[bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.privacy import clients_keep
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import MOST_ROUNDS, RefusedByPolicy, Site
 
@@ -80,10 +81,11 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
             f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
             "valid: false"
         )
-    if site.data is not None and method.upload.watches and experiment.train.steps is not None:
+    if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.own_only):
         raise RefusedByPolicy(
-            "train.steps: steps draw samples by the server's seed, and mean outputs of many draws tell of each sample; "
-            "valid: leave it out, so that mean outputs cover all samples of a site alike (train.epochs)"
+            f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later "
+            "rounds: a server could have all sites but one keep what fixes their models, and subtract these from the "
+            "sum; valid: another aggregator, or a method whose clients keep nothing"
         )
     kept = experiment.holdout + experiment.validation.clients
     if site.data is not None and kept > MOST_HELD_OUT:
@@ -141,6 +143,35 @@ def check_training(experiment: Experiment, round: int) -> None:
     """Raise :class:`RefusedByPolicy` if an experiment's clients do not train in this round, counted from 0."""
     if not (0 <= round < max(1, experiment.rounds) and experiment.method.upload.trains_in(round)):
         raise RefusedByPolicy(f"this experiment's clients do not train in round {round + 1} of {experiment.rounds}")
+
+
+def check_steps(site: Site, experiment: Experiment, samples: int) -> None:
+    """Raise :class:`RefusedByPolicy` if means by label would tell of the few samples that move the model.
+
+    The server's seed says which samples are in a step. ``samples`` are those of a site with data of its own.
+    """
+    upload, train = experiment.method.upload, experiment.train
+    if site.data is None or not (upload.watches or upload.embeds):
+        return
+    means = "mean outputs" if upload.watches else upload.bytes_kind
+    if train.steps is not None:
+        raise RefusedByPolicy(
+            f"train.steps: steps draw samples by the server's seed, and {means} of many draws tell of each sample; "
+            f"valid: leave it out, so that {means} cover all samples of a site alike (train.epochs)"
+        )
+    if train.schedule_in_round is not None:
+        raise RefusedByPolicy(
+            f"train.schedule_in_round: '{train.schedule_in_round.name}': where rates differ within a round, {means} "
+            "tell of the samples of some steps; valid: leave it out (train.schedule changes the rate between rounds)"
+        )
+    step = train.batch_size * train.accumulate
+    fewest = (samples > step and samples % step) or step
+    if fewest < site.min_mean:
+        raise RefusedByPolicy(
+            f"train.batch_size: {train.batch_size}: of {samples} samples a step would be of {fewest}, and {means} tell "
+            f"of these; valid: a size with which each step of an epoch is of {site.min_mean} samples or more (min_mean "
+            f"in its file; train.accumulate counts), such as {samples}"
+        )
 
 
 def check_held(site: Site, record: AuditLog, kept: tuple[int, int], samples: str) -> None:

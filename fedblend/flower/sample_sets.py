@@ -31,7 +31,7 @@ class SampleSet:
     tags: np.ndarray
     """A tag of each sample, uint8 [n, 16], that only the site can compute."""
     groups: np.ndarray
-    """The label of each sample, int64 [n], where a payload has a row for each label; else 0."""
+    """The label of each sample, int64 [n], where a payload has a result of each label alone; else -1."""
 
     def digest(self, secret: bytes) -> str:
         """A digest of the set in any order, with the site's secret."""
@@ -39,16 +39,21 @@ class SampleSet:
         return hmac.digest(secret, " ".join(rows).encode(), "sha256").hex()
 
     def few_differing(self, other: SampleSet, fewest: int) -> int:
-        """Return how many samples of a group are in one of two sets only, if these are 1 to ``fewest`` - 1; else 0."""
-        counts = Counter(self._samples())
-        counts.subtract(other._samples())
+        """Return how many samples are in one of two sets only, if these are 1 to ``fewest`` - 1; else 0.
+
+        Of two sets by label it is so for the samples of each label; of others for all samples together.
+        """
+        by_label = bool((self.groups >= 0).all() and (other.groups >= 0).all())
+        counts = Counter(self._samples(by_label))
+        counts.subtract(other._samples(by_label))
         differing: Counter[int] = Counter()
         for (group, _), number in counts.items():
             differing[group] += abs(number)
         return min((number for number in differing.values() if 0 < number < fewest), default=0)
 
-    def _samples(self) -> list[tuple[int, bytes]]:
-        return [(group, tag.tobytes()) for group, tag in zip(self.groups.tolist(), self.tags, strict=True)]
+    def _samples(self, by_label: bool) -> list[tuple[int, bytes]]:
+        groups = self.groups.tolist() if by_label else [-1] * len(self.groups)
+        return [(group, tag.tobytes()) for group, tag in zip(groups, self.tags, strict=True)]
 
 
 class SampleSets:
@@ -62,7 +67,7 @@ class SampleSets:
         """Return the set of a site's samples ``rows``; ``by_label``: those of labels with ``fewest`` or more."""
         tags = _tags_of(self.secret, engine)
         if not by_label:
-            return SampleSet(tags[rows], np.zeros(len(rows), np.int64))
+            return SampleSet(tags[rows], np.full(len(rows), -1))
         labels = engine.setup.data.train.y.numpy()[rows]
         enough = np.bincount(labels, minlength=1)[labels] >= fewest
         return SampleSet(tags[rows[enough]], labels[enough].astype(np.int64))
@@ -70,16 +75,15 @@ class SampleSets:
     def check(self, samples: SampleSet, kind: str, fewest: int) -> None:
         """Raise :class:`RefusedByPolicy` if the set differs from an earlier one in 1 to ``fewest`` - 1 samples.
 
-        Scores are compared with scores, and means by label with these.
+        Scores are compared with scores, and means and statistics of any kind with each other.
         """
         own = samples.digest(self.secret)
         for digest in sorted(self.audit.sets_sent(kind == "scores") - {own}):
             if few := samples.few_differing(self._read(digest), fewest):
-                of = "samples" if kind == "scores" else "samples of a label"
                 raise RefusedByPolicy(
-                    f"{kind}: they are of other samples than earlier ones: the difference would tell of {few} {of}, "
-                    f"and it tells of {fewest} or more together (min_mean in its file); valid: the samples of before "
-                    "(holdout, validation, and the site's data)"
+                    f"{kind}: they are of other samples than earlier ones: the difference would tell of {few} "
+                    f"sample{'s' if few > 1 else ''}, and it tells of {fewest} or more together (min_mean in its "
+                    "file); valid: the samples of before (holdout, validation, and the site's data)"
                 )
 
     def keep(self, samples: SampleSet) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -131,7 +130,8 @@ def shared(
         made: Payload | None = sharing.share(local)
         return made
     model = digest_of(weights) if sharing.reads_model else None
-    return ledger.payload(sharing, local, {"scale": describe_setup(task.setup)["scale"], "model": model})
+    about = {"scale": describe_setup(task.setup)["scale"], "model": model}
+    return ledger.payload(sharing, local, about, task.covers)
 
 
 def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -140,23 +140,24 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     pool = _pool(task, fields, tensors)
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
-    state = _client_state(task, fields, start)
     experiment = task.setup.experiment
+    if fields["begins"] == "own" and (protects(task) or secure_aggregator(task) is not None):
+        raise RefusedByPolicy(
+            "it did not hear the round's model, from which its protection clips how far its own moves, and a masked "
+            "sum counts changes"
+        )
+    state = _client_state(task, fields, start)
     if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:
         raise RefusedByPolicy(
             f"its mean embeddings would be of {experiment.policy.min_mean} samples or more (policy.min_mean), and this "
             f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
         )
     train_task = _train_task(task, fields, tensors, start, pool, state)
-    with _masking(task, fields, tensors) as taken:
+    if secure_aggregator(task) is None:
+        task.begin()
+        return _trained(task, fields, train_task, start, state, None)
+    with masking(task, MODELS, fields, tensors) as taken:
         return _trained(task, fields, train_task, start, state, taken)
-
-
-def _masking(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> AbstractContextManager[SumState | None]:
-    """Return the context in which a model for a masked sum is made; it yields ``None`` for other models."""
-    if secure_aggregator(task) is None or fields["begins"] == "own":
-        return nullcontext()
-    return masking(task, MODELS, fields, tensors)
 
 
 def _trained(
@@ -187,8 +188,6 @@ def _trained(
         task.memory.keep("own", fields["keep"], finite_or(trained.weights, start))
     if kept or experiment.keeps_client_weights:
         task.memory.save()
-    if fields["begins"] == "own" and protects(task):
-        raise FedblendError("it did not hear the round's model, from which its protection clips how far its own moves")
     outputs = trained.outputs
     if outputs is not None and task.site.has_file:
         outputs = _without_few(task, train_task, outputs)
@@ -197,8 +196,7 @@ def _trained(
     if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
         task.memory.keep("upload", str(task.round), upload)
     if aggregator := secure_aggregator(task):
-        if taken is None:
-            raise FedblendError("it did not hear the round's model, and cannot tell how far its own has moved from it")
+        assert taken is not None
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
         sent = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
         beside = sent_beside(sent, owner, train_task.server_state)

@@ -45,4 +45,5 @@ def test_hospitals_get_the_weights_of_the_loop_engine_on_all_patients(tmp_path: 
     for name, tensor in made.by_loop(setup, 2).items():
         assert torch.equal(finished.state.weights[name], tensor), name
     logged = [line for name in made.HOSPITALS for line in (tmp_path / f"audit-{name}.jsonl").read_text().splitlines()]
-    assert len(logged) == 4 * 3
+    # The mean, and of each of two rounds its beginning and its model.
+    assert len(logged) == 4 * 5

@@ -113,7 +113,9 @@ def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
         kinds = {"query.share": "means", "train": "weights"}
         losses = [line for line in lines if line["kind"] == "loss"]
         assert [(line["round"], line["bytes"]) for line in losses] == [(0, 8), (1, 8)]
-        lines = [line for line in lines if line["kind"] != "loss"]
+        begun = [(line["kind"], line["round"], line["bytes"]) for line in lines if line.get("begun")]
+        assert begun == [("weights", 0, 0), ("weights", 1, 0)]
+        lines = [line for line in lines if line["kind"] != "loss" and not line.get("begun")]
         assert [(kinds[kind], up) for kind, up in left] == [(line["kind"], line["bytes"]) for line in lines]
         assert [line["round"] for line in lines] == [0, 0, 1]
         assert lines[0]["tensors"] == {"x": ["float32", 1, 1, 8, 8], "y": ["float32", 1, 10]}
@@ -176,7 +178,7 @@ def test_a_site_whose_file_has_no_rounds_trains_in_a_thousand_over_all_runs(tmp_
     run(Nodes(configs), asked, tmp_path / "first", FederationLimits(deadline=5))
     # Client 0 has trained in 1,000 rounds of many runs, client 1 in 999 rounds.
     for client, number in ((0, 1000), (1, 999)):
-        (line,) = [line for line in audit(tmp_path, client) if line.get("trained")]
+        (line,) = [line for line in audit(tmp_path, client) if line.get("begun")]
         lines = [{**line, "run": f"another name/{100 + i}"} for i in range(number)]
         (tmp_path / f"audit-{client}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
 

@@ -283,6 +283,20 @@ def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> N
         assert "shares no other (sharings in its site file: 1)" in asked(9, **other).error.reason
 
 
+def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("sharings = 3\n")
+
+    def asked(run: int, size: Any) -> Message:
+        grid = Nodes([{"partition-id": 2, "site": str(tmp_path / "site.toml")}], run, app=App().app)
+        fields = {"sharing": {"name": "means", "samples_per_mean": size}, "min_mean": 2, "seed": 0}
+        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
+        return reply
+
+    # Of eight samples: all, four and four, and seven without the last one.
+    assert [asked(run, size).has_error() for run, size in enumerate(("all", 4, 7))] == [False, False, True]
+    assert "the difference would tell of 1 sample, and" in asked(3, 7).error.reason
+
+
 @pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])
 def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(file or "")

@@ -49,7 +49,7 @@ def test_real_sites_give_the_loops_weights_and_an_unknown_key_is_refused(tmp_pat
     assert directory.metrics()[1]["bytes_up"] == records[1]["bytes_up"]
     for client in range(2):
         sent = [(line["kind"], line["round"], line["client"]) for line in audit(tmp_path, client)]
-        assert sent == [("loss", 0, client), ("weights", 0, client)]
+        assert sent == [("weights", 0, client), ("loss", 0, client), ("weights", 0, client)]
     assert listed.count('"node-id"') == 2, listed
     assert "message" not in stranger
 

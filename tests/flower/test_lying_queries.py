@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from test_flower import experiment, site_files
 from test_flower_faults import QUICK
-from test_lying_server import ALL, OwnSite
+from test_lying_server import ALL, NOISE, OwnSite
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
+from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.flower import site as at_site
 from fedblend.flower.app.client import add_sharing, blend_mod
@@ -31,6 +33,7 @@ from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
+from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
@@ -40,6 +43,7 @@ from fedblend.runs.files import read_lines
 pytestmark = pytest.mark.usefixtures("no_waits")
 
 LINEAR = {"name": "mlp", "hidden": []}
+DEEP = {"name": "mlp", "hidden": [8]}
 
 
 class KeptSite(OwnSite):
@@ -191,7 +195,7 @@ def test_mean_outputs_of_few_samples_are_zeros(min_mean: int, rows: int, tmp_pat
     told, tensors = site.trained(site.experiment(method="fd", train=ALL | {"epochs": 1}))
     assert (tensors["outputs"].sum(1) > 0).sum() == rows
     assert set(told) == {"samples"}
-    assert [line["kind"] for line in site.log()] == ["outputs"]
+    assert [(line["kind"], line.get("begun", False)) for line in site.log()] == [("outputs", True), ("outputs", False)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 40, 41])
@@ -205,6 +209,49 @@ def test_mean_outputs_of_samples_that_the_server_draws_do_not_leave(batch_size: 
 
 
 KINDS = {"outputs": "fd", "prototypes": "fedproto"}
+DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        ({"steps": 1, "batch_size": 80}, "train.steps: steps draw samples by the server's seed"),
+        ({"batch_size": 40, **DECAYS}, "train.schedule_in_round: 'exponential': where rates differ within a round"),
+        ({"batch_size": 1}, "train.batch_size: 1: of 80 samples a step would be of 1, and"),
+        ({"batch_size": 19}, "train.batch_size: 19: of 80 samples a step would be of 4, and"),
+        ({"batch_size": 10}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
+        ({"batch_size": 79}, "train.batch_size: 79: of 80 samples a step would be of 1, and"),
+        ({"batch_size": 10, "accumulate": 7}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
+        ({"batch_size": 20}, None),
+        ({"batch_size": 30}, None),
+        ({"batch_size": 100}, None),
+        ({"batch_size": 5, "accumulate": 4}, None),
+    ],
+)
+def test_means_by_label_do_not_tell_of_the_few_samples_of_a_step(
+    kind: str, train: Any, why: str | None, tmp_path: Path
+) -> None:
+    # With the first step alone, on one sample of the server's choice, prototypes are a function of its pixels.
+    site = OwnSite(tmp_path, min_mean=20, allow=list(KINDS))
+    epochs = {} if "steps" in train else {"epochs": 1}
+    train = {"cohort": 4, "lr": 0.1, **epochs, **train}
+    asked = site.experiment(method=KINDS[kind], policy={"min_mean": 20}, train=train)
+    told, tensors = site.trained(asked)
+    if why is None:
+        assert (told, set(tensors)) == ({"samples": 80}, {kind})
+    else:
+        assert why in told["fault"]
+        assert not tensors
+    # A site is asked first whether it takes part.
+    fields, _ = site.reply("query.hello", asked)
+    assert ("fault" in fields) == (why is not None)
+
+
+def test_models_leave_also_after_steps_of_few_samples(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, min_mean=20)
+    asked = site.experiment(method="fedavg", train={"cohort": 4, "lr": 0.1, "batch_size": 1, "epochs": 1, **DECAYS})
+    assert site.trained(asked)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,6 +285,105 @@ def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
     assert site.trained(site.experiment(method="fd", policy=policy, train=ALL))[1]
     asked = site.experiment(method="fedproto", policy=policy, train=ALL, holdout=0.0125)
     assert "prototypes: they are of other samples than earlier ones" in site.trained(asked, 2)[0]["fault"]
+
+
+SHARINGS: dict[str, Any] = {
+    "one mean": {"samples_per_mean": "all"},
+    "means": {"samples_per_mean": 20},
+    "means within a class": {"samples_per_mean": "all", "split": "class"},
+    "masked means": {"name": "secure-means"},
+}
+FEW = "they are of other samples than earlier ones: the difference would tell of"
+
+
+class Means(KeptSite):
+    """A site, and a server that requests means of any kind, each in a run of its own."""
+
+    def __init__(self, folder: Path, min_mean: int = 3) -> None:
+        allow = ["means", "statistics", "masked", "keys", *KINDS]
+        super().__init__(folder, allow=allow, min_mean=min_mean, sharings=9)
+        self.runs = 0
+
+    def left(self, kind: str, holdout: float, **changes: Any) -> str:
+        """Why means do not leave; empty where they do."""
+        self.runs += 1
+        self.connect(self.runs)
+        about: Any = {"holdout": holdout, "policy": {"min_mean": self.fields["min_mean"]}, "train": ALL, **changes}
+        if kind in KINDS:
+            fields, _ = self.trained(self.experiment(method=KINDS[kind], **about), self.runs)
+        elif kind == "statistics":
+            asked = self.experiment(method={"name": "ccvr", "sharing": {"min_samples": 1}}, **about, rounds=1)
+            fields, _ = self.reply("query.share", asked, tensors=add_prefix("weights/", make_setup(asked).weights()))
+        else:
+            asked = self.experiment(SHARINGS[kind], **about)
+            sealed = ready(self, asked, "means") if kind == "masked means" else {}
+            fields, _ = self.reply("query.share", asked, tensors=sealed)
+        return str(fields.get("fault", ""))
+
+
+PAIRS = [("one mean", "prototypes"), ("outputs", "one mean"), ("one mean", "means"), ("means within a class", "means")]
+PAIRS += [("statistics", "prototypes"), ("prototypes", "statistics"), ("statistics", "means within a class")]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_means_of_any_two_kinds_do_not_tell_of_a_few(first: str, second: str, tmp_path: Path) -> None:
+    site = Means(tmp_path)
+    # Of 80 samples 20 are held out, then 21 or 22, and then 20 again.
+    assert site.left(first, 0.25) == ""
+    assert [FEW in site.left(second, holdout) for holdout in (0.2625, 0.275)] == [True, True]
+    assert site.left(second, 0.25) == ""
+    assert len({line["samples"] for line in site.log() if line.get("samples")}) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ("statistics", "prototypes", True),
+        ("means within a class", "statistics", True),
+        ("one mean", "prototypes", False),
+        ("means within a class", "one mean", False),
+    ],
+)
+def test_only_means_by_label_tell_of_each_label(first: str, second: str, refused: bool, tmp_path: Path) -> None:
+    site = Means(tmp_path)
+    assert site.left(first, 0.0) == ""
+    # The site withdraws three samples, each of another label.
+    y = np.arange(120) % 10
+    np.savez(tmp_path / "own.npz", x=site.x[3:120], y=y[3:], split=np.repeat([0, 1], [77, 40]), classes=np.arange(10))
+    site.write()
+    assert (f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(second, 0.0)) == refused
+
+
+def test_masked_means_and_prototypes_do_not_tell_of_a_few(tmp_path: Path) -> None:
+    for first, second in (("masked means", "prototypes"), ("prototypes", "masked means")):
+        site = Means(tmp_path / first)
+        assert site.left(first, 0.25) == ""
+        faults = [site.left(second, holdout) for holdout in (0.2625, 0.25)]
+        # Of what is not sent to a masked sum the server is told nothing; the site's log has the reason.
+        refused = [line["refused"] for line in site.log() if "refused" in line]
+        assert ([bool(fault) for fault in faults], [FEW in why for why in refused]) == ([True, False], [True])
+        assert faults[0] in (refused[0], WITHHELD)
+
+
+def test_means_of_all_samples_and_of_labels_with_enough_do_not_tell_of_the_others(tmp_path: Path) -> None:
+    # Of label 9 the site has one sample: it is in the mean of all, and in no prototype.
+    site = Means(tmp_path)
+    y = np.append(np.arange(119) % 9, 9)
+    y[[0, 119]] = y[[119, 0]]
+    np.savez(tmp_path / "own.npz", x=site.x[:120], y=y, split=np.repeat([0, 1], [80, 40]), classes=np.arange(10))
+    site.write()
+    assert site.left("one mean", 0.0) == ""
+    for kind in (*KINDS, "statistics", "means within a class"):
+        assert f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(kind, 0.0)
+
+
+def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
+    def means_of(*samples: int) -> SampleSet:
+        return SampleSet(np.array([[sample] * 16 for sample in samples], np.uint8), np.full(len(samples), -1))
+
+    sets = [means_of(*range(7)), means_of(0, 1, 2), means_of(3, 4, 5)]
+    assert [one.few_differing(other, 3) for one, other in itertools.combinations(sets, 2)] == [0, 0, 0]
+    assert means_of(*range(6)).few_differing(sets[0], 3) == 1
 
 
 QUERIES = [("fd", "each"), ("fedproto", "each"), pytest.param("mixfld", "server", marks=pytest.mark.slow)]
@@ -421,7 +567,73 @@ def test_a_changed_experiment_gets_no_second_payload_of_a_round(tmp_path: Path) 
     assert not tensors
 
 
+ALONE = {"begins": "own", "mark": None, "state": None, "pool": None, "keep": "0-0"}
+"""What a client is told that goes on from a model of its own."""
+
+
+def test_a_training_of_which_nothing_leaves_counts_and_is_in_the_audit_log(tmp_path: Path) -> None:
+    site = KeptSite(tmp_path, rounds=2)
+    silent = site.experiment(method={"name": "custom", "upload": "silent", "stateful_clients": True}, train=ALL)
+    told = []
+    for run_id, round in ((1, 0), (1, 0), (1, 1), (1, 2), (2, 0)):
+        site.connect(run_id)
+        told.append(site.reply("train", silent, round, run=f"folder {run_id}", **ALONE))
+    assert [fields for fields, _ in (told[0], told[2])] == [{"samples": 80}] * 2
+    assert not any(tensors for _, tensors in told)
+    assert "of round 1 in this run, and gives them once" in told[1][0]["fault"]
+    assert ["has trained in 2 rounds" in fields["fault"] for fields, _ in told[3:]] == [True, True]
+    counted = [(line["round"], line["trained"], line["begun"]) for line in site.log() if "refused" not in line]
+    assert counted == [(0, True, True), (1, True, True)]
+    # Of the run whose training was refused the site keeps nothing.
+    assert len(list((tmp_path / "audit.state").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": {"name": "fedavg", "aggregator": "secure-mean"}}, {"method": "fedavg", "protection": NOISE}],
+    ids=["masks", "protection"],
+)
+def test_a_model_that_begins_at_a_site_is_neither_trained_for_a_masked_sum_nor_protected(
+    changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = KeptSite(tmp_path, allow=["masked", "keys", "weights"])
+    site.connect()
+    monkeypatch.setattr(LoopEngine, "train", lambda *given: pytest.fail("it trained"))
+    fields, _ = site.reply("train", site.experiment(**changes, evaluate_model="device"), **ALONE, total=10**6)
+    assert "it did not hear the round's model" in fields["fault"]
+    assert [line["refused"] for line in site.log()] == [fields["fault"]]
+    assert not (tmp_path / "audit.state").exists()
+
+
 # Masked sums -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "refused"),
+    [
+        ({"name": "fedper"}, {}, True),
+        ({"name": "fedbn"}, {}, True),
+        ({"name": "moon"}, {}, True),
+        ({"name": "fedavg"}, {"momentum": 0.9, "optimizer_state": "keep"}, True),
+        ({"name": "naivemix", "sharing": "local-means"}, {}, True),
+        # Personal models do not change what is sent.
+        ({"name": "ditto"}, {}, False),
+        ({"name": "pfedme"}, {}, False),
+        ({"name": "fedavg"}, {"momentum": 0.9}, False),
+        ({"name": "naivemix"}, {}, False),
+    ],
+    ids=lambda value: value.get("sharing", value.get("name")) if isinstance(value, dict) and "name" in value else None,
+)
+def test_a_masked_sum_takes_no_method_whose_clients_keep_what_their_models_depend_on(
+    method: Any, train: Any, refused: bool, tmp_path: Path
+) -> None:
+    # A server has other sites keep a state of its choice first, with which they send what it can compute.
+    site = OwnSite(tmp_path, allow=["masked", "keys", "means"])
+    asked = site.experiment(method=method | {"aggregator": "secure-mean"}, train=ALL | train, model=DEEP)
+    fields, tensors = site.trained(asked)
+    assert not tensors
+    assert ("method.aggregator: 'secure-mean' with a method whose clients keep something" in fields["fault"]) == refused
+    assert refused or "the masks of round 1 are not at this stage" in fields["fault"]
 
 
 def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) -> None:

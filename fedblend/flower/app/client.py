@@ -27,6 +27,7 @@ from fedblend.flower.client_task import Memory
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.limits import check_kind, check_mechanisms
 from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, round_of, to_record
+from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
 from fedblend.methods.objectives.output_cache import OutputCache
@@ -209,12 +210,23 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             check_kind(site, sharing.bytes_kind, audit)
             check_mechanisms(site, {"sharing": sharing.mechanism()})
             x, y = samples(context)
-            payload = _shared(sharing, fields or {}, inputs, (x, y), site, client)
+            covered: SampleSet | None = None
+
+            def cover(tags: np.ndarray, groups: np.ndarray) -> None:
+                nonlocal covered
+                covered = SampleSet(tags, groups)
+                SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
+
+            payload = _shared(sharing, fields or {}, inputs, (x, y), site, client, cover)
             with audit.lock():
                 guard.check("sharing", False)
                 if payload:
                     audit.check_sharings(payload, site.sharings)
-                    audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False)
+                    digest = ""
+                    if covered is not None:
+                        SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
+                        digest = SampleSets(audit).keep(covered)
+                    audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False, samples=digest)
                     guard.mark_sent("sharing")
         except RefusedByPolicy as refusal:
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
@@ -231,6 +243,7 @@ def _shared(
     samples: tuple[torch.Tensor, torch.Tensor],
     site: Site,
     client: int,
+    cover: Callable[[np.ndarray, np.ndarray], None],
 ) -> Payload | None:
     x, y = samples
     if tuple(x.shape[1:]) != inputs.shape or not x.is_floating_point() or len(x) != len(y):
@@ -242,7 +255,7 @@ def _shared(
     min_mean = max(site.min_mean, 2, int(fields["min_mean"]))
     data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
     ledger = ledger_of(site)
-    payload: Payload | None = sharing.share(data) if ledger is None else ledger.payload(sharing, data, {})
+    payload: Payload | None = sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover)
     return payload
 
 

@@ -39,6 +39,7 @@ class FeatureStatistics(Sharing):
     reads_model = True
     after_training = True
     shares_features = True
+    by_label = True
 
     covariance: Literal["full", "diagonal"] = "full"
     """Whole covariances as in the paper, or the variances of single features."""
@@ -76,8 +77,8 @@ class FeatureStatistics(Sharing):
     def share(self, local: ClientData) -> Payload | None:
         """Labels y and counts, int64 [n], and means [n, d] and packed covariances [n, p], float32."""
         assert local.model is not None
-        counts = torch.bincount(local.y, minlength=local.task.outputs)
-        labels = torch.nonzero(counts >= max(self.min_samples, local.minimum))[:, 0]
+        counts, enough = self._counts(local)
+        labels = torch.nonzero(enough)[:, 0]
         if not len(labels):
             return None
         device = next(local.model.parameters()).device
@@ -93,6 +94,16 @@ class FeatureStatistics(Sharing):
             "mean": means.float(),
             "covariance": torch.stack(covariances).float(),
         }
+
+    def used(self, local: ClientData) -> np.ndarray:
+        """Samples of classes that have enough."""
+        enough: np.ndarray = self._counts(local)[1][local.y].numpy()
+        return enough
+
+    def _counts(self, local: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
+        """The number of samples of each class, and whether these are enough."""
+        counts = torch.bincount(local.y, minlength=local.task.outputs)
+        return counts, counts >= max(self.min_samples, local.minimum)
 
     def _covariance(self, centred: torch.Tensor) -> torch.Tensor:
         """The packed covariance of features [n, d] with mean 0."""

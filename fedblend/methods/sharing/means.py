@@ -99,6 +99,11 @@ class SharedMeans(Sharing):
     refresh: Fraction | None = None
     """Share of clients with new data at which these clients share again (section 3.4; default: never)."""
 
+    @property
+    def by_label(self) -> bool:  # type: ignore[override]
+        """Whether means are within classes."""
+        return self.split == "class"
+
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client reaches the threshold, or no mean the policy's size.
 
