@@ -25,7 +25,9 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
     """
     method = experiment.method
     parts = (method.sharing, method.objective, method.server_step)
-    single = method.sharing.leaves_client and getattr(method.sharing, "samples_per_mean", None) == 1
+    size = getattr(method.sharing, "samples_per_mean", None)
+    # The last group of a client, or of a class, may be of one sample.
+    single = method.sharing.leaves_client and size is not None and 1 in (size, experiment.policy.min_mean)
     facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, parts))}
     protects = not isinstance(experiment.protection, NoProtection) or hides(method.sharing)
     sums = method.aggregator.secure_aggregated or method.sharing.secure_aggregated
@@ -80,6 +82,11 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
         return (
             "noise at the server is sized for a plain mean of uploads; "
             'method.aggregator = {name = "mean", by = "clients"} is one'
+        )
+    if noise.at_server and experiment.adversary.share:
+        return (
+            "noise at the server is sized for a sum of clipped updates, and adversaries' updates are not clipped "
+            "(adversary)"
         )
     if noise.at_server and method.server_step.looks_at_uploads:
         return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"

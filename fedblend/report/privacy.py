@@ -39,8 +39,9 @@ def shares_raw_samples(outcome: Outcome) -> bool:
     if (facts := outcome.facts.get("privacy")) is not None:
         return bool(facts["raw_samples"])
     sharing, *others = (_entry(outcome.config, kind) for kind in ("sharing", "objective", "server_step"))
-    single = sharing and sharing.leaves_client and outcome.config["method"]["sharing"].get("samples_per_mean") == 1
-    return bool(single) or any(part and part.sends_raw_samples for part in (sharing, *others))
+    size = outcome.config["method"]["sharing"].get("samples_per_mean") if sharing and sharing.leaves_client else None
+    single = size is not None and 1 in (size, outcome.config.get("policy", {}).get("min_mean"))
+    return single or any(part and part.sends_raw_samples for part in (sharing, *others))
 
 
 def _entry(config: Mapping[str, Any], kind: str) -> Entry | None:

@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -222,11 +223,27 @@ class KeepBest(Monitor):
     """Whether high (`max`) or low (`min`, for losses) is good."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Read the earlier rounds, and note the folder."""
+        """Read the earlier rounds, and note the folder.
+
+        Where the best of them has left no model, because the callback was added or changed later, rounds whose model is
+        gone do not count, with a warning.
+        """
         super().on_run_begin(setup, state)
         if setup.folder is None:
             raise FedblendError("callbacks: keep-best needs a run with a folder")
         self._folder.append(setup.folder)
+        kept = checkpoint.round_of_best(setup.folder, self._why)
+        # The rounds up to the model's are made again where it is of a later round than the checkpoint.
+        lost = self.seen and self.best()[0] not in (kept, state.round) and (kept or 0) <= state.round
+        if lost:
+            warnings.warn(
+                f"callbacks: keep-best was added or changed after round {self.best()[0]}, the best one so far, whose "
+                f"model is gone; rounds count from {state.round} on",
+                stacklevel=2,
+            )
+            self.seen[:] = [one for one in self.seen if one[0] == state.round]
+        if lost or kept is None:
+            (setup.folder / checkpoint.BEST).unlink(missing_ok=True)
         # The run may have been cut between the round's checkpoint and its best model.
         if self.seen and self.best() == self.seen[-1] and self.seen[-1][0] == state.round:
             self._write(state)
@@ -238,7 +255,11 @@ class KeepBest(Monitor):
         return None
 
     def _write(self, state: RunState) -> None:
-        checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1]})
+        checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1], **self._why})
+
+    @property
+    def _why(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "mode": self.mode}
 
     @functools.cached_property
     def _folder(self) -> list[Path]:

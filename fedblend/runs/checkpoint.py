@@ -152,6 +152,16 @@ def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
         raise FedblendError(f"{path}: is no best model of fedblend or is damaged: {legible(error)}") from None
 
 
+def round_of_best(folder: Path, why: Mapping[str, Any]) -> int | None:
+    """Return the round of the folder's best model; ``None`` if the folder keeps none that is the best in ``why``."""
+    try:
+        with _open(folder / BEST, "pt") as file:
+            told = json.loads(file.metadata()["best"])
+            return int(told["round"]) if all(told[field] == value for field, value in why.items()) else None
+    except DAMAGED:
+        return None
+
+
 def _open(path: Path, framework: str) -> Any:
     """Open a checkpoint. Raises :class:`OSError` for a pipe or a device, which may have no end."""
     if not path.is_file():

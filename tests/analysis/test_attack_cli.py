@@ -470,6 +470,16 @@ def test_the_run_that_is_made_again_is_the_run(tmp_path: Path) -> None:
     assert counter.rows
 
 
+def test_a_warm_started_run_is_made_again_from_its_first_weights(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run(tmp_path / "warm", method="fed-augmix", start=str(made))
+    begun: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(SwitchCounter, "on_updates", lambda self, task, result: begun.append(dict(task.weights)))
+    switches(path)
+    assert same(begun[0], weights(made))
+
+
 def test_runs_that_switch_nothing_are_refused(made: Path) -> None:
     with pytest.raises(FedblendError, match=r"'plain' of .* switches no lambda"):
         switches(made)

@@ -185,6 +185,14 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
     assert replay(RoundLoop(tuned, LoopEngine(tuned)), 1)[0]["alignment"] == rows[0]["alignment"]
 
 
+def test_a_replay_of_a_warm_started_run_begins_as_the_run(study: Path, tmp_path: Path) -> None:
+    warm = experiment(method={"server_step": STEP}, rounds=1, scale="unit", engine="loop", start=str(study / "plain"))
+    finished = execute(warm, tmp_path / "warm")
+    rows = points.replay_run(points.read(tmp_path / "warm"))
+    assert [row["accuracy"] for row in rows] == [finished.directory.metrics()[1]["accuracy"]]
+    assert rows[0]["accuracy"] > RunDirectory(study / "enhanced").metrics()[1]["accuracy"]
+
+
 @pytest.mark.slow
 def test_a_replay_of_rounds_without_good_uploads(tmp_path: Path) -> None:
     lossy = {"name": "wireless", "t_max": 0.002, "power_up": 17.0}

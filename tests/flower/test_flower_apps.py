@@ -362,6 +362,27 @@ def test_a_strategy_refuses_more_entries_than_a_sites_samples_make(
     assert why in caplog.text
 
 
+@pytest.mark.parametrize("method", ["fedmix", {"name": "fedmix", "sharing": {"multiplier": 2.0}}])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_strategy_bounds_shared_entries(method: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Targets always; inputs with a multiplier, which needs inputs in the range that `mean` and `std` give."""
+    grid = grid_of()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message:
+        if client == 1 and message.metadata.message_type.startswith("query"):
+            bad = {"x": torch.zeros(1, 5), "y": torch.full((1, 3), 1 / 3)}
+            bad[name] = torch.full_like(bad[name], -1e30)
+            return Message(attach(RecordDict(), {"samples": 6}, ArrayRecord(bad)), reply_to=message)
+        return reply
+
+    grid.spoil = spoil
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS)
+    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
+    refused = name == "y" or method != "fedmix"
+    assert len(strategy.pool) == 3 - refused
+    assert (f"it sent means '{name}' with a number beyond the bounds" in caplog.text) == refused
+
+
 # At the server ------------------------------------------------------------------------------------------------
 
 

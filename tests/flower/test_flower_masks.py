@@ -229,19 +229,21 @@ def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path
         run(drop(nodes(), when), asked(), tmp_path, FederationLimits(min_sites=2, deadline=1))
 
 
+def changed(kind: str, of: int, change: Any) -> Nodes:
+    """Nodes of which one changes the tensors of its replies of a kind."""
+    grid = nodes()
+
+    def spoil(client: int, message: Message, reply: Message) -> Message:
+        if (client, message.metadata.message_type) != (of, kind):
+            return reply
+        fields, tensors = unpack(reply.content)
+        return Message(pack(fields, to_record(change(tensors))), reply_to=message)
+
+    grid.spoil = spoil
+    return grid
+
+
 def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
-    def changed(kind: str, of: int, change: Any) -> Nodes:
-        grid = nodes()
-
-        def spoil(client: int, message: Message, reply: Message) -> Message:
-            if (client, message.metadata.message_type) != (of, kind):
-                return reply
-            fields, tensors = unpack(reply.content)
-            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
-
-        grid.spoil = spoil
-        return grid
-
     short = run(
         changed("train", 2, lambda t: {"masked": t["masked"][:-1]}),
         asked(),
@@ -264,3 +266,20 @@ def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
         FederationLimits(deadline=2),
     )
     assert twice.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "its keys are not its own two"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size"),
+    [
+        ("query.keys", "sign", 1025),
+        ("query.keys", "mask", 20_000_000),
+        ("query.shares", "commit", 1025),
+        ("query.shares", "0", 1025),
+    ],
+)
+def test_what_the_server_sends_on_to_all_sites_has_a_bound(kind: str, name: str, size: int, tmp_path: Path) -> None:
+    grid = changed(kind, 2, lambda t: {**t, name: torch.zeros(size, dtype=torch.uint8)})
+    made = run(grid, asked(), tmp_path, FederationLimits(deadline=2))
+    reason = f"it sent {size:,} bytes as '{name}'; valid: 1,024 at most"
+    assert made.directory.metrics()[1]["refused"] == [{"client": 2, "reason": reason}]
+    assert max(size for client, _, size, _ in grid.sent if client != 2) < 100_000

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, far, near
-from helpers import experiment, images, run, same, setup
+from helpers import experiment, images, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -119,6 +120,22 @@ def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
     alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
     moved = run(RoundLoop(alone, LoopEngine(alone)), 1)[0].weights
     assert not torch.equal(moved[BODY[0]], alone.weights()[BODY[0]])
+
+
+@pytest.mark.parametrize("train", [{}, {"momentum": 0.9}, {"optimizer": "adam"}])
+def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[str, Any]) -> None:
+    """In a stack, too: clients of one step train both, beside clients that train one of them."""
+    ends = np.cumsum([0, 1, 3, 6, 9, 0, 17])
+    groups = [list(range(*two)) for two in itertools.pairwise(ends)]
+    settings = {"cohort": 5, "epochs": 1, "batch_size": 5, "clip_norm": 0.05, **train}
+    made = setup(images(60), groups, method="fedrep", model=DEEP, holdout=0.3, train=settings)
+    assert made.population.sizes.tolist() == [1, 3, 6, 9, 0, 17]
+
+    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=8)))
+
+    same_up_to_rounding(stacked.weights, loop.weights, steps=10)
+    for client, kept in loop.client_states.items():
+        same_up_to_rounding(stacked.client_states[client], kept, steps=10)
 
 
 def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:

@@ -306,6 +306,7 @@ def test_releases_compose() -> None:
 
 RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
+NOISY_MEANS = {"name": "fedmix", "sharing": {"multiplier": 3.0}}
 
 
 def claims(made: Experiment, records: Any = RECORDS) -> Any:
@@ -335,6 +336,22 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
     assert "plain mean" in by_samples.reason
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(share: float) -> None:
+    adversary = {"name": "sign-flip", "share": share}
+    made = experiment(protection=NOISY, adversary=adversary)
+    weights = claims(made)["weights"]
+    assert weights.unit == ("an honest client" if share else "a client")
+    assert weights.epsilon == claims(experiment(protection=NOISY))["weights"].epsilon
+    means = claims(experiment(protection=NOISY, adversary=adversary, method=NOISY_MEANS))
+    assert [(s.what, s.unit) for s in means.values()] == [
+        ("means", "a sample"),
+        ("weights and means", "a sample of an honest client" if share else "a sample"),
+    ]
+    public = claims(experiment(protection=NOISY, adversary=adversary, method=NOISY_MEANS, delta=0.1))
+    assert [(s.what, s.unit) for s in public.values()] == [(s.what, s.unit) for s in means.values()]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -358,6 +375,14 @@ def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
                 "method": {"aggregator": {"name": "secure-mean", "by": "clients", "fewest": 2}},
             },
             "plain mean",
+        ),
+        (
+            {
+                "protection": {**NOISY, "side": "server"},
+                "method": {"aggregator": {"name": "mean", "by": "clients"}},
+                "adversary": "noise",
+            },
+            "adversaries' updates are not clipped",
         ),
         (
             {

@@ -315,17 +315,19 @@ def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("method", "raw"),
+    ("method", "min_mean", "raw"),
     [
-        ("fedavg", False),
-        ("fedmix", False),
-        ("global-mixup", True),
-        ({"name": "fedmix", "sharing": {"samples_per_mean": 1}}, True),
-        ({"name": "local-means", "sharing": {"samples_per_mean": 1}}, False),
+        ("fedavg", 1, False),
+        ("fedmix", 2, False),
+        # The last mean of a client may then be of one sample, whatever the size of the others.
+        ("fedmix", 1, True),
+        ("global-mixup", 2, True),
+        ({"name": "fedmix", "sharing": {"samples_per_mean": 1}}, 2, True),
+        ({"name": "local-means", "sharing": {"samples_per_mean": 1}}, 1, False),
     ],
 )
-def test_methods_that_share_raw_samples_are_found(method, raw):
-    made = experiment(method, 0)
+def test_methods_that_share_raw_samples_are_found(method, min_mean, raw):
+    made = experiment(method, 0, policy={"min_mean": min_mean})
     run = Outcome(Path("run"), as_table(made), [], {}, {"privacy": privacy_facts(made)})
 
     assert shares_raw_samples(run) is raw

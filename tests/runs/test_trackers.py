@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,14 +212,65 @@ def test_a_best_model_that_was_cut_off_is_written_by_the_resumed_run(
 
     monkeypatch.setattr(checkpoint, "write_best", cut)
     # The first round stays the best one.
-    follow = lambda self, record: self.seen.append((record.round, -record.round)) or True  # noqa: E731
-    monkeypatch.setattr(KeepBest, "follow", follow)
+    numbered(monkeypatch, 2.0, 1.0)
     with pytest.raises(Stopped):
         api.run(experiment, tmp_path / "cut")
     monkeypatch.setattr(checkpoint, "write_best", write_best)
     api.run(experiment, tmp_path / "cut", resume=True)
 
     assert checkpoint.read_best(tmp_path / "cut")[0] == 1
+
+
+@pytest.mark.parametrize("changed", [None, {"mode": "max"}, {"monitor": "loss", "mode": "min"}])
+def test_keep_best_that_a_resume_adds_or_changes_counts_from_there(
+    changed: dict[str, str] | None, tmp_path: Path
+) -> None:
+    run(tmp_path / "run", rounds=2)
+    if changed:
+        # As of a run that was killed after the best model of round 4, and before the checkpoint.
+        run(tmp_path / "killed", {"name": "keep-best", **changed})
+        (tmp_path / "killed" / checkpoint.BEST).rename(tmp_path / "run" / checkpoint.BEST)
+    expected = (
+        "callbacks: keep-best was added or changed after round 1, the best one so far, whose model is gone; rounds "
+        "count from 2 on"
+    )
+    with pytest.warns(UserWarning, match=f"^{expected}$") as told:
+        result = run(tmp_path / "run", {"name": "keep-best", "mode": "min"})
+    assert len(told) == 1
+    # The lowest accuracy: that of round 1, whose model is gone.
+    assert result.metrics["accuracy"][1:].is_monotonic_increasing
+    round, weights = checkpoint.read_best(tmp_path / "run")
+    assert round == 2
+    assert same(weights, run(tmp_path / "short", rounds=2).model.state_dict())
+
+
+def numbered(monkeypatch: pytest.MonkeyPatch, *numbers: float) -> None:
+    """Have `keep-best` monitor these numbers, those of rounds 1, 2, ..."""
+    follow = lambda self, record: self.seen.append((record.round, numbers[record.round - 1])) or True  # noqa: E731
+    monkeypatch.setattr(KeepBest, "follow", follow)
+
+
+def test_a_best_model_of_a_later_round_than_the_checkpoints_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(monkeypatch, 2.0, 1.0, 1.5, 3.0)
+    run(tmp_path / "whole", "keep-best")
+    run(tmp_path / "killed", "keep-best", rounds=2)
+    (tmp_path / "whole" / checkpoint.BEST).rename(tmp_path / "killed" / checkpoint.BEST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path / "killed", "keep-best")
+    assert checkpoint.read_best(tmp_path / "killed")[0] == 4
+
+
+def test_keep_best_that_was_away_for_some_rounds_counts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered(monkeypatch, 1.0, 3.0, 2.0, 0.0)
+    run(tmp_path / "run", "keep-best", rounds=1)
+    assert checkpoint.read_best(tmp_path / "run")[0] == 1
+    run(tmp_path / "run", rounds=3)
+    with pytest.warns(UserWarning, match=r"after round 2, the best one so far, .* rounds count from 3 on"):
+        run(tmp_path / "run", "keep-best", rounds=4)
+    assert checkpoint.read_best(tmp_path / "run")[0] == 3
 
 
 def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from fedblend.methods.objectives.augmix import LARGE, AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread
+from fedblend.runs.warm_start import first_weights
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def switches(run: Path | str, on_round: Callable[[list[ClientSwitches]], None] |
         engine = LoopEngine(setup, experiment.device)
         engine.notes = True
         loop = RoundLoop(setup, engine, [counter])
-        state, _ = loop.start()
+        state, _ = loop.start(first_weights(setup, directory.path))
         for _ in range(checkpoint.round_of(directory.path) or 0):
             state, _ = loop.round(state)
     return counter.rows

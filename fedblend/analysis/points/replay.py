@@ -19,6 +19,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.runs.runner import one_thread
+from fedblend.runs.warm_start import first_weights
 
 Row = dict[str, float]
 
@@ -59,11 +60,16 @@ class AlignmentProbe(Callback):
         return None
 
 
-def replay(loop: RoundLoop, rounds: int, on_round: Callable[[Row], None] | None = None) -> list[Row]:
-    """Repeat a run's rounds with an :class:`AlignmentProbe`; return its rows."""
+def replay(
+    loop: RoundLoop,
+    rounds: int,
+    on_round: Callable[[Row], None] | None = None,
+    first: dict[str, torch.Tensor] | None = None,
+) -> list[Row]:
+    """Repeat a run's rounds with an :class:`AlignmentProbe`; return its rows. ``first`` are weights of a warm start."""
     probe = AlignmentProbe(loop, on_round)
     watched = RoundLoop(loop.setup, loop.engine, [probe])
-    state, _ = watched.start()
+    state, _ = watched.start(first)
     for _ in range(rounds):
         state, record = watched.round(state)
         probe.on_round_end(state, record)
@@ -94,6 +100,7 @@ def replay_run(loaded_run: LoadedRun, on_round: Callable[[Row], None] | None = N
         )
         engine = engines.make(setup, plan)
         try:
-            return replay(RoundLoop(setup, engine), loaded_run.state.round, on_round)
+            first = first_weights(setup, loaded_run.directory.path)
+            return replay(RoundLoop(setup, engine), loaded_run.state.round, on_round, first)
         finally:
             engine.close()

@@ -36,7 +36,8 @@ class Statement:
     what: str
     """The payloads: "weights", "means", or "weights and means"."""
     unit: str
-    """The protected unit: "a client" or "a sample"."""
+    """The protected unit: "a client" or "a sample"; "an honest client" or "a sample of an honest client" where some
+    clients are adversaries, whose uploads have no noise."""
     delta: float
     by_round: tuple[tuple[int, float], ...] = ()
     """(round, epsilon) pairs."""
@@ -68,6 +69,9 @@ def statements(
     """
     rounds = [record for record in records if record.round > 0]
     population = clients if secret_cohorts else None
+    honest = bool(config.get("adversary", {}).get("share"))
+    client = "an honest client" if honest else "a client"
+    sample = "a sample of an honest client" if honest else "a sample"
     protected = ("samples", max(clients, samples or 0)) if "means" in noise else ("clients", clients)
     delta = config["delta"]
     if not isinstance(noise["means" if "means" in noise else "weights"], str) and delta * protected[1] >= 1:
@@ -75,16 +79,15 @@ def statements(
             f"delta: {delta:g} is not below 1 / {protected[1]} {protected[0]}, so that it permits to "
             f"publish all data of one of them; valid: well below {1 / protected[1]:.2g}"
         )
-        whats = ("means", "weights and means") if "means" in noise else ("weights",)
-        unit = "a sample" if "means" in noise else "a client"
-        return [Statement(what, unit, delta, reason=reason) for what in whats]
+        units = {"means": "a sample", "weights and means": sample} if "means" in noise else {"weights": client}
+        return [Statement(what, unit, delta, reason=reason) for what, unit in units.items()]
     if "means" not in noise:
-        return [_statement("weights", "a client", config, population, rounds, noise)]
+        return [_statement("weights", client, config, population, rounds, noise)]
     # There is no statement of the weights alone: all clients train on the means, so that all weights depend on each
     # sample, but the noise on weights is sized for the influence of a client's own samples only.
     return [
         _statement("means", "a sample", config, population, rounds, {"means": noise["means"]}),
-        _statement("weights and means", "a sample", config, population, rounds, noise),
+        _statement("weights and means", sample, config, population, rounds, noise),
     ]
 
 

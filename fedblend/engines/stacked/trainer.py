@@ -216,11 +216,16 @@ class StackTrainer:
         names, own, turn = self.engine.names, self.engine.setup.own_layers, batch.turn
         if turn is None:
             return [(range(len(names)), active)]
-        turns: list[tuple[Sequence[int], torch.Tensor | None]] = []
-        for is_own, clients in zip((True, False), turn, strict=True):
-            positions = [i for i, name in enumerate(names) if (name in own) == is_own]
-            turns.append((positions, clients if active is None else clients & active))
-        return turns
+        at_own, at_shared = turn
+        turns: list[tuple[Sequence[int], torch.Tensor]] = [
+            ([i for i, name in enumerate(names) if name in own], at_own),
+            ([i for i, name in enumerate(names) if name not in own], at_shared),
+        ]
+        if self.engine.setup.experiment.train.clip_norm is not None:
+            # The gradients of a client that trains both are clipped by one norm.
+            both = at_own & at_shared
+            turns = [(range(len(names)), both), *((positions, clients & ~both) for positions, clients in turns)]
+        return [(positions, clients if active is None else clients & active) for positions, clients in turns]
 
     def _accumulate(self, slots: ClientSlots, gradients: Sequence[Gradient], batch: StepBatch) -> list[Gradient]:
         """Add the gradients of a batch to the clients' sums; return the means of groups that end, and begin anew."""

@@ -172,8 +172,11 @@ class Strategy(FlowerStrategy):
             return {}, "it states no valid number of its samples"
         if fault := fault_of_number(payload, samples, self.method.sharing.most_entries(samples, self.min_mean)):
             return {}, fault
+        if not rows:
+            return {}, "it sent no entries"
         like = {"x": torch.zeros(rows, *self.inputs.shape), "y": torch.zeros(rows, self.inputs.outputs)}
-        return payload, (fault_of(payload, like) or "") if rows else "it sent no entries"
+        spec = ModelSpec(**self._model_spec(nn.Identity() if self.model is None else self.model))
+        return payload, fault_of(payload, like) or self.method.sharing.fault(payload, samples, spec) or ""
 
     def _add_method(self, message: Message, server_round: int) -> Message:
         """Return the wrapped strategy's message with the method added, and the pool where the node lacks it."""

@@ -48,8 +48,9 @@ TRIES = 200
 """Sets of shares of one secret that are tried, where the first set does not restore it."""
 
 
-LONGEST_SHARE = 1024
-"""Most bytes of a share; one of a private key has 324. The time to restore a secret is proportional to it."""
+LONGEST = 1024
+"""Most bytes of a key, a signature, a share, or two sealed shares; the last have 612. The server sends them to all
+sites, and the time to restore a secret is proportional to them."""
 
 
 class NoSum(FedblendError):
@@ -108,13 +109,16 @@ class MaskedSum:
         for client, reply in replies.items():
             keys = {name: tensor_to_bytes(tensor) for name, tensor in reply.tensors.items()}
             known = {key for accepted in self.public.values() for key in (accepted["mask"], accepted["box"])}
-            if set(keys) - {"sign"} == {"mask", "box"} and all(is_public_key(keys[name]) for name in ("mask", "box")):
-                if keys["mask"] == keys["box"] or known & {keys["mask"], keys["box"]}:
-                    self.faults[client] = "its keys are not its own two"
-                else:
-                    self.public[client] = keys
-            else:
+            if set(keys) - {"sign"} != {"mask", "box"}:
                 self.faults[client] = "it sent no keys"
+            elif fault := _fault_of_length(keys):
+                self.faults[client] = fault
+            elif not all(is_public_key(keys[name]) for name in ("mask", "box")):
+                self.faults[client] = "it sent no keys"
+            elif keys["mask"] == keys["box"] or known & {keys["mask"], keys["box"]}:
+                self.faults[client] = "its keys are not its own two"
+            else:
+                self.public[client] = keys
         self._require(self.public, "sent keys")
         table = {f"{c}/{name}": bytes_to_tensor(key) for c, keys in self.public.items() for name, key in keys.items()}
         request = ClientRequest({"quantity": self.quantity, "threshold": self.threshold}, (to_record(table),))
@@ -126,9 +130,13 @@ class MaskedSum:
             if set(reply.tensors) != peers | {"commit", "digests"} or len(digests) != DIGEST_BYTES * len(of):
                 self.faults[client] = "it sent no shares"
                 continue
-            self.commitments[client] = tensor_to_bytes(reply.tensors["commit"])
+            dealt = {name: tensor_to_bytes(reply.tensors[name]) for name in sorted({*peers, "commit"})}
+            if fault := _fault_of_length(dealt):
+                self.faults[client] = fault
+                continue
+            self.commitments[client] = dealt["commit"]
             self.digests[client] = {key: digests[DIGEST_BYTES * i :][:DIGEST_BYTES] for i, key in enumerate(of)}
-            self.sealed[client] = {int(peer): tensor_to_bytes(reply.tensors[peer]) for peer in peers}
+            self.sealed[client] = {int(peer): dealt[peer] for peer in peers}
         self._require(self.sealed, "sent shares")
         return sorted(self.sealed)
 
@@ -162,7 +170,7 @@ class MaskedSum:
                 self.mismatches |= {(wanted[name], client) for name in wanted.keys() - reply.tensors.keys()}
             for name in wanted.keys() & reply.tensors.keys():
                 share, dealer, secret = tensor_to_bytes(reply.tensors[name]), wanted[name], name.partition("/")[0]
-                fits = len(share) <= LONGEST_SHARE
+                fits = len(share) <= LONGEST
                 if fits and share_digest(dealer, client, secret, share) == self.digests[dealer][client, secret]:
                     shares[name].committed.append(share)
                     continue
@@ -186,7 +194,7 @@ class MaskedSum:
         signed = {
             client: reply.tensors["sign"]
             for client, reply in replies.items()
-            if set(reply.tensors) == {"sign"} and len(reply.tensors["sign"]) <= LONGEST_SHARE
+            if set(reply.tensors) == {"sign"} and len(reply.tensors["sign"]) <= LONGEST
         }
         self._require(signed, "signed which sites are in the sum")
         return {f"sign/{client}": signature for client, signature in signed.items()}
@@ -287,6 +295,14 @@ class MaskedSum:
                 f"round {self.round + 1}: {len(sites)} sites {what}, and a masked sum needs {self.threshold} "
                 f"({summarize_faults(self.faults) or 'no reasons given'})"
             )
+
+
+def _fault_of_length(sent: Mapping[str, bytes]) -> str | None:
+    """Return why the server does not send on what a site sent for other sites, or ``None``."""
+    for name, content in sent.items():
+        if len(content) > LONGEST:
+            return f"it sent {len(content):,} bytes as '{name}'; valid: {LONGEST:,} at most"
+    return None
 
 
 @dataclass
