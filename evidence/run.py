@@ -434,8 +434,7 @@ def remake_item(command: list[str]) -> None:
     item = command[1]
     scale = cast(Scale, command[command.index("--scale") + 1] if "--scale" in command else "paper")
     committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
-    if not (folder / "result.json").exists():
-        _seed_result(item, scale, folder / "result.json")
+    _seed_result(item, scale, folder / "result.json")
     for run in UNFINISHED.glob(f"{item}/{scale}/*"):
         if not (folder / "runs" / run.name).exists():
             shutil.copytree(run, folder / "runs" / run.name)
@@ -463,21 +462,23 @@ def _exit_status(command: list[str]) -> int:
 
 
 def _seed_result(item: str, scale: Scale, path: Path) -> None:
-    """Copy an item's committed result to where its runs lie, without pictures: these are made from runs.
+    """Write the result that an item's runs begin with: the one beside the runs, or else the committed one.
 
-    Cells get the numbers that another committed item has of the same experiment and measure.
+    Cells get the numbers that another committed item has of the same experiment and measure. Pictures of committed
+    results are left out, since they are made from runs.
     """
     same: dict[str, Table] = defaultdict(dict)
     for other in sorted(RESULTS.glob("*/*.json")):
         for quantity in json.loads(other.read_text()).get("quantities", {}).values():
             for cell in quantity["cells"]:
                 same[cell["made_by"]] |= cell["ours"]
-    committed = RESULTS / f"{item}-{scale}.json"
-    result = json.loads(committed.read_text()) if committed.exists() else {"quantities": _empty_cells(item, scale)}
+    known = [one for one in (path, RESULTS / f"{item}-{scale}.json") if one.exists()]
+    result = json.loads(known[0].read_text()) if known else {"quantities": _empty_cells(item, scale)}
     for quantity in result["quantities"].values():
         for cell in quantity["cells"]:
+            own = cell["ours"] if path.exists() else {}
             numbers = same[cell["made_by"]] | cell["ours"]
-            cell["ours"] = {seed: value for seed, value in numbers.items() if not str(value).endswith(".png")}
+            cell["ours"] = {seed: value for seed, value in numbers.items() if not str(value).endswith(".png")} | own
     if _measured(result):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result))
