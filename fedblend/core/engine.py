@@ -171,6 +171,19 @@ class Scores:
     """The model's outputs, float32 [n, C] on the CPU, where the experiment has metrics."""
     at_clients: Mapping[int, Mapping[str, float]] | None = None
     """Metrics and ``loss`` by client, where sites computed them and sent no outputs."""
+    numbers: np.ndarray | None = None
+    """Samples of each client in ``owner``, int64, where sites state numbers only. ``loss`` and ``right`` then have one
+    entry a client, and ``right`` is the number of its right samples."""
+
+    @property
+    def number(self) -> int:
+        """Samples that are scored."""
+        return len(self.loss) if self.numbers is None else int(self.numbers.sum())
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of right samples; ``None`` without classes."""
+        return None if self.right is None else float(self.right.sum() / self.number)
 
 
 @dataclass

@@ -49,7 +49,7 @@ def _on_test_half(engine: Engine, weights: Tensors, setup: Setup, own: Mapping[i
     scores = engine.score(weights) if own is None else engine.score_each(weights, own, "test")
     result: dict[str, Any] = {"loss": float(scores.loss.mean())}
     if scores.right is not None:
-        result["accuracy"] = float(scores.right.mean())
+        result["accuracy"] = scores.accuracy
         result["per_class"] = _means_by(test.y.numpy(), scores.right, len(setup.data.classes))
         result |= _by_site(setup, scores.right)
     if metrics and scores.outputs is not None:
@@ -59,7 +59,7 @@ def _on_test_half(engine: Engine, weights: Tensors, setup: Setup, own: Mapping[i
     if groups is not None:
         owner, of_clients, targets = groups
         if of_clients.right is not None:
-            result["clients"] = over_clients(owner, of_clients.right, setup.population.sizes)
+            result["clients"] = over_clients(owner, of_clients.right, setup.population.sizes, of_clients.numbers)
         if by_client := _by_client(metrics, owner, of_clients, targets):
             result["client_metrics"] = {m.label: _over_clients(m, by_client) for m in metrics}
     return result
@@ -75,10 +75,10 @@ def _on_held_out(scores: Scores, setup: Setup) -> dict[str, Any]:
     owner = population.owners("holdout") if scores.owner is None else scores.owner
     targets = y[torch.from_numpy(scores.samples)] if scores.owner is None else y
     if scores.right is not None:
-        result["accuracy"] = float(scores.right.mean())
+        result["accuracy"] = scores.accuracy
         if scores.owner is None:
             result["per_class"] = _means_by(targets.numpy(), scores.right, len(setup.data.classes))
-        result["clients"] = over_clients(owner, scores.right, population.sizes)
+        result["clients"] = over_clients(owner, scores.right, population.sizes, scores.numbers)
     if metrics and scores.outputs is not None:
         result |= _values(metrics, scores.outputs, targets)
     if by_client := _by_client(metrics, owner, scores, targets):
@@ -149,7 +149,8 @@ def _validation(
         scores = engine.score(weights, "validation") if own is None else engine.score_each(weights, own, "validation")
         owner = population.owners("validation") if scores.owner is None else scores.owner
         by_client = _by_client(metrics, owner, scores, y if scores.outputs is None else y[rows])
-        size = dict(zip(*(v.tolist() for v in np.unique(owner, return_counts=True)), strict=True))
+        counted = np.unique(owner, return_counts=True) if scores.numbers is None else (owner, scores.numbers)
+        size = dict(zip(*(v.tolist() for v in counted), strict=True))
         values = {m.label: _weighted(by_client, m.label, size) for m in metrics}
         loss = float(scores.loss.mean()) if scores.at_clients is None else _weighted(by_client, "loss", size)
         result["clients"] = {"tested": len(size), **_summary(scores, loss, values)}
@@ -158,11 +159,11 @@ def _validation(
 
 def _summary(scores: Scores, loss: float | None, metrics: Mapping[str, float | None]) -> dict[str, Any]:
     """One set of samples in the record's ``validation``."""
-    found: dict[str, Any] = {"samples": len(scores.loss)}
+    found: dict[str, Any] = {"samples": scores.number}
     if loss is not None:
         found["loss"] = loss
     if scores.right is not None:
-        found["accuracy"] = float(scores.right.mean())
+        found["accuracy"] = scores.accuracy
     return found | ({"metrics": dict(metrics)} if metrics else {})
 
 
@@ -290,13 +291,16 @@ def _client_tests(
     return owner[of], replace(scores, loss=scores.loss[of], right=right, outputs=outputs), setup.data.test.y[of]
 
 
-def over_clients(owner: np.ndarray, right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+def over_clients(
+    owner: np.ndarray, right: np.ndarray, sizes: np.ndarray, numbers: np.ndarray | None = None
+) -> dict[str, Any]:
     """Mean, standard deviation and 10th percentile of clients' accuracies, and by size (FedMix, Table 13).
 
     ``owner`` int64 and ``right`` bool say, for each test sample, whose it is and whether it was right.
-    Clients without test samples are left out. Standard deviations are over clients (not a sample's).
+    With ``numbers`` int64 they do so for each client, which has so many test samples. Clients without test samples are
+    left out. Standard deviations are over clients (not a sample's).
     """
-    count = np.bincount(owner, minlength=len(sizes))
+    count = np.bincount(owner, numbers, minlength=len(sizes))
     tested = np.flatnonzero(count)
     accuracy = np.bincount(owner, right, minlength=len(sizes))[tested] / count[tested]
     by_size = {}

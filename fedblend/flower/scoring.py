@@ -57,13 +57,14 @@ def score_at_sites(
     field = "holdout" if split == "holdout" else "validation.clients"
     population, counts, own = setup.population, setup.task.kind == "classification", own or {}
     names = [metric.label for metric in setup.experiment.metrics]
-    number = np.bincount(population.owners(split), minlength=len(population))
+    offsets = population.held_offsets if split == "holdout" else population.validation_offsets
+    number = np.zeros(len(population), np.int64) if offsets is None else np.diff(offsets)
     record = to_record(add_prefix("weights/", weights))
     fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
     clients = np.flatnonzero(number).tolist()
     requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
     replies = sites.exchange("evaluate", round, requests)
-    right: dict[int, np.ndarray] = {}
+    right: dict[int, int] = {}
     at_clients: dict[int, dict[str, float]] = {}
     samples: dict[int, int] = {}
     why = "no client has such samples"
@@ -72,7 +73,7 @@ def score_at_sites(
         metrics = _metrics_in(reply.fields.get("metrics"), names)
         # Without classes a site counts no right samples, and its loss is all that it sends.
         if counts and type(count) is int and 0 <= count <= kept and reply.fault is None and stated == kept:
-            samples[client], at_clients[client], right[client] = kept, metrics, np.arange(kept) < count
+            samples[client], at_clients[client], right[client] = kept, metrics, count
             continue
         if not counts and count is None and metrics and reply.fault is None and stated == kept:
             samples[client], at_clients[client] = kept, metrics
@@ -81,9 +82,11 @@ def score_at_sites(
         log.warning("fedblend: client %s sent no valid scores: %s", client, why)
     if not samples:
         raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
-    owner = np.repeat(list(samples), list(samples.values()))
-    flags = np.concatenate(list(right.values())) if right else None
-    return Scores(np.full(len(owner), np.nan, np.float32), flags, owner=owner, at_clients=at_clients)
+    # One entry a client: a site may state any number of samples.
+    owner, numbers = np.array(list(samples), np.int64), np.array(list(samples.values()), np.int64)
+    number_right = np.array(list(right.values()), np.int64) if right else None
+    no_loss = np.full(len(owner), np.nan, np.float32)
+    return Scores(no_loss, number_right, owner=owner, at_clients=at_clients, numbers=numbers)
 
 
 def _metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:

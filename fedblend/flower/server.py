@@ -228,9 +228,12 @@ def _require_enough(setup: Setup, sizes: np.ndarray) -> None:
 
 
 def _counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return placeholders for samples at the sites, and the offsets of the clients; ``None`` where there are none."""
+    """Return placeholders for samples at the sites, and the offsets of the clients; ``None`` where there are none.
+
+    The placeholders are one number in memory, because a site may state any number.
+    """
     offsets = np.concatenate([[0], np.cumsum(numbers)]) if numbers.any() else None
-    return np.zeros(int(numbers.sum()), np.int64), offsets
+    return np.broadcast_to(np.int64(0), int(numbers.sum())), offsets
 
 
 def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) -> int:

@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
+from fedblend.data.partitions.prepare import divided
 from fedblend.flower.messages import pack, unpack
 
 POLL_S = (0.05, 1.0)
@@ -237,8 +238,8 @@ class Sites:
             else:
                 known = "" if stated is None else f" (client {stated})"
                 log.warning("fedblend: node %s%s takes no part: %s", node, known, reply.fault)
-        elif not states_its_samples(reply.fields):
-            log.warning("fedblend: node %s takes no part: its number of samples is not valid", node)
+        elif not states_its_samples(reply.fields, self.setup_fields["experiment"]):
+            log.warning("fedblend: node %s takes no part: its numbers of samples are not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)
         else:
@@ -291,10 +292,17 @@ def is_sample_count(samples: Any) -> TypeGuard[int]:
     return type(samples) is int and 0 <= samples <= MAX_SAMPLES
 
 
-def states_its_samples(fields: Mapping[str, Any]) -> bool:
-    """Whether a site states valid numbers of samples: none, without data of its own, or all three."""
+def states_its_samples(fields: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
+    """Whether a site states valid numbers of samples: none, without data of its own, or all three.
+
+    Of all its samples a site holds out, and keeps for validation, exactly the experiment's shares.
+    """
     numbers = [fields.get(name) for name in ("samples", "holds_out", "validates")]
-    return numbers == [None] * 3 or all(map(is_sample_count, numbers))
+    if numbers == [None] * 3:
+        return True
+    counts = [number for number in numbers if is_sample_count(number)]
+    shares = experiment["holdout"], experiment["validation"]["clients"]
+    return len(counts) == 3 and tuple(counts) == divided(sum(counts), *shares)
 
 
 def pull_replies(

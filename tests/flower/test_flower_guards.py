@@ -318,6 +318,16 @@ def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
     ]
 
 
+@pytest.mark.parametrize("stated", [(60, 20, 20), (61, 20, 20), (60, 20, 21), (0, 50, 50), (1, 0, 0), (100, 0, 0)])
+def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: tuple[int, int, int]) -> None:
+    """With others a site could weigh its scores at will."""
+    asked = as_table(experiment(holdout=0.2, validation={"clients": 0.2}))
+    fields = dict(zip(("samples", "holds_out", "validates"), stated, strict=True))
+    assert sites_module.states_its_samples(fields, asked) == (stated in ((60, 20, 20), (61, 20, 20), (1, 0, 0)))
+    plain = as_table(experiment())
+    assert sites_module.states_its_samples(fields, plain) == (stated in ((1, 0, 0), (100, 0, 0)))
+
+
 @pytest.mark.parametrize(
     "said",
     [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}, {"samples": 9, "validates": None}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from test_lying_server import OwnSite
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix, digest_of
+from fedblend.data.partitions.prepare import divided
 from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import audit_rows
-from fedblend.flower.messages import pack, unpack
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.server import run
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -115,6 +117,34 @@ def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> Non
     clients = records[-1]["validation"]["clients"]
     assert (clients["tested"], clients["samples"]) == (4, 80)
     assert clients["metrics"].keys() == {"f1", "auc"}
+
+
+def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, allow=["weights", "scores"])
+    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    asked = site.experiment(method="fedavg", holdout=0.25, validation={"clients": 0.25}, rounds=1)
+    names, stated = ("samples", "holds_out", "validates"), divided(10**8, 0.25, 0.25)
+
+    def lie(client: int, message: Message, reply: Message) -> Message:
+        fields, tensors = unpack(reply.content)
+        kind = message.metadata.message_type
+        if client != 2 or kind not in ("query.hello", "evaluate"):
+            return reply
+        more = dict(zip(names, stated, strict=True)) if kind == "query.hello" else {"samples": stated[1], "right": 7}
+        return Message(pack({**fields, **more}, to_record(tensors)), reply_to=message)
+
+    grid.spoil = lie
+    tracemalloc.start()
+    try:
+        records = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Less than a byte a sample that the site holds out.
+    assert peak < stated[1]
+    clients = records[-1]["validation"]["clients"]
+    assert (clients["tested"], clients["samples"]) == (4, stated[2] + 3 * 20)
+    assert clients["accuracy"] < 1e-5
 
 
 def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) -> None:

@@ -132,6 +132,14 @@ def nova_federation(rho: float, mu: float) -> Reference:
     return Reference(method={"name": "fednova", "terms": terms}, train={"momentum": rho})
 
 
+def test_fednovas_norm_of_a_site_that_states_any_number_of_samples_takes_no_time() -> None:
+    steps, rho, pull = 10**12, 0.9, 0.1 * 2.0
+    momentum = NormalisedMean(LocalWork(lambda samples: steps, 0.1, rho, 0.0, [])).norm(1)
+    assert momentum == pytest.approx((steps - rho / (1 - rho)) / (1 - rho), rel=1e-12)
+    proximal = NormalisedMean(LocalWork(lambda samples: steps, 0.1, 0.0, 2.0, [])).norm(1)
+    assert proximal == pytest.approx(1 / pull, rel=1e-12)
+
+
 @pytest.mark.parametrize("mistake", NOVA_MISTAKES)
 def test_the_usual_mistakes_of_fednova_would_be_seen(mistake: str) -> None:
     of = nova_federation(0.7, 2.0)

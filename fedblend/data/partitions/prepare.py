@@ -120,9 +120,21 @@ def _reserve(
     if not share:
         return order, offsets, np.empty(0, np.int64), None
     sizes = np.diff(offsets)
+    return _divide(order, offsets, sizes - _reserved(of, sizes, share), rng)
+
+
+def _reserved(of: np.ndarray, left: np.ndarray, share: float) -> np.ndarray:
+    """How many samples a share of ``of[k]`` is, where client k has ``left[k]`` of them, int64."""
     taken = np.clip(np.floor(share * of + 0.5).astype(np.int64), 1, None)
-    taken = np.where(sizes > 1, np.minimum(taken, sizes - 1), 0)
-    return _divide(order, offsets, sizes - taken, rng)
+    return np.where((left > 1) & (share > 0), np.minimum(taken, left - 1), 0)
+
+
+def divided(samples: int, holdout: float, validation: float) -> tuple[int, int, int]:
+    """Of a client's ``samples``: how many it trains on, holds out, and keeps for validation (:func:`prepare`)."""
+    of = np.array([samples])
+    held = _reserved(of, of, holdout)
+    validates = _reserved(of, of - held, validation)
+    return int((of - held - validates)[0]), int(held[0]), int(validates[0])
 
 
 def _divide(

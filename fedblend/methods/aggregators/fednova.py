@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload
@@ -65,11 +66,11 @@ class NormalisedMean(Aggregator):
 
     def norm(self, samples: int) -> float:
         """|a_k|_1 of a client with ``samples`` samples: how far gradients of 1 move it, in learning rates."""
-        work, moved, velocity = self.work, 0.0, 0.0
-        for _ in range(work.steps_of(samples)):
-            velocity = work.momentum * velocity + 1.0 - work.lr * work.mu * moved
-            moved += velocity
-        return moved
+        rho, pull = self.work.momentum, self.work.lr * self.work.mu
+        # A step takes (velocity v, moved m, 1) to v' = rho v - pull m + 1, m' = m + v'. Powers, not steps: a site may
+        # state any number of samples.
+        step = np.array([[rho, -pull, 1.0], [rho, 1.0 - pull, 1.0], [0.0, 0.0, 1.0]])
+        return float(np.linalg.matrix_power(step, self.work.steps_of(samples))[1, 2])
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
         """The global weights after the normalised change; buffers are the mean's."""
