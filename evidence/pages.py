@@ -35,7 +35,7 @@ from tables.comparisons import (
     personal_table,
     rate_table,
 )
-from tables.items import fedmix_in_small, item_pages, other_data, overview
+from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
     closest_pairs,
@@ -134,7 +134,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "before and after": before_and_after,
     "changed since 0.1": changed_since_0_1,
     "certain claims": certain_claims,
-    "other data": other_data,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
     "augmix-mnist attacks": augmix_attacks,

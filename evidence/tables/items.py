@@ -51,15 +51,6 @@ ABSENT_DATA = {"fedmix/table-2": "LEAF's Shakespeare is not at hand"}
 """Items without a result because of their data."""
 
 
-CORE_SECONDS = {
-    ("aggenhance", "cifar10"): 110.0,
-    ("aggenhance", "mnist"): 55.0,
-    ("fedmix", "cifar10"): 190.0,
-    ("mix2fld", "mnist"): 35.0,
-}
-"""Seconds of one core for a round of FedAvg (FedProx on digits, FL of Mix2FLD) at the paper's settings, on an EPYC."""
-
-
 def item_results() -> list[Row]:
     """All committed results of items, in the order of papers and items, with the items' present notes."""
     found = [json.loads(path.read_text()) for paper in all_papers() for path in (RESULTS / paper).glob("*.json")]
@@ -134,44 +125,6 @@ def data_of(result: Row) -> str:
 @functools.cache
 def _data_of_cells(item: str, scale: str) -> list[str]:
     return list(dict.fromkeys(cell.experiment.data.name for cell in plan_item(item, scale).cells))
-
-
-def other_data() -> str:
-    """The items without a result on a data set of the paper, though it is at hand, and what its runs would take."""
-    rows = []
-    every = item_results()
-    for name in all_items():
-        results = [result for result in every if result["item"] == name]
-        replaced = dict(reversed(text.split(" for ")) for result in results for text in result["other_data"])
-        for own in {own for result in results for own in result["facts"].get("data", ())} & set(replaced):
-            del replaced[own]
-        plan = plan_item(name)
-        cells = [cell for cell in plan.cells if cell.experiment.data.name in replaced and plan.trains(cell)]
-        if not cells:
-            continue
-        paper = name.partition("/")[0]
-        runs = {cell.fingerprint: cell.experiment for cell in cells}.values()
-        usual = {own: all_papers()[paper].bases[own].experiment["train"] for own in replaced}
-        seconds = [
-            CORE_SECONDS[paper, run.data.name]
-            * (run.train.cohort * run.train.epochs * run.fraction)
-            / (usual[run.data.name]["cohort"] * usual[run.data.name].get("epochs", run.train.epochs))
-            for run in runs
-        ]
-        hours = sum(run.rounds * one for run, one in zip(runs, seconds, strict=True)) / 7200
-        rounds = sorted({run.rounds for run in runs})
-        rows.append(
-            [
-                link(results[0]).replace("[", f"[{paper}/", 1),
-                ", ".join(f"{ours}, not {own}" for own, ours in replaced.items()),
-                str(len(runs)),
-                ", ".join(map(str, rounds)),
-                f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}",
-                f"{7200 / sum(seconds):.0f}",
-            ]
-        )
-    head = ["item", "data", "runs", "rounds", "hours for one seed", "rounds of each run in one hour"]
-    return table(head, rows)
 
 
 def _borne_out(result: Row) -> str:

@@ -344,22 +344,6 @@ def test_what_was_not_run_has_a_command_and_hours() -> None:
         assert "not run" not in about or re.search(r"run.py --deciding \S+`, about [\d.]+ hours on two cores", about)
 
 
-def test_items_on_other_data_have_the_hours_of_their_own(
-    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "fedmix/table-16", {("fedmix", "random"): [80.0]}, other_data=["fashion-mnist for cifar10"])
-    write(tmp_path, "fedmix/table-15", {("fedmix", "1"): [80.0]}, other_data=["fashion-mnist for cifar10"])
-    path = tmp_path / "fedmix" / "table-15-laptop.json"
-    own = json.loads(path.read_text()) | {"scale": "paper", "other_data": [], "facts": {"data": {"cifar10": {}}}}
-    path.with_name("table-15-paper.json").write_text(json.dumps(own))
-    monkeypatch.setitem(sys.modules["tables.items"].CORE_SECONDS, ("fedmix", "cifar10"), 36.0)
-
-    (row,) = [line for line in rows_with(pages.other_data(), "fashion-mnist, not cifar10")]
-
-    # Two runs of 500 rounds of 36 s, on two cores.
-    assert row[2:] == ["2", "500", "5.0", "100"]
-
-
 def test_every_result_has_a_heading_of_its_own_that_its_links_name() -> None:
     pages = script("evidence/pages.py")
     for paper in all_papers():
