@@ -145,6 +145,9 @@ def test_the_page_has_the_curves_and_the_commit_of_every_result(page: str) -> No
         for curve in result.get("curves", ()):
             names = result["rows"][curve["row"]], result["columns"][curve["column"]]
             (record,) = [one for one in source["records"] if (one["method"], one["column"]) == names]
+            if len(curve["rounds"]) < 3:  # two points show no more than the numbers
+                assert "curves" not in record
+                continue
             (shown,) = [one for one in record["curves"] if one[0] == str(curve["seed"])]
             by_round = dict(zip(curve["rounds"], curve["accuracy"], strict=True))
             rounds = source["rounds"][shown[1]]
