@@ -18,6 +18,7 @@ from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import Study, slugify
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs, read_study, runs_in, studies_in
+from fedblend.runs.groups import EXECUTION
 from fedblend.runs.parallel import join_failures, processors, run_all, run_one
 from fedblend.runs.runner import MAY_CHANGE, require_free
 
@@ -76,7 +77,7 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     for slug in planned.keys() & begun.keys():
         # A study that was extended and stopped has not reached all of its runs, whose folders have the earlier fields.
-        changes = {field: getattr(planned[slug], field) for field in MAY_CHANGE}
+        changes = {field: getattr(planned[slug], field) for field in MAY_CHANGE if field not in EXECUTION}
         experiments[slug] = begun[slug].model_copy(update=changes)
     study = Study(path.name, {slug: _on_ranks(experiment, ranks) for slug, experiment in experiments.items()})
     run_in(study, path, True, jobs)

@@ -34,6 +34,7 @@ from fedblend.experiment.study import Study
 from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
 from fedblend.runs.faults import describe_fault, user_error
+from fedblend.runs.groups import EXECUTION
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, require_no_run
 from fedblend.runs.warm_start import source_run
 
@@ -80,8 +81,14 @@ def _run_locked(
     if resume:
         _require_same_experiments(study, folder)
     # Written before the first run, so that a resume includes runs that this one does not reach. Without ``resume`` a
-    # run that is there is refused.
-    going = {s: as_table(e) for s, e in study.experiments.items() if resume or not RunDirectory.is_run(folder / s)}
+    # run that is there is refused. How a run was executed stays: a device may turn out not to be there.
+    going = {}
+    for slug, experiment in study.experiments.items():
+        if not RunDirectory.is_run(folder / slug):
+            going[slug] = as_table(experiment)
+        elif resume:
+            before = RunDirectory(folder / slug).experiment()
+            going[slug] = as_table(experiment.model_copy(update={field: getattr(before, field) for field in EXECUTION}))
     write_study(folder, study.name, going)
     if resume:
         left: dict[str, Experiment] = {}
