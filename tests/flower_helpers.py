@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -13,9 +13,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.upload import bytes_of
+from fedblend.core.upload import Tensors, bytes_of
 from fedblend.flower import client as at_site
-from fedblend.flower.messages import unpack
+from fedblend.flower.messages import pack, to_record, unpack
 
 
 def through(message: Message) -> Message:
@@ -48,6 +48,18 @@ class Nodes:
         self.sent: list[tuple[int, str, int, int]] = []
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
+
+    def changing(self, kind: str, clients: Collection[int], change: Callable[[Tensors], Tensors]) -> Nodes:
+        """The same nodes, of which some change the tensors in their replies of a kind."""
+
+        def spoil(client: int, message: Message, reply: Message) -> Message:
+            if client not in clients or message.metadata.message_type != kind:
+                return reply
+            fields, tensors = unpack(reply.content)
+            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
+
+        self.spoil = spoil
+        return self
 
     def client(self, node: int) -> Any:
         return self.contexts[node].node_config.get("partition-id")

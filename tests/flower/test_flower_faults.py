@@ -819,15 +819,7 @@ FORMS = {
     ),
 )
 def test_means_of_a_wrong_form_are_left_out_and_recorded(form: str, liars: set[int], tmp_path: Path) -> None:
-    grid = nodes()
-
-    def spoil(who: int, message: Message, reply: Message) -> Message:
-        if who not in liars or message.metadata.message_type != "query.share":
-            return reply
-        fields, tensors = unpack(reply.content)
-        return Message(pack(fields, to_record(FORMS[form](tensors["x"], tensors["y"]))), reply_to=message)
-
-    grid.spoil = spoil
+    grid = nodes().changing("query.share", liars, lambda t: FORMS[form](t["x"], t["y"]))
     finished = run(grid, experiment("fedmix", rounds=1), tmp_path, QUICK)
 
     assert set(finished.state.entries.owner.tolist()) == {0, 1, 2, 3} - liars

@@ -15,7 +15,7 @@ from fedblend.experiment.setup import make_setup
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
 from test_flower_methods import Counting, numbers_in
@@ -27,7 +27,7 @@ from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
-from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.server import run
 from fedblend.flower.site import Site
@@ -146,21 +146,16 @@ def test_a_wrong_vector_is_left_out_and_a_site_with_wrong_shares_is_excluded(
     one = asked()
     _, large = groups(one)
 
-    def changed(kind: str, change: Any) -> Nodes:
-        grid = nodes(CLIENTS)
-
-        def spoil(client: int, message: Message, reply: Message) -> Message:
-            if (client, message.metadata.message_type) != (large[0], kind):
-                return reply
-            fields, tensors = unpack(reply.content)
-            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
-
-        grid.spoil = spoil
-        return grid
-
-    short = run(changed("query.share", lambda t: {"masked": t["masked"][:-1]}), one, tmp_path / "a", TERMS)
+    short = run(
+        nodes(CLIENTS).changing("query.share", {large[0]}, lambda t: {"masked": t["masked"][:-1]}),
+        one,
+        tmp_path / "a",
+        TERMS,
+    )
     assert short.state.entries.owner.tolist() == [c for c in range(CLIENTS) if c != large[0]]
-    flipped = changed("query.unmask", lambda t: {name: torch.flip(x, [0]) for name, x in t.items()})
+    flipped = nodes(CLIENTS).changing(
+        "query.unmask", {large[0]}, lambda t: {name: torch.flip(x, [0]) for name, x in t.items()}
+    )
     other = run(flipped, one, tmp_path / "b", TERMS)
     assert other.state.entries.owner.tolist() == list(range(CLIENTS)), "the others' shares suffice"
     assert f"client {large[0]} is excluded since round 1: its shares with clients" in caplog.text

@@ -24,7 +24,7 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -229,23 +229,9 @@ def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path
         run(drop(nodes(), when), asked(), tmp_path, FederationLimits(min_sites=2, deadline=1))
 
 
-def changed(kind: str, of: int, change: Any) -> Nodes:
-    """Nodes of which one changes the tensors of its replies of a kind."""
-    grid = nodes()
-
-    def spoil(client: int, message: Message, reply: Message) -> Message:
-        if (client, message.metadata.message_type) != (of, kind):
-            return reply
-        fields, tensors = unpack(reply.content)
-        return Message(pack(fields, to_record(change(tensors))), reply_to=message)
-
-    grid.spoil = spoil
-    return grid
-
-
 def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
     short = run(
-        changed("train", 2, lambda t: {"masked": t["masked"][:-1]}),
+        nodes().changing("train", {2}, lambda t: {"masked": t["masked"][:-1]}),
         asked(),
         tmp_path / "a",
         FederationLimits(deadline=2),
@@ -253,14 +239,14 @@ def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
     (refused,) = short.directory.metrics()[1]["refused"]
     assert (refused["client"], "is of shape" in refused["reason"]) == (2, True)
     keys = run(
-        changed("query.keys", 2, lambda t: {**t, "box": t["box"][:9]}),
+        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["box"][:9]}),
         asked(),
         tmp_path / "b",
         FederationLimits(deadline=2),
     )
     assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
     twice = run(
-        changed("query.keys", 2, lambda t: {**t, "box": t["mask"]}),
+        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["mask"]}),
         asked(),
         tmp_path / "c",
         FederationLimits(deadline=2),
@@ -278,7 +264,7 @@ def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_server_sends_on_to_all_sites_has_a_bound(kind: str, name: str, size: int, tmp_path: Path) -> None:
-    grid = changed(kind, 2, lambda t: {**t, name: torch.zeros(size, dtype=torch.uint8)})
+    grid = nodes().changing(kind, {2}, lambda t: {**t, name: torch.zeros(size, dtype=torch.uint8)})
     made = run(grid, asked(), tmp_path, FederationLimits(deadline=2))
     reason = f"it sent {size:,} bytes as '{name}'; valid: 1,024 at most"
     assert made.directory.metrics()[1]["refused"] == [{"client": 2, "reason": reason}]

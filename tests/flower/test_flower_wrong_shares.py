@@ -183,14 +183,11 @@ def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
 
 
 def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
+    changed = grid.changing("query.unmask", {liar}, change).spoil
+
     def spoil(client: int, message: Message, reply: Message) -> Message | None:
-        kind = message.metadata.message_type
-        if (client, kind) == (1, "train") and len(grid.contexts) == 5:
-            return None  # one site drops out
-        if (client, kind) != (liar, "query.unmask"):
-            return reply
-        fields, tensors = unpack(reply.content)
-        return Message(pack(fields, to_record(change(tensors))), reply_to=message)
+        drops_out = (client, message.metadata.message_type) == (1, "train") and len(grid.contexts) == 5
+        return None if drops_out else changed(client, message, reply)
 
     grid.spoil = spoil
     return grid
