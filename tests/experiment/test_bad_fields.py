@@ -327,7 +327,7 @@ def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_ro
     refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
 
 
-@pytest.mark.parametrize("method", ["mixfld", "mix2fld"])
+@pytest.mark.parametrize("method", ["mixfld", pytest.param("mix2fld", marks=pytest.mark.slow)])
 def test_seeds_that_no_client_can_mix_are_told_before_the_first_round(method: str) -> None:
     partition = {"name": "classes", "clients": 10, "classes_per_client": 1}
     refused(

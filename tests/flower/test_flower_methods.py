@@ -44,7 +44,12 @@ HEADER = 128
 
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
-QUICK |= {"ccvr": {"per_class": 20}, "matched-samples": {"steps": 2}, "feature-statistics": {"min_samples": 2}}
+QUICK |= {
+    "pfedme": {"steps": 2},
+    "ccvr": {"per_class": 20},
+    "matched-samples": {"steps": 2},
+    "feature-statistics": {"min_samples": 2},
+}
 """Options with which a part takes few steps or samples: this is no test of how well it does."""
 
 DATA = {"partition": {"name": "dirichlet", "form": "client", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
@@ -66,7 +71,7 @@ class Counting(Nodes):
 
 def quick(method: str, **changes: Any) -> Experiment:
     given: dict[str, Any] = {"name": method}
-    for field in ("server_step", "sharing"):
+    for field in ("server_step", "sharing", "personal"):
         if (name := presets.presets()[method][1].get(field, {}).get("name")) in QUICK:
             given[field] = QUICK[name]
     # Unsafe simulations share means of single samples within a class too, which sites refuse.

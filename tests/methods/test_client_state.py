@@ -50,9 +50,13 @@ METHODS: dict[str, Any] = {
 TRAIN = {"cohort": 3}
 HOLDOUT = 0.2
 """Methods that keep layers at clients are tested there."""
+FEW = ["scaffold", "moon", "ditto", "fedadam", "fedper", "fedproto"]
+COMBINED = ["scaffold on FedMix", "fedper with scaffold", "fedrep on FedMix", "pfedme", "two terms"]
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    "method", slow_except([*FEW, *(METHODS[name] for name in COMBINED)], METHODS.values()), ids=METHODS
+)
 def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
 
@@ -85,9 +89,6 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
     for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in other)
-
-
-FEW = ["scaffold", "moon", "ditto", "fedadam", "fedper", "fedproto"]
 
 
 @pytest.mark.parametrize("method", slow_except(FEW, METHODS.values()), ids=METHODS)
