@@ -18,7 +18,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from flower_helpers import Nodes, through
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from google.protobuf.message import DecodeError
-from test_flower import experiment, nodes
+from test_flower import experiment, nodes, sites_with_data
 from test_flower_faults import ALL, QUICK, spoiling
 
 from fedblend.core.errors import FedblendError
@@ -326,6 +326,33 @@ def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: 
     assert sites_module.states_its_samples(fields, asked) == (stated in ((60, 20, 20), (61, 20, 20), (1, 0, 0)))
     plain = as_table(experiment())
     assert sites_module.states_its_samples(fields, plain) == (stated in ((1, 0, 0), (100, 0, 0)))
+
+
+@pytest.mark.parametrize("by", ["samples", "clients"])
+def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samples(by: str, tmp_path: Path) -> None:
+    asked = experiment({"name": "fedavg", "aggregator": {"name": "mean", "by": by}}, fraction=1.0, train=ALL, rounds=1)
+    uploads: list[dict[str, torch.Tensor]] = []
+
+    def states_more(who: int, message: Message, reply: Message) -> Message:
+        if who != 1 or message.metadata.message_type not in ("query.hello", "train"):
+            return reply
+        fields, tensors = unpack(reply.content)
+        uploads.extend([tensors] if tensors else [])
+        return Message(pack({**fields, "samples": 100 * fields["samples"]}, to_record(tensors)), reply_to=message)
+
+    made = []
+    for name, spoil in (("lying", states_more), ("honest", None)):
+        (tmp_path / name).mkdir()
+        grid = Nodes(sites_with_data(tmp_path / name, asked))
+        grid.spoil = spoil or grid.spoil
+        made.append(run(grid, asked, tmp_path / name / "run", QUICK).state.weights)
+    ours, theirs = made
+
+    if by == "clients":
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    else:
+        shift, gap = (sum(float((w[n] - uploads[0][n]).square().sum()) ** 0.5 for n in ours) for w in made)
+        assert shift < 0.1 * gap
 
 
 @pytest.mark.parametrize(
