@@ -479,8 +479,7 @@ class RoundLoop:
         method.server_step.require_possible(self.spec)
         setup.requests(setup.sizes(0))
         if method.objective.needs or method.sharing.after_training:
-            minimum = 1 if experiment.unsafe else experiment.policy.min_mean
-            method.sharing.require_possible(setup.sizes(0), minimum)
+            method.sharing.require_possible(setup.sizes(0), experiment.policy.min_mean)
 
 
 def _reasons(refused: Sequence[dict[str, Any]]) -> str:

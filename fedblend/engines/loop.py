@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,14 @@ from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 from fedblend.methods.uploads import embedding
 
 SCORE_BATCH = 500
-"""Samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
+"""Most samples in one forward pass without training; a small model's activations then fit into a CPU's cache."""
+SCORE_NUMBERS = SCORE_BATCH * 3 * 32 * 32
+"""Most input numbers in such a pass. Activations grow with them: for large pictures they would take gigabytes."""
+
+
+def score_batch(x: torch.Tensor) -> int:
+    """Return the number of samples in a forward pass without training over ``x`` [n, ...]."""
+    return max(1, min(SCORE_BATCH, SCORE_NUMBERS // max(1, math.prod(x.shape[1:]))))
 
 
 class LocalLoss:
@@ -114,7 +122,7 @@ class LoopEngine:
         """Yield each client's shared payload; a client that shares nothing is left out."""
         experiment = self.setup.experiment
         self.prepare(weights)
-        minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+        minimum = experiment.policy.min_mean
         requests = self.setup.requests(sizes)
         for client in clients:
             rng = stream(experiment.seed, "share", round, client)
@@ -344,7 +352,7 @@ class LoopEngine:
         total = [torch.zeros_like(param) for param in self.params]
         with lent_generator(self.setup.experiment.seed, "gradient", round, client):
             # Of equal sizes, because batch norm cannot be trained on a rest of one sample.
-            for rows in torch.arange(samples, device=self.device).tensor_split(-(-samples // SCORE_BATCH)):
+            for rows in torch.arange(samples, device=self.device).tensor_split(-(-samples // score_batch(x))):
                 loss = self.setup.task.loss(self.model(self.scale(x[rows])), y[rows]) * len(rows)
                 gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
                 total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
@@ -361,7 +369,7 @@ class LoopEngine:
         self.prepare(weights)
         x, y = self.setup.samples(client, samples)
         sums = torch.zeros(task.outputs, task.features, dtype=torch.float64, device=self.device)
-        for rows in torch.arange(samples).split(SCORE_BATCH):
+        for rows in torch.arange(samples).split(score_batch(x)):
             embedded = embedding(self.net, self.scale(x[rows].to(self.device)))
             sums.index_add_(0, y[rows].to(self.device), embedded.double())
         counts = torch.bincount(y, minlength=task.outputs)
@@ -455,7 +463,7 @@ class LoopEngine:
     ) -> Scores:
         """Score a split's samples in batches on the device; results are copied to the host once.
 
-        ``only``, bool [n], selects some of the samples, and ``share`` (i, n) the i-th of n consecutive parts of them.
+        ``only`` are places of some of the samples, and ``share`` (i, n) is the i-th of n consecutive parts of them.
         Outputs are kept only for metrics.
         """
         outputs_of = self._scorer(weights)
@@ -466,7 +474,7 @@ class LoopEngine:
         keeps_outputs = bool(self.setup.experiment.metrics)
         losses, rights, kept = [], [], []
         # Many networks fail on a batch without samples.
-        for rows in torch.from_numpy(selected).split(SCORE_BATCH) if len(selected) else ():
+        for rows in torch.from_numpy(selected).split(score_batch(samples.x)) if len(selected) else ():
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if keeps_outputs:
@@ -485,14 +493,11 @@ class LoopEngine:
     def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own samples with its own model."""
         owner = own_tests(self.setup) if split == "test" else self.setup.population.owners(split)
-        tested = {client: models.get(client) for client in np.unique(owner).tolist()}
-        groups = [np.isin(owner, [client for client, model in tested.items() if not model])]
-        groups += [owner == client for client, model in tested.items() if model]
-        scored = [{}, *(model for model in tested.values() if model)]
-        parts = [
-            (rows, self.score({**weights, **model}, split, only=rows))
-            for rows, model in zip(groups, scored, strict=True)
-        ]
+        clients, sizes = np.unique(owner, return_counts=True)
+        rows_of = np.split(np.argsort(owner, kind="stable"), sizes.cumsum())[:-1]
+        own = {client: rows for client, rows in zip(clients.tolist(), rows_of, strict=True) if models.get(client)}
+        groups = [(np.flatnonzero(~np.isin(owner, list(own))), {}), *((rows, models[c]) for c, rows in own.items())]
+        parts = [(rows, self.score({**weights, **model}, split, only=rows)) for rows, model in groups]
         samples = np.arange(len(owner)) if split == "test" else self.setup.population.rows(split)
         loss = np.zeros(len(owner), np.float32)
         right = np.zeros(len(owner), bool) if self.setup.task.kind == "classification" else None

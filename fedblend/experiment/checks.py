@@ -117,7 +117,7 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
     if getattr(sharing, "samples_per_mean", None) == 1:
         raise ValueError(
             "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
-            'valid: 2 or more, or "all" (or unsafe = true)'
+            'valid: 2 or more, or "all" (or unsafe = true and policy.min_mean = 1)'
         )
     if policy.min_mean == 1 and sharing.leaves_client and sharing.bytes_kind == "means":
         raise ValueError(

@@ -82,7 +82,7 @@ class Experiment(FrozenTable):
     stop_at_target: bool = False
     """Whether a run ends after the first evaluated round that reaches `target`."""
     unsafe: bool = False
-    """Allow methods that send raw samples, as upper bounds. Means may then be of one sample: `policy.min_mean` is 1."""
+    """Allow methods that send raw samples, as upper bounds."""
     data: field_of_part("dataset", "data")  # type: ignore[valid-type]
     """The data set."""
     scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]

@@ -227,7 +227,7 @@ class Policy(FrozenTable):
     """Limits on the payloads of a client, for any method."""
 
     min_mean: Count = 2
-    """Fewest samples in a mean that a client sends. With `unsafe` it is 1, whatever is stated here."""
+    """Fewest samples in a mean that a client sends; 1 only with `unsafe`."""
 
 
 class Validation(FrozenTable):

@@ -26,8 +26,8 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
     method = experiment.method
     parts = (method.sharing, method.objective, method.server_step)
     size = getattr(method.sharing, "samples_per_mean", None)
-    # The last group of a client, or of a class, may be of one sample.
-    single = method.sharing.leaves_client and size is not None and 1 in (size, experiment.policy.min_mean)
+    # The last group of a client, or of a class, may then be of one sample.
+    single = method.sharing.leaves_client and size is not None and experiment.policy.min_mean == 1
     facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, parts))}
     protects = not isinstance(experiment.protection, NoProtection) or hides(method.sharing)
     sums = method.aggregator.secure_aggregated or method.sharing.secure_aggregated

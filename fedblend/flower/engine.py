@@ -94,7 +94,7 @@ class FlowerEngine:
         payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
         classes, spec = self.setup.task.outputs, model_spec(self.setup, self.server_model())
         faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
-        minimum = 1 if self.setup.experiment.unsafe else self.setup.experiment.policy.min_mean
+        minimum = self.setup.experiment.policy.min_mean
         for client, payload in payloads.items():
             most = sharing.most_entries(int(sizes[client]), minimum, requests.get(client))
             fault = fault_of_number(payload, int(sizes[client]), most)

@@ -79,8 +79,7 @@ def _require_few(task: ClientTask, payload: Payload) -> None:
 
 def _least(task: ClientTask) -> int:
     """Return the fewest samples of a mean, by the experiment and the site file."""
-    experiment = task.setup.experiment
-    return max(1 if experiment.unsafe else experiment.policy.min_mean, task.site.min_mean)
+    return max(task.setup.experiment.policy.min_mean, task.site.min_mean)
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:

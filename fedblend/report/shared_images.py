@@ -18,7 +18,6 @@ from fedblend.analysis.privacy.seed_trace import SeedTrace, seed_traces
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.data.scale import Scaler
-from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
@@ -258,7 +257,7 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
     try:
         state, directory = checkpoint.read(run), RunDirectory(run)
         directory.require_samples_here()
-        traces = seed_traces(make_setup(directory.experiment()), state, rows) if state is not None else []
+        traces = seed_traces(directory.load_setup(), state, rows) if state is not None else []
     except (FedblendError, OSError):
         return []
     return [ClientImage(png_data_url(_strip(trace)), trace.client, _strip_caption(trace, classes)) for trace in traces]

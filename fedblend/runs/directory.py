@@ -43,6 +43,8 @@ from fedblend.runs.files import (
 )
 
 if TYPE_CHECKING:
+    from fedblend.core.dataset import Dataset
+    from fedblend.core.setup import Setup
     from fedblend.experiment.config import Experiment
 
 CONFIG = "config.toml"
@@ -155,6 +157,24 @@ class RunDirectory:
                 f"{self.path}: clients were sites with data of their own, whose samples are not here, so nothing about "
                 "them can be measured; valid: a simulation, or a federation on the data of its experiment"
             )
+
+    def require_same_data(self, data: Dataset) -> None:
+        """Raise :class:`FedblendError` if files of the data have changed since the run began."""
+        then, now = self.facts().get("data", {}).get("files", {}), data.facts.get("files", {})
+        if sorted(then.values()) != sorted(now.values()):
+            new = next((name for name, digest in now.items() if digest not in then.values()), "a file")
+            raise FedblendError(
+                f"{self.path}: the data have changed since this run began: {new} is not what its SHA-256 in {FACTS} "
+                "says; valid: the data as they were, or a new run in another folder"
+            )
+
+    def load_setup(self) -> Setup:
+        """Load the data and build the model again, as they were when the run began."""
+        from fedblend.experiment.setup import make_setup
+
+        setup = make_setup(self.experiment())
+        self.require_same_data(setup.data)
+        return setup
 
     def split(self) -> dict[str, Any]:
         """Return the classes-by-clients table and its measures."""

@@ -187,9 +187,11 @@ def _read_all(runs: Iterable[RunDirectory]) -> list[Outcome]:
 
 
 def _data_key(outcome: Outcome) -> str:
-    """Return a key that is equal for runs on one data set; without paths, which differ between machines."""
+    """Return a key that is equal for runs on the same data; without paths, which differ between machines."""
     facts = outcome.facts.get("data", {})
     identity = {name: facts[name] for name in ("name", "kind", "train", "test", "shape", "classes") if name in facts}
+    if "files" in facts:
+        identity["files"] = sorted(facts["files"].values())
     return json.dumps(identity or outcome.config["data"], sort_keys=True, default=str)
 
 

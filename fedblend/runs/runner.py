@@ -98,6 +98,8 @@ def execute(
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
     # Built before the folder is created, so that an invalid experiment leaves no empty run.
     setup = replace(make_setup(experiment), folder=path)
+    if exists:
+        directory.require_same_data(setup.data)
     engines.require_device(experiment.device)
     with one_thread():
         if federate is not None:

@@ -155,7 +155,7 @@ def _row(g: Group) -> dict[str, Any]:
         "eval_every": g.config.get("eval_every", 1),
         "last_n": max((len(_last(values)) for values in series), default=0),
         "last_n_least": min((len(_last(values)) for values in series), default=0),
-        **_over_seeds("best", [(max if has_accuracy else min)(values) for values in series]),
+        **_over_seeds("best", [(max if has_accuracy else min)(_trained(values)) for values in series]),
         **_over_seeds("loss", [v for o in counted if (v := o.evaluated[-1].loss) is not None]),
         **_target(counted, g.config),
         **_chosen(counted, measure),
@@ -187,7 +187,7 @@ def validates(config: Mapping[str, Any]) -> bool:
 
 
 def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rounds until the target was first reached, over seeds."""
+    """Return the rounds until a trained model first reached the target, over seeds."""
     by_seed: dict[int, int | None] = {}
     target, metric = config.get("target"), config.get("target_metric", "accuracy")
     on_validation = validates(config)
@@ -195,7 +195,7 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
     if target is not None and recorded:
         for o in counted:
             sign = 1 if larger_is_better(o, metric) else -1
-            scores = ((r.round, r.score_of(metric, on_validation)) for r in o.evaluated)
+            scores = ((r.round, r.score_of(metric, on_validation)) for r in o.evaluated if r.round)
             reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
             by_seed[o.seed] = next(reached, None)
     reached_in = [round for round in by_seed.values() if round is not None]
@@ -250,9 +250,13 @@ def _totals(outcome: Outcome) -> dict[str, float]:
     return total
 
 
+def _trained(values: Sequence[float]) -> Sequence[float]:
+    """Return the evaluations without that of the untrained model, unless it is the only one."""
+    return values[1:] or values
+
+
 def _last(values: Sequence[float]) -> Sequence[float]:
-    """Return the last evaluations, without that of the untrained model unless it is the only one."""
-    return (values[1:] or values)[-LAST:]
+    return _trained(values)[-LAST:]
 
 
 def _over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -397,7 +397,7 @@ def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
 
 def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
     method = {"name": "fedmix", "sharing": {"samples_per_mean": 1}}
-    path = run(tmp_path / "a", method=method, unsafe=True, rounds=1)
+    path = run(tmp_path / "a", method=method, unsafe=True, policy={"min_mean": 1}, rounds=1)
     setup = make_setup(RunDirectory(path).experiment())
 
     near = similarity_of_means(setup, setup.experiment.method.sharing)

@@ -30,7 +30,7 @@ from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
 from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
 from fedblend.engines.distributed.engine import balance
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop import LoopEngine, score_batch
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import _width
@@ -576,6 +576,20 @@ def test_no_model_is_called_without_samples(engine: type[LoopEngine]) -> None:
     assert [len(part.samples) for part in parts] == [1, 1, 0]
     assert all(part.right is not None and len(part.right) == len(part.samples) for part in parts)
     assert all(part.outputs is not None and part.outputs.shape == (len(part.samples), 3) for part in parts)
+
+
+def test_large_pictures_are_scored_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [score_batch(torch.empty(0, *shape)) for shape in ((28, 28), (3, 32, 32), (3, 224, 224), (10**7,))] == [
+        500, 500, 10, 1,
+    ]  # fmt: skip
+    made = setup(images(side=6))
+    at_once = LoopEngine(made).score(made.weights())
+    monkeypatch.setattr("fedblend.engines.loop.SCORE_NUMBERS", 5 * 36)
+
+    few = LoopEngine(made).score(made.weights())
+
+    assert score_batch(made.data.test.x) == 5 < len(made.data.test)
+    np.testing.assert_allclose(few.loss, at_once.loss, rtol=1e-5)
 
 
 def test_scores_of_dropout_models_drop_nothing() -> None:

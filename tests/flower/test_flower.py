@@ -147,7 +147,8 @@ def test_a_site_that_refuses_to_share_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_site_shares_no_mean_of_fewer_samples_than_its_own_minimum(tmp_path: Path) -> None:
-    asked = experiment({"name": "fedmix", "sharing": {"name": "means", "samples_per_mean": 10}})
+    method = {"name": "fedmix", "sharing": {"name": "means", "samples_per_mean": 10}}
+    asked = experiment(method, policy={"min_mean": 1})
     sizes = make_setup(asked).population.sizes
     assert all(size % 10 for size in sizes)
     for minimum, each in ((1, -(-sizes // 10)), (10, sizes // 10)):

@@ -153,7 +153,8 @@ def test_the_engine_applies_the_experiments_policy() -> None:
 
     assert sent() == {0: 1, 1: 1}
     assert sent(policy={"min_mean": 4}) == {0: 1}
-    assert sent(unsafe=True) == {0: 2, 1: 1, 2: 1}
+    assert sent(unsafe=True) == sent()
+    assert sent(unsafe=True, policy={"min_mean": 1}) == {0: 2, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize(("threshold", "sends"), [(1, True), (23, True), (24, False)])

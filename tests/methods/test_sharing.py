@@ -350,7 +350,12 @@ def test_the_largest_mean_is_of_what_clients_hold_at_the_start() -> None:
     # Sharings that make no means, and methods that use none, have no such policy.
     federation(method="noise-mix", policy={"min_mean": 100})
     federation(method="fedavg", policy={"min_mean": 100})
-    federation(method="fedmix", policy={"min_mean": 100}, unsafe=True)
+    with pytest.raises(FedblendError, match="100 samples, but no mean"):
+        federation(method="fedmix", policy={"min_mean": 100}, unsafe=True)
+    one = {"name": "fedmix", "sharing": {"samples_per_mean": 1}}
+    with pytest.raises(FedblendError, match="state 1, with unsafe = true"):
+        federation(method=one, unsafe=True)
+    federation(method=one, policy={"min_mean": 1}, unsafe=True)
 
 
 def test_a_client_without_means_of_its_own_trains_plainly() -> None:

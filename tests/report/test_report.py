@@ -322,7 +322,7 @@ def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkey
         # The last mean of a client may then be of one sample, whatever the size of the others.
         ("fedmix", 1, True),
         ("global-mixup", 2, True),
-        ({"name": "fedmix", "sharing": {"samples_per_mean": 1}}, 2, True),
+        ({"name": "fedmix", "sharing": {"samples_per_mean": 1}}, 1, True),
         ({"name": "local-means", "sharing": {"samples_per_mean": 1}}, 1, False),
     ],
 )

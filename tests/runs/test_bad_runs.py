@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_input_helpers import RUN, fedmix, refused_at_once, run
 from cli_helpers import (
@@ -29,8 +30,35 @@ from cli_helpers import (
 
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
+from fedblend.runs.groups import by_data
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
+
+    def save(shift: float) -> None:
+        np.savez("mine.npz", x=x + shift, y=y)
+
+    save(0)
+    changes = {"data": {"name": "npz", "path": "mine.npz"}, "partition": {"name": "iid", "clients": 4}, "seeds": [0]}
+    file = write(Path("mine.toml"), {**changes, "rounds": 2})
+    succeeded(here("run", file, "--out", "a", "--jobs", 1))
+    first = find_runs([Path("a")])[0]
+    before = contents(first.path)
+    save(1)
+
+    words = ("the data have changed since this run began: mine.npz", "a new run in another folder")
+    longer = write(Path("longer.toml"), {**changes, "rounds": 4})
+    refused(here("run", longer, "--resume", "--out", "a"), *words)
+    refused(here("leaks", "a"), *words)
+    assert contents(first.path) == before
+
+    succeeded(here("run", file, "--seeds", 1, "--out", "b", "--jobs", 1))
+    assert len(by_data(find_runs([Path("a"), Path("b")]))) == 2
+    save(0)
+    succeeded(here("run", longer, "--resume", "--out", "a"))
 
 
 # Clients that are short of samples ------------------------------------------------------------------------

@@ -422,7 +422,7 @@ def test_a_finished_run_may_get_another_target_which_tables_then_have(tiny: Path
     after = contents(run)
     assert [name for name in before if after[name] != before[name]] == ["config.toml"]
     (row,) = table([RunDirectory(run)]).to_dict("records")
-    assert (row["target"], row["target_metric"], row["target_by_seed"]) == (9.0, "loss", {0: 0})
+    assert (row["target"], row["target_metric"], row["target_by_seed"]) == (9.0, "loss", {0: 1})
 
 
 STOP_AT_ONCE = {"target": 0.0, "stop_at_target": True}

@@ -120,6 +120,13 @@ def test_rounds_that_were_not_evaluated_still_count_in_the_totals(tmp_path):
     assert frame["bytes_up"].tolist() == [0, 20]
 
 
+def test_the_untrained_model_reaches_no_target_and_is_no_best_round(tmp_path):
+    run = write_run(tmp_path / "a", [record(0, 0.6), record(1, 0.4), record(2, 0.5)], target=0.5)
+    [row] = table([run]).to_dict("records")
+    assert row["target_by_seed"] == {0: 2}
+    assert row["best"] == pytest.approx(0.5)
+
+
 def test_table_averages_over_seeds(two_seeds):
     [row] = table(two_seeds).to_dict("records")
     assert (row["method"], row["seeds"], row["finished"], row["unfinished"], row["status"]) == (

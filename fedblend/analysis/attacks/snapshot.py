@@ -16,7 +16,6 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
 from fedblend.engines.autotune import EnginePlan
-from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
 from fedblend.runs.runner import one_thread
@@ -66,7 +65,7 @@ class RoundSnapshot:
             )
         _require_models(experiment)
         directory.require_samples_here()
-        setup = make_setup(experiment)
+        setup = directory.load_setup()
         _require_images(setup)
         with one_thread():
             task, cohort, kept_by = _task_of(directory, setup, round, reached, watch)

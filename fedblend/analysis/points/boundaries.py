@@ -14,7 +14,6 @@ from fedblend.analysis.points.training import Tick, accuracy, new_model, no_prog
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
-from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
@@ -94,7 +93,7 @@ def plane(runs: Sequence[RunDirectory], most_clients: int = 5, tick: Tick = no_p
 
 def _two_feature_setup(run: RunDirectory) -> Setup:
     run.require_samples_here()
-    setup = make_setup(run.experiment())
+    setup = run.load_setup()
     shape = tuple(setup.data.train.x.shape[1:])
     if setup.data.kind != "features" or shape != (2,) or not setup.data.classes:
         raise FedblendError(

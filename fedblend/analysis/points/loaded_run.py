@@ -15,7 +15,6 @@ from fedblend.core.errors import FedblendError, listed
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.data.scale import Scaler
-from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 
@@ -101,7 +100,7 @@ def read(path: Path | str) -> LoadedRun:
     """
     directory = _find_run_with_points(Path(path))
     directory.require_samples_here()
-    setup = make_setup(directory.experiment())
+    setup = directory.load_setup()
     state = checkpoint.read(directory.path)
     assert state is not None
     return LoadedRun(directory, setup, state, Points.from_server_state(state.server_part("server_step")))

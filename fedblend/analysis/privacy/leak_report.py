@@ -28,7 +28,6 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.experiment.setup import make_setup
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
 from fedblend.methods.sharing.features import Features
 from fedblend.methods.sharing.matched_samples import MatchedSamples
@@ -138,7 +137,7 @@ def _leak_report(run: RunDirectory) -> LeakReport:
         if run.is_of_sites:
             left_out = "not measured: the clients' samples are at their sites"
         else:
-            setup = make_setup(experiment)
+            setup = run.load_setup()
     except registry.UntrustedCode as error:
         left_out, sharing = f"not measured: {error}", _stored_sharing(outcome)
     leaks: list[Leak] = []

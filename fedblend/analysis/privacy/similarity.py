@@ -102,7 +102,7 @@ def similarity_of_means(
 def _shared_means(setup: Setup, sharing: SharedMeans) -> tuple[list[torch.Tensor], list[np.ndarray]]:
     """All means on the model's scale, and for each client's samples the number of their mean, or -1."""
     experiment = setup.experiment
-    minimum = 1 if experiment.unsafe else experiment.policy.min_mean
+    minimum = experiment.policy.min_mean
     sizes, all_means, groups, count = setup.sizes(0), [], [], 0
     for client in range(len(setup.population)):
         x, y = setup.samples(client, int(sizes[client]))
@@ -155,7 +155,7 @@ def mean_sizes(setup: Setup, sharing: SharedMeans) -> list[int | Literal["all"]]
     """The M_k to measure: those that a client can reach, the run's own, and "all"."""
     held = int(setup.sizes(0).max(initial=0))
     own = [sharing.samples_per_mean] if isinstance(sharing.samples_per_mean, int) else []
-    least = 1 if setup.experiment.unsafe else setup.experiment.policy.min_mean
+    least = setup.experiment.policy.min_mean
     return [*sorted({m for m in (*SIZES, *own) if least <= m < held or m in own}), "all"]
 
 

@@ -117,7 +117,8 @@ class SharedMeans(Sharing):
             )
         largest = held if self.samples_per_mean == "all" else min(held, self.samples_per_mean)
         if largest < minimum:
-            valid = f"valid: 2 to {largest}" if largest > 1 else "give the clients or the means more samples"
+            more = "give the clients or the means more samples (or state 1, with unsafe = true)"
+            valid = f"valid: 2 to {largest}" if largest > 1 else more
             raise FedblendError(
                 f"policy.min_mean: {minimum} samples, but no mean can be of more than {largest} (the largest client "
                 f"holds {held} at the start, method.sharing.samples_per_mean is {self.samples_per_mean!r}), so that "

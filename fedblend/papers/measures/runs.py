@@ -140,7 +140,7 @@ class Costs(Measure):
                 total[name] += number
             total["uploads"] += record.uploads or 0
             total["peak_memory"] = max(total["peak_memory"], record.machine.get("peak_memory", 0))
-            if target is not None and record.accuracy is not None and record.accuracy >= target:
+            if target is not None and record.round and record.accuracy is not None and record.accuracy >= target:
                 reached = True
                 break
         if not reached:
