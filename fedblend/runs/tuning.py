@@ -54,7 +54,7 @@ class Trial:
     rounds: int
     """Rounds made."""
     pruned: bool = False
-    """Whether it was ended early."""
+    """Whether it was ended early, with fewer rounds than the experiment has."""
     failure: str = ""
     """Why it failed."""
 
@@ -263,7 +263,8 @@ def _run(
     rounds = min(experiment.rounds, RunDirectory(folder).records()[-1].round)
     failure = "" if scores or not diverged else f"no score is finite, from round {diverged[0]} on"
     ended_by = str(RunDirectory(folder).status().get("reason", "")).removeprefix("ended by ")
-    return Trial(folder, values, scores.get(best), best, rounds, ended_by == RecordListener.name, failure)
+    pruned = rounds < experiment.rounds and ended_by == RecordListener.name
+    return Trial(folder, values, scores.get(best), best, rounds, pruned, failure)
 
 
 class _Chooser:
@@ -279,8 +280,10 @@ class _Chooser:
         chooses_by_model = settings.search == "tpe"
         sampler = optuna.samplers.TPESampler(seed=seed) if chooses_by_model else optuna.samplers.RandomSampler(seed)
         # Earlier rounds say little of non-IID clients: at first the accuracy jumps from round to round.
-        least = max(1, experiment.rounds // 3)
-        pruner = optuna.pruners.SuccessiveHalvingPruner(least, 3) if settings.halving else optuna.pruners.NopPruner()
+        self.third, self.rounds = max(1, experiment.rounds // 3), experiment.rounds
+        pruner = (
+            optuna.pruners.SuccessiveHalvingPruner(self.third, 3) if settings.halving else optuna.pruners.NopPruner()
+        )
         self.fields = fields
         self.study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
         self.states = optuna.trial.TrialState
@@ -306,10 +309,16 @@ class _Chooser:
         return trial, values
 
     def prunes(self, trial: optuna.Trial) -> Callable[[int, float], bool]:
-        """A function of a round and its score: whether the trial ends."""
+        """A function of a round and its score: whether the trial ends. It is judged once, before its last round."""
+        judged = False
 
         def ends(round: int, score: float) -> bool:
-            trial.report(score, round)
+            nonlocal judged
+            if judged or not self.third <= round < self.rounds:
+                return False
+            judged = True
+            # As of the third, also if a later round is the first that is evaluated: it may be that of the next rung.
+            trial.report(score, self.third)
             return trial.should_prune()
 
         return ends

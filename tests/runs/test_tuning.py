@@ -18,7 +18,7 @@ from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
-from fedblend.runs.tuning import MethodSearch, Trial, _best_file, tune
+from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -113,6 +113,37 @@ def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
     assert not each.best.pruned
     assert each.best.values == {"train.lr": 0.2}
     assert scores(tune(table, tmp_path)) == scores([each])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "end"),
+    [(9, 1, 3), (10, 1, 3), (31, 5, 10), (31, 30, 30), (30, 30, None), (2, 1, 1), (1, 1, None)],
+)
+def test_halving_ends_trials_once_after_a_third_and_never_in_the_last_round(
+    rounds: int, every: int, end: int | None
+) -> None:
+    fields: dict[str, Any] = {"train.lr": [0.1, 0.2, 0.3, 0.4]}
+    chooser = _Chooser(Tune(fields=fields, halving=True), fields, resolve({**TINY, "rounds": rounds}))
+    evaluated = [round for round in range(1, rounds + 1) if round % every == 0 or round == rounds]
+    ended: list[int | None] = []
+    # Rising trials are each the best one up to the first evaluated round after a third, and the worst one after it.
+    for sign in (1, 1, 1, 1, -1):
+        asked, values = chooser.ask()
+        ends = chooser.prunes(asked)
+        place = len(ended) * sign
+        scored = [(round, place if round == end else -place) for round in evaluated]
+        ended.append(next((round for round, score in scored if ends(round, score)), None))
+        chooser.tell(asked, Trial(Path(), values, 0.5, rounds, rounds, ended[-1] is not None), True)
+    assert ended == [None, None, None, None, end]
+
+
+def test_a_trial_with_all_rounds_was_not_ended_early_whatever_its_status_says(tmp_path: Path) -> None:
+    """Earlier versions could end a trial after its last round."""
+    table = search(tune={"trials": 1, "halving": True, "fields": {"train.lr": LR}})
+    (each,) = tune(table, tmp_path)
+    RunDirectory(each.trials[0].folder).set_status("done", 3, "ended by on_round")
+    assert scores(tune(table, tmp_path)) == scores([each])
+    assert not each.trials[0].pruned
 
 
 def test_a_best_value_at_an_end_of_its_list_is_told() -> None:
