@@ -27,9 +27,10 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import set_field, write_toml
+from fedblend.runs import forms
 from fedblend.runs.callbacks import RecordListener
-from fedblend.runs.directory import RunDirectory, locked_study
-from fedblend.runs.files import write_atomically
+from fedblend.runs.directory import RunDirectory, locked_study, read_json
+from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, stops_alike
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 BEST = "best.toml"
 """The file with the best values, in the search's folder."""
+
+SECONDS = "seconds.json"
+"""The file with the seconds that each trial took, in the search's folder."""
 
 
 @dataclass(frozen=True)
@@ -187,15 +191,25 @@ def _search(
         raise FedblendError(f"tune.fields: {label} has none of {', '.join(settings.fields)}")
     search = MethodSearch(label, fields)
     chooser = _Chooser(settings, fields, experiment)
-    most, started, place = settings.trials_of(fields), time.monotonic(), folder / slugify(label)
+    most, place = settings.trials_of(fields), folder / slugify(label)
+    known: dict[str, float] = read_json(folder / SECONDS, forms.TrialSeconds).get("seconds", {})
+    seconds: dict[str, float] = {}
     for _ in range(most):
         rounds = sum(trial.rounds for trial in search.trials)
         if (settings.rounds and rounds >= settings.rounds) or (
-            settings.minutes and time.monotonic() - started >= 60 * settings.minutes
+            settings.minutes and sum(seconds.values()) >= 60 * settings.minutes
         ):
             break
         asked, values = chooser.ask()
-        trial = _run(_with(table, values), place / _folder_name(values), values, search, chooser.prunes(asked))
+        path = place / _folder_name(values)
+        before, begun = _recorded_seconds(path), time.monotonic()
+        trial = _run(_with(table, values), path, values, search, chooser.prunes(asked))
+        # A trial that an earlier call finished takes no time now, and counts with what it took then.
+        run, now = f"{place.name}/{path.name}", before + time.monotonic() - begun
+        seconds[run] = max(known.get(run, now), _recorded_seconds(path))
+        if known.get(run) != seconds[run]:
+            known[run] = seconds[run]
+            write_json(folder / SECONDS, {"seconds": known})
         chooser.tell(asked, trial, search.larger_is_better)
         search.trials.append(trial)
         on_trial(label, trial, most)
@@ -203,6 +217,14 @@ def _search(
         reasons = list(dict.fromkeys(trial.failure or "no round was evaluated" for trial in search.trials))
         raise FedblendError(f"{label}: none of {len(search.trials)} trials succeeded: {'; '.join(reasons[:3])}")
     return search
+
+
+def _recorded_seconds(folder: Path) -> float:
+    """The seconds in the records of a trial's rounds; 0 if there are none, or if they are damaged."""
+    try:
+        return sum(sum(record.machine.get("seconds", {}).values()) for record in RunDirectory(folder).records())
+    except FedblendError:
+        return 0.0
 
 
 def _folder_name(values: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
-from fedblend.runs import api
+from fedblend.runs import api, runner, tuning
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune
 
@@ -101,6 +102,39 @@ def test_a_grid_tries_each_combination_once_and_a_budget_of_rounds_ends_a_search
     assert tried == [(0.01, 20), (0.01, 40), (0.1, 20), (0.1, 40)]
     (few,) = tune(search(tune={"trials": 9, "rounds": 4, "fields": {"train.lr": LR}}), tmp_path / "rounds")
     assert [trial.rounds for trial in few.trials] == [3, 3]  # the second begins before the budget is spent
+
+
+def test_a_search_that_goes_on_counts_the_minutes_of_earlier_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def execute(*given: Any, **named: Any) -> Any:
+        clock.now += 60
+        return runner.execute(*given, **named)
+
+    def interrupt(label: str, trial: Trial, most: int) -> None:
+        if label == "fedprox":
+            raise Stopped("enough")
+
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(tuning, "execute", execute)
+    table = search(
+        methods=["fedavg", "fedprox"], rounds=1, tune={"trials": 9, "minutes": 2, "fields": {"train.lr": LR}}
+    )
+    with pytest.raises(Stopped):
+        tune(table, tmp_path, interrupt)
+    first = tune(table, tmp_path)
+    assert [len(each.trials) for each in first] == [2, 2]
+    assert scores(tune(table, tmp_path)) == scores(first)
+    # A killed process, or an earlier version, noted no seconds: those of the rounds count.
+    (tmp_path / tuning.SECONDS).unlink()
+    for each in first:
+        for trial in each.trials:
+            lines = RunDirectory(trial.folder).metrics()
+            lines[-1]["machine"]["seconds"] = {"train": 60.0}
+            (trial.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scores(tune(table, tmp_path)) == scores(first)
 
 
 def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
