@@ -43,10 +43,10 @@ RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates that are tried where the file does not say what to search, as multiples of its own."""
 
 SEEDS = [0, 1, 2]
-"""Seeds where the file names fewer than two."""
+"""Seeds that fill up those of a file with fewer."""
 
 NOT_TAKEN = ("method", "methods", "seed", "variants", "grid")
-"""Tables of a file that do not count: the candidates are its methods."""
+"""Fields of a file that a study does not take over: the candidates are its methods, and it has several seeds."""
 
 OF_MODELS = ("weights", "masked", "keys", "extras")
 """Kinds of payload that are models, or made of their changes as SCAFFOLD's control variates are."""
@@ -275,15 +275,17 @@ def study_of(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A file's table with the candidates that its data and model permit, and what is to be searched.
 
-    Also returns the other candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these,
+    It has at least three seeds: the file's, and where these are fewer the smallest others. Also returns the other
+    candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these,
     and for a least accuracy above 1.
     """
     study = copy.deepcopy({key: value for key, value in table.items() if key not in NOT_TAKEN})
-    given = table.get("seeds", [table.get("seed", 0)])
-    study["seeds"] = given if isinstance(given, list) and len(given) > 1 else SEEDS
     study.setdefault("validation", {"clients": 0.1})
-    plain = expand({key: value for key, value in study.items() if key != "tune"} | {"method": BASE}, seeds=[0])
-    first = next(iter(plain.experiments.values()))
+    seed = {"seed": table["seed"]} if "seed" in table else {}
+    plain = expand({key: value for key, value in study.items() if key != "tune"} | seed | {"method": BASE})
+    first, seeds = next(iter(plain.experiments.values())), [one.seed for one in plain.experiments.values()]
+    others = [one for one in SEEDS if one not in seeds]
+    study["seeds"] = seeds + others[: max(0, len(SEEDS) - len(seeds))]
     if "tune" not in study:
         rates = [float(f"{rate * first.train.lr:.4g}") for rate in RATES]
         study["tune"] = {"search": "grid", "halving": True, "fields": {"train.lr": rates}}

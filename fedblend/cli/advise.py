@@ -92,8 +92,11 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
     for method, reason in left_out.items():
         notes.print(f"{method}: left out, since it cannot be used here: {reason}", highlight=False, soft_wrap=True)
     seeds = listed([str(seed) for seed in study["seeds"]])
+    filled = " (the file's, and others up to three)" if len(table.get("seeds", study["seeds"])) < 3 else ""
     notes.print(
-        f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}", highlight=False, soft_wrap=True
+        f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}{filled}",
+        highlight=False,
+        soft_wrap=True,
     )
     done: dict[str, int] = {}
 

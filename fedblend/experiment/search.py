@@ -47,9 +47,13 @@ class Tune(FrozenTable):
     rounds: Count | None = None
     """Most rounds of a method over all its trials; no further trial begins after them."""
     minutes: Positive | None = None
-    """Most minutes of a method; no further trial begins after them."""
+    """Most minutes of a method over all its trials, those before an interruption too; no further trial begins after
+    them.
+    """
     halving: bool = False
-    """End trials after a third of the rounds that are not among the best third at that round (successive halving)."""
+    """End trials once, after a third of the rounds, that are not among the best third at that round (the first step of
+    successive halving). All others make all their rounds.
+    """
 
     @pydantic.model_validator(mode="after")
     def _require_values(self) -> Tune:

@@ -214,6 +214,12 @@ class Study(Table):
     experiments: dict[FolderName, dict[str, Any]] = {}
 
 
+class TrialSeconds(Table):
+    """``seconds.json``: the seconds of each trial of a search, by its run."""
+
+    seconds: dict[str, Amount] = {}
+
+
 class AdviceOptions(Table):
     """``options.json``: the options of the first ``fedblend advise`` in a folder."""
 

@@ -27,9 +27,10 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import set_field, write_toml
+from fedblend.runs import forms
 from fedblend.runs.callbacks import RecordListener
-from fedblend.runs.directory import RunDirectory, locked_study
-from fedblend.runs.files import write_atomically
+from fedblend.runs.directory import RunDirectory, locked_study, read_json
+from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, stops_alike
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 BEST = "best.toml"
 """The file with the best values, in the search's folder."""
+
+SECONDS = "seconds.json"
+"""The file with the seconds that each trial took, in the search's folder."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Trial:
     rounds: int
     """Rounds made."""
     pruned: bool = False
-    """Whether it was ended early."""
+    """Whether it was ended early, with fewer rounds than the experiment has."""
     failure: str = ""
     """Why it failed."""
 
@@ -187,15 +191,25 @@ def _search(
         raise FedblendError(f"tune.fields: {label} has none of {', '.join(settings.fields)}")
     search = MethodSearch(label, fields)
     chooser = _Chooser(settings, fields, experiment)
-    most, started, place = settings.trials_of(fields), time.monotonic(), folder / slugify(label)
+    most, place = settings.trials_of(fields), folder / slugify(label)
+    known: dict[str, float] = read_json(folder / SECONDS, forms.TrialSeconds).get("seconds", {})
+    seconds: dict[str, float] = {}
     for _ in range(most):
         rounds = sum(trial.rounds for trial in search.trials)
         if (settings.rounds and rounds >= settings.rounds) or (
-            settings.minutes and time.monotonic() - started >= 60 * settings.minutes
+            settings.minutes and sum(seconds.values()) >= 60 * settings.minutes
         ):
             break
         asked, values = chooser.ask()
-        trial = _run(_with(table, values), place / _folder_name(values), values, search, chooser.prunes(asked))
+        path = place / _folder_name(values)
+        before, begun = _recorded_seconds(path), time.monotonic()
+        trial = _run(_with(table, values), path, values, search, chooser.prunes(asked))
+        # A trial that an earlier call finished takes no time now, and counts with what it took then.
+        run, now = f"{place.name}/{path.name}", before + time.monotonic() - begun
+        seconds[run] = max(known.get(run, now), _recorded_seconds(path))
+        if known.get(run) != seconds[run]:
+            known[run] = seconds[run]
+            write_json(folder / SECONDS, {"seconds": known})
         chooser.tell(asked, trial, search.larger_is_better)
         search.trials.append(trial)
         on_trial(label, trial, most)
@@ -203,6 +217,14 @@ def _search(
         reasons = list(dict.fromkeys(trial.failure or "no round was evaluated" for trial in search.trials))
         raise FedblendError(f"{label}: none of {len(search.trials)} trials succeeded: {'; '.join(reasons[:3])}")
     return search
+
+
+def _recorded_seconds(folder: Path) -> float:
+    """The seconds in the records of a trial's rounds; 0 if there are none, or if they are damaged."""
+    try:
+        return sum(sum(record.machine.get("seconds", {}).values()) for record in RunDirectory(folder).records())
+    except FedblendError:
+        return 0.0
 
 
 def _folder_name(values: Mapping[str, Any]) -> str:
@@ -263,7 +285,8 @@ def _run(
     rounds = min(experiment.rounds, RunDirectory(folder).records()[-1].round)
     failure = "" if scores or not diverged else f"no score is finite, from round {diverged[0]} on"
     ended_by = str(RunDirectory(folder).status().get("reason", "")).removeprefix("ended by ")
-    return Trial(folder, values, scores.get(best), best, rounds, ended_by == RecordListener.name, failure)
+    pruned = rounds < experiment.rounds and ended_by == RecordListener.name
+    return Trial(folder, values, scores.get(best), best, rounds, pruned, failure)
 
 
 class _Chooser:
@@ -279,8 +302,10 @@ class _Chooser:
         chooses_by_model = settings.search == "tpe"
         sampler = optuna.samplers.TPESampler(seed=seed) if chooses_by_model else optuna.samplers.RandomSampler(seed)
         # Earlier rounds say little of non-IID clients: at first the accuracy jumps from round to round.
-        least = max(1, experiment.rounds // 3)
-        pruner = optuna.pruners.SuccessiveHalvingPruner(least, 3) if settings.halving else optuna.pruners.NopPruner()
+        self.third, self.rounds = max(1, experiment.rounds // 3), experiment.rounds
+        pruner = (
+            optuna.pruners.SuccessiveHalvingPruner(self.third, 3) if settings.halving else optuna.pruners.NopPruner()
+        )
         self.fields = fields
         self.study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
         self.states = optuna.trial.TrialState
@@ -306,10 +331,16 @@ class _Chooser:
         return trial, values
 
     def prunes(self, trial: optuna.Trial) -> Callable[[int, float], bool]:
-        """A function of a round and its score: whether the trial ends."""
+        """A function of a round and its score: whether the trial ends. It is judged once, before its last round."""
+        judged = False
 
         def ends(round: int, score: float) -> bool:
-            trial.report(score, round)
+            nonlocal judged
+            if judged or not self.third <= round < self.rounds:
+                return False
+            judged = True
+            # As of the third, also if a later round is the first that is evaluated: it may be that of the next rung.
+            trial.report(score, self.third)
             return trial.should_prune()
 
         return ends

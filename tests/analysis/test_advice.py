@@ -159,6 +159,27 @@ def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
         study_of(TINY, ["fedprox"], Limits(score=80.0))
 
 
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ({}, [0, 1, 2]),
+        ({"seed": 7}, [7, 0, 1]),
+        ({"seeds": [1]}, [1, 0, 2]),
+        ({"seeds": [0, 1]}, [0, 1, 2]),
+        ({"seeds": [3, 4]}, [3, 4, 0]),
+        ({"seeds": [5, 6, 7, 8]}, [5, 6, 7, 8]),
+    ],
+)
+def test_fewer_than_three_seeds_are_filled_up_with_the_smallest_others(given: dict[str, Any], seeds: list[int]) -> None:
+    table = {key: value for key, value in TINY.items() if key not in ("seed", "seeds")}
+    assert study_of({**table, **given}, [])[0]["seeds"] == seeds
+
+
+def test_bad_seeds_are_refused_before_the_search() -> None:
+    with pytest.raises(FedblendError, match=r"seeds: \[0, 0\] is not valid"):
+        study_of({**TINY, "seeds": [0, 0]}, [])
+
+
 def test_candidates_are_possible_where_a_round_needs_several_uploads() -> None:
     study, left_out = study_of({**TINY, "min_uploads": 2}, ["fedprox"])
     assert (study["methods"], left_out) == (["fedavg", "fedprox"], {})
@@ -237,8 +258,9 @@ def test_the_command_answers_and_writes_a_file_that_runs(tmp_path: Path) -> None
     told = succeeded(here("advise", file, "--methods", "server-means,fedbn", "--out", out, "--jobs", 1))
 
     assert "fedbn: left out, since it cannot be used here: " in told.err
-    assert "2 methods are tuned, then run with the seeds 3, 4" in words_of(told.err)
-    assert "2 seeds" in told.out
+    run_with = "2 methods are tuned, then run with the seeds 3, 4, 0 (the file's, and others up to three)"
+    assert run_with in words_of(told.err)
+    assert "3 seeds" in told.out
     assert "nothing to resume" not in told.err
     table = json.loads((out / "advice.json").read_text(encoding="utf-8"))
     assert [one["method"] for one in table["options"]] == ["fedavg", "server-means"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.search import Tune
 from fedblend.experiment.tables import read_toml
-from fedblend.runs import api
+from fedblend.runs import api, runner, tuning
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
-from fedblend.runs.tuning import MethodSearch, Trial, _best_file, tune
+from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -103,6 +104,39 @@ def test_a_grid_tries_each_combination_once_and_a_budget_of_rounds_ends_a_search
     assert [trial.rounds for trial in few.trials] == [3, 3]  # the second begins before the budget is spent
 
 
+def test_a_search_that_goes_on_counts_the_minutes_of_earlier_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def execute(*given: Any, **named: Any) -> Any:
+        clock.now += 60
+        return runner.execute(*given, **named)
+
+    def interrupt(label: str, trial: Trial, most: int) -> None:
+        if label == "fedprox":
+            raise Stopped("enough")
+
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(tuning, "execute", execute)
+    table = search(
+        methods=["fedavg", "fedprox"], rounds=1, tune={"trials": 9, "minutes": 2, "fields": {"train.lr": LR}}
+    )
+    with pytest.raises(Stopped):
+        tune(table, tmp_path, interrupt)
+    first = tune(table, tmp_path)
+    assert [len(each.trials) for each in first] == [2, 2]
+    assert scores(tune(table, tmp_path)) == scores(first)
+    # A killed process, or an earlier version, noted no seconds: those of the rounds count.
+    (tmp_path / tuning.SECONDS).unlink()
+    for each in first:
+        for trial in each.trials:
+            lines = RunDirectory(trial.folder).metrics()
+            lines[-1]["machine"]["seconds"] = {"train": 60.0}
+            (trial.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scores(tune(table, tmp_path)) == scores(first)
+
+
 def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
     fields = {"train.lr": [0.2, 1e-6, 2e-6, 3e-6]}
     table = search(rounds=9, tune={"search": "grid", "halving": True, "fields": fields})
@@ -113,6 +147,37 @@ def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
     assert not each.best.pruned
     assert each.best.values == {"train.lr": 0.2}
     assert scores(tune(table, tmp_path)) == scores([each])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "end"),
+    [(9, 1, 3), (10, 1, 3), (31, 5, 10), (31, 30, 30), (30, 30, None), (2, 1, 1), (1, 1, None)],
+)
+def test_halving_ends_trials_once_after_a_third_and_never_in_the_last_round(
+    rounds: int, every: int, end: int | None
+) -> None:
+    fields: dict[str, Any] = {"train.lr": [0.1, 0.2, 0.3, 0.4]}
+    chooser = _Chooser(Tune(fields=fields, halving=True), fields, resolve({**TINY, "rounds": rounds}))
+    evaluated = [round for round in range(1, rounds + 1) if round % every == 0 or round == rounds]
+    ended: list[int | None] = []
+    # Rising trials are each the best one up to the first evaluated round after a third, and the worst one after it.
+    for sign in (1, 1, 1, 1, -1):
+        asked, values = chooser.ask()
+        ends = chooser.prunes(asked)
+        place = len(ended) * sign
+        scored = [(round, place if round == end else -place) for round in evaluated]
+        ended.append(next((round for round, score in scored if ends(round, score)), None))
+        chooser.tell(asked, Trial(Path(), values, 0.5, rounds, rounds, ended[-1] is not None), True)
+    assert ended == [None, None, None, None, end]
+
+
+def test_a_trial_with_all_rounds_was_not_ended_early_whatever_its_status_says(tmp_path: Path) -> None:
+    """Earlier versions could end a trial after its last round."""
+    table = search(tune={"trials": 1, "halving": True, "fields": {"train.lr": LR}})
+    (each,) = tune(table, tmp_path)
+    RunDirectory(each.trials[0].folder).set_status("done", 3, "ended by on_round")
+    assert scores(tune(table, tmp_path)) == scores([each])
+    assert not each.trials[0].pruned
 
 
 def test_a_best_value_at_an_end_of_its_list_is_told() -> None:
