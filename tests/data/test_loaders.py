@@ -352,6 +352,18 @@ def test_npz_separate_halves(tmp_path):
         ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
         ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
+        (
+            {"x_train": X[:15], "y_train": Y[15:], "x_test": X[15:], "y_test": Y[:15]},
+            "'y_train' and 'y_test' have 5 and 15 entries, 'x_train' and 'x_test' 15 and 5; each half needs one entry",
+        ),
+        (
+            {"x_train": X, "y_train": Y, "client_train": Y[:5], "x_test": X[:5], "y_test": Y[:5], "client_test": Y},
+            "'client_train' and 'client_test' have 5 and 20 entries",
+        ),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X / 255, "y_test": Y},
+            r"'x_train' holds pixels \(uint8\), 'x_test' floats; valid: one kind",
+        ),
     ],
 )
 def test_npz_errors_name_the_file(tmp_path, arrays, message):

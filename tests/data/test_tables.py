@@ -381,6 +381,9 @@ def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == before
 
 
+PIXELS = [(np.full((1, 3, 3), i, np.uint8), i % 2) for i in range(10)]
+
+
 class Stream(IterableDataset):
     """Samples without numbers."""
 
@@ -428,6 +431,20 @@ def test_samples_with_several_labels_are_kept_with_their_names(tmp_path: Path) -
     [
         ({"train": {}}, "there are no clients"),
         ({"train": {"a": [(1, 2)], "b": [((1, 2), 0)]}}, "samples of shapes"),
+        (
+            {"train": PIXELS, "test": [(x / 255, y) for x, y in PIXELS]},
+            "from_torch: x of train and test: both floats and pixels (uint8); valid: one kind",
+        ),
+        (
+            {"train": PIXELS, "test": [(x, y / 2) for x, y in PIXELS]},
+            "from_torch: y of train and test: both floats and whole numbers; valid: one kind",
+        ),
+        (
+            {"train": PIXELS, "test": [(x[:, :2], y) for x, y in PIXELS]},
+            "from_torch: x of train and test: samples of shapes [[1, 2, 3], [1, 3, 3]]; valid: one shape",
+        ),
+        ({"train": PIXELS, "test": [(x, (y, y)) for x, y in PIXELS]}, "y of train and test: samples of shapes [[], "),
+        ({"train": {"a": PIXELS, "b": [(x / 255, y) for x, y in PIXELS]}}, "x of clients: both floats and pixels"),
         ({"train": [(np.zeros(2), 0), (np.zeros(3), 0)]}, "valid: pairs (x, y) of one shape"),
         ({"train": []}, "it holds no samples"),
         ({"train": [(np.zeros(2), 0)], "clients": [0, 1]}, "clients: 2 for 1 samples"),

@@ -122,19 +122,36 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
 
 def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file with separate halves, joined, and a split."""
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in ("x", "y", "client", "writer"):
         halves = [_array(archive, f"{name}_{half}") for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if not halves and name in ("client", "writer"):
             continue
-        if len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]:
+        if len(halves) != 2 or not all(half.ndim for half in halves) or halves[0].shape[1:] != halves[1].shape[1:]:
             raise FedblendError(f"{path}: needs both '{name}_train' and '{name}_test', with samples of one shape")
+        kinds = [kind_of(half) for half in halves]
+        if kinds[0] != kinds[1]:
+            raise FedblendError(f"{path}: '{name}_train' holds {kinds[0]}, '{name}_test' {kinds[1]}; valid: one kind")
+        split = np.repeat(["train", "test"], [len(half) for half in halves])
+        if not np.array_equal(split, arrays.setdefault("split", split)):
+            of_x = [int((arrays["split"] == half).sum()) for half in ("train", "test")]
+            raise FedblendError(
+                f"{path}: '{name}_train' and '{name}_test' have {len(halves[0])} and {len(halves[1])} entries, "
+                f"'x_train' and 'x_test' {of_x[0]} and {of_x[1]}; each half needs one entry for each of its samples"
+            )
         arrays["client" if name == "writer" else name] = np.concatenate(halves)
-        arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
     for name in ("client_names", "writer_names", "classes", "labels"):
         if name in archive.files:
             arrays[name.replace("writer", "client")] = _array(archive, name)
     return arrays
+
+
+def kind_of(array: np.ndarray) -> str:
+    """What an array holds: a test half must hold the same as its training half."""
+    if array.dtype == np.uint8 and array.ndim >= 3:
+        return "pixels (uint8)"
+    kinds = {"b": "whole numbers", "i": "whole numbers", "u": "whole numbers", "f": "floats", "U": "text", "S": "text"}
+    return kinds.get(array.dtype.kind, str(array.dtype))
 
 
 def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
