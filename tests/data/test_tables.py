@@ -133,6 +133,21 @@ def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_pa
     assert data.test.x.tolist() == [[0, 0], [1, 0]]
 
 
+def test_na_and_none_are_texts_among_texts_and_gaps_among_numbers(tmp_path: Path) -> None:
+    rows = zip(["NA", "EU", "", "NA"] * 3, ["1.5", "NA", "null", ""] * 3, ["None", "Mild", "Severe"] * 4, strict=True)
+    flags = ["TRUE", "FALSE", "n/a", "TRUE"] * 3
+    lines = [f"{','.join(row)},{flag},{site}" for row, flag, site in zip(rows, flags, ["n/a", "x"] * 6, strict=True)]
+    (tmp_path / "p.csv").write_text("\n".join(["region,dose,y,flag,site", *lines]))
+    data = TableFile(str(tmp_path / "p.csv"), target="y", client="site", missing="mean").load()
+    assert (data.classes, data.client_names) == (("Mild", "None", "Severe"), ("n/a", "x"))
+    form = data.facts["table"]
+    assert form["categories"] == {"region": ["EU", "NA"]}
+    assert (form["fill"]["dose"], list(form["fill"])) == (1.5, ["dose", "flag"])
+    (tmp_path / "new.csv").write_text("region,dose,flag\nNA,1,TRUE\nNA,NA,FALSE\n")
+    new = read_frame(tmp_path / "new.csv", categories=form["categories"])
+    assert encode(new, form, tmp_path)[:, :3].tolist() == [[0, 1, 1], [0, 1, 1.5]]
+
+
 @pytest.mark.parametrize("row", [0, 4])
 def test_a_stray_text_is_found_in_either_half(row: int, tmp_path: Path) -> None:
     rows = pd.concat([PATIENTS] * 5, ignore_index=True)

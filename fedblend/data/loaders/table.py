@@ -192,7 +192,10 @@ def read_frame(
 
 
 def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
-    """Read a table of text; a column of ``categories`` keeps its cells as they stand in the file."""
+    """Read a table of text; columns of text, and of ``categories``, keep their cells as they stand in the file.
+
+    Only an empty cell is missing there: NA and None may be texts. In other columns they are missing numbers.
+    """
     import pandas as pd
 
     # Names as they stand there: pandas would number columns of the same name.
@@ -220,8 +223,12 @@ def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
                     "one of both"
                 )
             frame = with_commas
-    if numbers := [name for name in categories if name in frame and frame[name].dtype.kind in "iufb"]:
-        frame[numbers] = pd.read_csv(path, dtype=str, **options)[numbers]
+    # Truth values with gaps are objects.
+    kinds = {name: pd.api.types.infer_dtype(frame[name]) for name in frame if frame[name].dtype.kind not in "iufb"}
+    if texts := [name for name in frame if name in categories or kinds.get(name, "boolean") != "boolean"]:
+        frame[texts] = pd.read_csv(
+            path, dtype=str, keep_default_na=False, na_values=[""], usecols=lambda name: name in texts, **options
+        )[texts]
     return frame
 
 
