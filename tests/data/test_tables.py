@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import wave
 from collections.abc import Iterator
 from decimal import Decimal
@@ -146,6 +147,18 @@ def test_na_and_none_are_texts_among_texts_and_gaps_among_numbers(tmp_path: Path
     (tmp_path / "new.csv").write_text("region,dose,flag\nNA,1,TRUE\nNA,NA,FALSE\n")
     new = read_frame(tmp_path / "new.csv", categories=form["categories"])
     assert encode(new, form, tmp_path)[:, :3].tolist() == [[0, 1, 1], [0, 1, 1.5]]
+
+
+def test_classes_and_clients_with_leading_zeros_are_texts(tmp_path: Path) -> None:
+    lines = [f"{i},{['00', '01', '1'][i % 3]},{['001', '01', '1', '10', '2'][i % 5]}" for i in range(30)]
+    (tmp_path / "p.csv").write_text("\n".join(["x,y,site", *lines]))
+    data = TableFile(str(tmp_path / "p.csv"), target="y", client="site").load()
+    assert (data.classes, data.client_names) == (("00", "01", "1"), ("001", "01", "1", "10", "2"))
+    assert TableFile(str(tmp_path / "p.csv"), target="y", task="regression").load().task == "regression"
+    # Without leading zeros they are numbers, in their order.
+    (tmp_path / "q.csv").write_text(re.sub(r",0+(?=\d)", ",", (tmp_path / "p.csv").read_text()))
+    data = TableFile(str(tmp_path / "q.csv"), target="y", client="site").load()
+    assert (data.classes, data.client_names) == (("0", "1"), ("1", "2", "10"))
 
 
 @pytest.mark.parametrize("row", [0, 4])

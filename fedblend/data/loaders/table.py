@@ -69,8 +69,9 @@ class TableFile:
     def load(self) -> Dataset:
         """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
-        frame = read_frame(path, "at least two are needed, one to train and one to test on")
         targets = [self.target] if isinstance(self.target, str) else self.target
+        codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
+        frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
         uses = dict.fromkeys(targets, "target") | {name: use for use, name in self._named() if name}
         features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
         options: dict[str, Sequence[str | None]] = {
@@ -151,11 +152,15 @@ class TableFile:
 
 
 def read_frame(
-    path: Path, needed: str = "there is nothing to predict", categories: Collection[str] = ()
+    path: Path,
+    needed: str = "there is nothing to predict",
+    categories: Collection[str] = (),
+    codes: Collection[str | None] = (),
 ) -> pd.DataFrame:
     """Read a table. Raises :class:`FedblendError` for another kind of file, a damaged one, and one without rows.
 
-    ``needed`` is the end of the message for a table without rows. Columns of ``categories`` are read as text.
+    ``needed`` is the end of the message for a table without rows. Columns of ``categories`` are read as text, and those
+    of ``codes`` if a whole number of theirs has a leading zero: 01 and 1 are two codes.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise FedblendError(f"{path}: is no table; valid: {', '.join(SUFFIXES)}")
@@ -163,7 +168,7 @@ def read_frame(
     import pandas as pd
 
     try:
-        frame = pd.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path, categories)
+        frame = pd.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path, categories, codes)
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
     except pd.errors.EmptyDataError:
@@ -191,7 +196,7 @@ def read_frame(
     return frame
 
 
-def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
+def _read_text(path: Path, categories: Collection[str], codes: Collection[str | None]) -> pd.DataFrame:
     """Read a table of text; columns of text, and of ``categories``, keep their cells as they stand in the file.
 
     Only an empty cell is missing there: NA and None may be texts. In other columns they are missing numbers.
@@ -225,10 +230,14 @@ def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
             frame = with_commas
     # Truth values with gaps are objects.
     kinds = {name: pd.api.types.infer_dtype(frame[name]) for name in frame if frame[name].dtype.kind not in "iufb"}
-    if texts := [name for name in frame if name in categories or kinds.get(name, "boolean") != "boolean"]:
-        frame[texts] = pd.read_csv(
-            path, dtype=str, keep_default_na=False, na_values=[""], usecols=lambda name: name in texts, **options
-        )[texts]
+    texts = [name for name in frame if name in categories or kinds.get(name, "boolean") != "boolean"]
+    numbers = [name for name in frame if name in codes and frame[name].dtype.kind in "iu"]
+    if wanted := {*texts, *numbers}:
+        cells = pd.read_csv(
+            path, dtype=str, keep_default_na=False, na_values=[""], usecols=lambda name: name in wanted, **options
+        )
+        texts += [name for name in numbers if cells[name].str.fullmatch(r"\s*0\d+\s*").any()]
+        frame[texts] = cells[texts]
     return frame
 
 
