@@ -348,6 +348,12 @@ def test_npz_separate_halves(tmp_path):
         ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
         ({"x": X, "y": Y, "client": Y * 0.5}, "'client' is float64"),
         ({"x": X, "y": Y, "client": Y, "client_names": np.array(["a"])}, "'client_names' has 1 names"),
+        (
+            {"x": X, "y": Y, "client": Y, "client_names": np.array(["a", "b", "c", "a"])},
+            r"'client_names' has a name twice \('a'\); valid: 4 different names",
+        ),
+        ({"x": X, "y": Y, "classes": np.array(["a", "b", "b", "c"])}, r"'classes' has a name twice \('b'\); valid: 4"),
+        ({"x": X, "y": np.array(["a"] * 20), "classes": np.array(["a", "a"])}, r"'classes' has a name twice \('a'\)"),
         ({"x": X, "y": Y, "split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
         ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
         ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),

@@ -6,6 +6,7 @@ import lzma
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -269,9 +270,16 @@ def _label_matrix(
             f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: 0 and 1 for each label (floats for regression)"
         )
     named = tuple(map(str, range(count) if labels is None else labels.astype(str)))
-    if len(set(named)) < count:
-        raise FedblendError(f"{path}: 'labels' has a name twice; valid: {count} different names")
+    _require_different(named, "labels", path)
     return y.astype(np.float32), (), named
+
+
+def _require_different(names: Sequence[str], array: str, path: Path) -> None:
+    """Raise :class:`FedblendError` for a name that occurs twice: results are kept by name."""
+    if double := [name for name, count in Counter(names).items() if count > 1]:
+        raise FedblendError(
+            f"{path}: '{array}' has a name twice ({brief(double[0])}); valid: {len(names)} different names"
+        )
 
 
 def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -282,6 +290,8 @@ def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
             f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}{with_names}; valid: whole numbers or text [n] "
             "(classes), 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q] (regression)"
         )
+    if names is not None:
+        _require_different(names.astype(str).tolist(), "classes", path)
     if y.dtype.kind == "U":
         classes = np.unique(y) if names is None else names.astype(str)
         unknown = np.setdiff1d(y, classes)
@@ -327,7 +337,9 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
             f"{path}: clients are from {ids[0]} to {ids[-1]} but 'client_names' has {len(names)} names; "
             f"valid: 0 to {len(names) - 1}"
         )
-    return codes.astype(np.int64), tuple(map(str, names[ids]))
+    used = tuple(map(str, names[ids]))
+    _require_different(used, "client_names", path)
+    return codes.astype(np.int64), used
 
 
 def test_rows(split: np.ndarray, path: Path) -> np.ndarray:
