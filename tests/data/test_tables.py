@@ -396,6 +396,17 @@ def test_one_data_set_with_clients_runs_and_resumes(tmp_path: Path) -> None:
     assert len(more.metrics) == 4
 
 
+@pytest.mark.parametrize(
+    "clients",
+    [pd.Series(["north", "south"] * 5), np.array(["north", "south"] * 5, object), np.array(["north", "south"] * 5)],
+)
+def test_clients_may_be_a_column_of_text(clients: Any, tmp_path: Path) -> None:
+    data = fedblend.from_torch(PIXELS, tmp_path / "x.npz", clients=clients).load()
+    assert (data.client_names, sorted(data.train.client)) == (("north", "south"), [0] * 4 + [1] * 4)
+    numbers = fedblend.from_torch(PIXELS, tmp_path / "x.npz", clients=pd.Series([10, 9] * 5, dtype=object)).load()
+    assert numbers.client_names == ("9", "10")
+
+
 def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
     made = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
     assert len(fedblend.from_torch(made, tmp_path / "own.npz").load().train) == 8
@@ -476,6 +487,9 @@ def test_samples_with_several_labels_are_kept_with_their_names(tmp_path: Path) -
         ({"train": [(np.zeros(2), 0), (np.zeros(3), 0)]}, "valid: pairs (x, y) of one shape"),
         ({"train": []}, "it holds no samples"),
         ({"train": [(np.zeros(2), 0)], "clients": [0, 1]}, "clients: 2 for 1 samples"),
+        ({"train": PIXELS, "clients": ["a", None] * 5}, "clients: holds NoneType, str; valid: a whole number for each"),
+        ({"train": PIXELS, "clients": ["a", 1] * 5}, "clients: holds int, str; valid: a whole number for each sample"),
+        ({"train": PIXELS, "clients": pd.Series(["a", float("nan")] * 5)}, "clients: holds float, str; valid: "),
         ({"train": {"a": [(np.zeros(2), 0)]}, "test": [(np.zeros(2), 0)]}, "test: not of the form of train"),
     ],
 )

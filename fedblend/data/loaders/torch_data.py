@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.paths import given_path
 from fedblend.data.loaders.npz import Npz, kind_of
 
@@ -97,13 +97,26 @@ def _half(
         x, y = _stack(given, "the data set")
         if clients is not None and len(clients) != len(y):
             raise FedblendError(f"clients: {len(clients)} for {len(y)} samples; valid: one for each sample")
-        return x, y, None if clients is None else np.array(clients)
+        return x, y, None if clients is None else _owners(clients)
     if not given:
         raise FedblendError("from_torch: there are no clients; give a data set for each")
     pairs = [_stack(samples, f"client {name}") for name, samples in given.items()]
     owner = np.repeat([str(name) for name in given], [len(y) for _, y in pairs])
     x, y = (_join(name, "clients", [pair[i] for pair in pairs]) for i, name in enumerate("xy"))
     return x, y, owner
+
+
+def _owners(clients: Sequence[Any]) -> np.ndarray:
+    """The client of each sample as whole numbers or as text, never as objects, which would be pickled."""
+    owners = np.array(clients)
+    if owners.dtype.kind in "OU" and all(isinstance(owner, str) for owner in clients):
+        owners = owners.astype(str)
+    elif owners.dtype.kind == "O" and all(type(owner) is int for owner in clients):
+        owners = owners.astype(np.int64)
+    elif owners.dtype.kind not in "iu":
+        kinds = listed(sorted({type(owner).__name__ for owner in clients}))
+        raise FedblendError(f"clients: holds {kinds}; valid: a whole number for each sample, or a text for each")
+    return owners
 
 
 def _join(name: str, owners: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
