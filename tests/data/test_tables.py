@@ -125,6 +125,15 @@ def test_a_stray_text_among_numbers_is_refused_but_codes_are_categories(tmp_path
     assert codes.train.x.shape == (24, 1 + 3 + 3)
 
 
+@pytest.mark.parametrize("marks", [["?"] * 72, ["?"] * 100 + ["low", "high"] * 10])
+def test_many_cells_of_a_few_marks_among_numbers_are_refused(marks: list[str], tmp_path: Path) -> None:
+    pulse = [*marks, *(str(40 + i % 80) for i in range(300 - len(marks)))]
+    frame = pd.DataFrame({"pulse": pulse, "y": [0, 1] * 150})
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.csv", frame, target="y", client=None, split=None).load()
+    assert f"column 'pulse' holds numbers, but {len(marks)} of 300 cells are text, such as '?'; " in str(error.value)
+
+
 def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_path: Path) -> None:
     habits = ["never", "former", None, "never", "new", "former"]
     frame = PATIENTS.assign(smokes=habits)

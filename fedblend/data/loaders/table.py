@@ -26,8 +26,9 @@ MAX_CATEGORIES = 1000
 OWN_TEXTS = 0.9
 """A column of text with more different values than this share of its rows names rows: its values are no categories."""
 
-MAX_CODES, STRAY = 20, 0.1
-"""A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers."""
+MAX_CODES, STRAY, MARKS = 20, 0.1, 3
+"""A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers; so
+is one with any share of so few different texts, such as ? for unknown."""
 
 
 @part("dataset", "table")
@@ -351,7 +352,8 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
     counts = cells.astype(str).value_counts(sort=False)
     words = counts.index.to_series()
     texts = counts[(numbers := pd.to_numeric(words, errors="coerce")).isna()]
-    if numbers.nunique() > MAX_CODES and 0 < texts.sum() <= STRAY * len(cells):
+    is_stray = texts.sum() <= STRAY * len(cells) or len(texts) <= MARKS
+    if numbers.nunique() > MAX_CODES and len(texts) and is_stray:
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {texts.sum()} of {len(cells)} cells are text, "
             f"such as {brief(texts.index[0])}; write numbers, or empty cells and data.missing = 'mean'"
