@@ -134,6 +134,24 @@ def test_many_cells_of_a_few_marks_among_numbers_are_refused(marks: list[str], t
     assert f"column 'pulse' holds numbers, but {len(marks)} of 300 cells are text, such as '?'; " in str(error.value)
 
 
+@pytest.mark.parametrize("offset", [10**9, 2**60, 1e9 + 0.5])
+def test_numbers_that_float32_merges_are_refused(offset: float, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": [offset + i for i in range(60)], "y": [0, 1] * 30, "site": ["a", "b"] * 30})
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.csv", frame, target="y", split=None).load()
+    assert f"column 'time' has 60 different numbers, such as {offset}, of which float32 keeps " in str(error.value)
+    assert "subtract an offset, such as the smallest" in str(error.value)
+
+
+def test_numbers_with_an_offset_may_be_scaled_by_clients_and_rounding_is_no_difference(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": [10**9 + i for i in range(60)], "y": [0, 1] * 30, "site": ["a", "b"] * 30})
+    frame["sum"] = [0.3, 0.1 + 0.2, 0.3 + 1e-16] * 20
+    data = table(tmp_path / "p.csv", frame, target="y", split=None, standardize="client", features=["time"]).load()
+    assert len(np.unique(data.train.x)) == len(data.train)
+    data = table(tmp_path / "p.csv", frame, target="y", split=None, features=["sum"]).load()
+    assert len(data.train.x.unique()) == 1
+
+
 def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_path: Path) -> None:
     habits = ["never", "former", None, "never", "new", "former"]
     frame = PATIENTS.assign(smokes=habits)

@@ -30,6 +30,9 @@ MAX_CODES, STRAY, MARKS = 20, 0.1, 3
 """A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers; so
 is one with any share of so few different texts, such as ? for unknown."""
 
+FEW = 256
+"""A column keeps so many levels, as many as a pixel has, or half of its different numbers in float32, or is refused."""
+
 
 @part("dataset", "table")
 class TableFile:
@@ -107,6 +110,8 @@ class TableFile:
                     f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
                 )
             frame = _standardized(frame, features, arrays["client"], train)
+        for name in (name for name in features if frame[name].dtype.kind in "iuf"):
+            _require_different(frame[name])
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -337,6 +342,24 @@ def _require_finite(column: pd.Series[Any], path: Path) -> None:
         raise FedblendError(
             f"{path}: column '{legible(column.name)}' holds infinity, or a number beyond float32, in {count} {rows}; "
             "valid: finite numbers"
+        )
+
+
+def _require_different(column: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` for a column of which float32 leaves few levels, and not half of its numbers."""
+    kinds: dict[str, Any] = {"i": np.int64, "u": np.uint64, "f": np.float64}
+    numbers = np.unique(column.dropna().to_numpy(kinds[column.dtype.kind]))
+    if not len(numbers):
+        return
+    # Numbers that differ by rounding only, as 0.3 and 0.1 + 0.2 do, are one.
+    noise = 1e-12 * float(max(abs(numbers[0]), abs(numbers[-1]))) if column.dtype.kind == "f" else 0
+    count = 1 + int((np.diff(numbers) > noise).sum())
+    left = len(np.unique(numbers.astype(np.float64).astype(np.float32)))
+    if left < min(FEW, count / 2):
+        raise FedblendError(
+            f"data.features: column '{legible(column.name)}' has {count} different numbers, such as {numbers[0]}, of "
+            f"which float32 keeps {left} apart; subtract an offset, such as the smallest, or make it text if it is a "
+            "code"
         )
 
 
