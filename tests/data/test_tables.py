@@ -398,6 +398,33 @@ def test_signals_of_each_form_are_read(tmp_path: Path) -> None:
         SignalFolder(str(tmp_path), length=3).load()
 
 
+def sound(path: Path, channels: int = 1, rate: int = 8000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(20 * channels))
+
+
+@pytest.mark.parametrize("length", [None, 5])
+def test_mono_beside_stereo_is_refused(length: int | None, tmp_path: Path) -> None:
+    sound(tmp_path / "hum" / "a.wav")
+    sound(tmp_path / "tick" / "b.wav", channels=2)
+    with pytest.raises(FedblendError, match=r"b\.wav: has 2 channels, a\.wav has 1; valid: one number of channels"):
+        SignalFolder(str(tmp_path), length=length).load()
+
+
+def test_sound_of_two_frame_rates_is_refused_also_in_two_halves(tmp_path: Path) -> None:
+    for half in ("train", "test"):
+        for name in ("hum", "tick"):
+            sound(tmp_path / half / name / "a.wav")
+    assert SignalFolder(str(tmp_path)).load().train.x.shape == (2, 1, 10)
+    sound(tmp_path / "test" / "tick" / "b.wav", rate=16000)
+    with pytest.raises(FedblendError, match=r"b\.wav: has 16000 frames a second, a\.wav has 8000; valid: one frame"):
+        SignalFolder(str(tmp_path)).load()
+
+
 # PyTorch ---------------------------------------------------------------------------------------------------
 
 
