@@ -42,6 +42,7 @@ def with_nan() -> np.ndarray:
         (arrays(y=np.eye(2)[np.arange(40) % 2]), ("'y' [n, 2] has one 1 in each row, as one-hot", "y.argmax(1)")),
         (arrays(y=np.eye(2, dtype=int)[np.arange(40) % 2]), ("[n, 2] has one 1 in each row, as one-hot", "'labels'")),
         (arrays(client=np.arange(40)), ("is needed; data.test_share takes none of a client or class with a single",)),
+        (arrays(client=np.arange(40) // 2), ("it is empty", "if it is drawn, give a larger data.test_share: 0.25")),
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),

@@ -348,10 +348,28 @@ def test_npz_separate_halves(tmp_path):
         ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
         ({"x": X, "y": Y, "client": Y * 0.5}, "'client' is float64"),
         ({"x": X, "y": Y, "client": Y, "client_names": np.array(["a"])}, "'client_names' has 1 names"),
+        (
+            {"x": X, "y": Y, "client": Y, "client_names": np.array(["a", "b", "c", "a"])},
+            r"'client_names' has a name twice \('a'\); valid: 4 different names",
+        ),
+        ({"x": X, "y": Y, "classes": np.array(["a", "b", "b", "c"])}, r"'classes' has a name twice \('b'\); valid: 4"),
+        ({"x": X, "y": np.array(["a"] * 20), "classes": np.array(["a", "a"])}, r"'classes' has a name twice \('a'\)"),
         ({"x": X, "y": Y, "split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
         ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
         ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
+        (
+            {"x_train": X[:15], "y_train": Y[15:], "x_test": X[15:], "y_test": Y[:15]},
+            "'y_train' and 'y_test' have 5 and 15 entries, 'x_train' and 'x_test' 15 and 5; each half needs one entry",
+        ),
+        (
+            {"x_train": X, "y_train": Y, "client_train": Y[:5], "x_test": X[:5], "y_test": Y[:5], "client_test": Y},
+            "'client_train' and 'client_test' have 5 and 20 entries",
+        ),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X / 255, "y_test": Y},
+            r"'x_train' holds pixels \(uint8\), 'x_test' floats; valid: one kind",
+        ),
     ],
 )
 def test_npz_errors_name_the_file(tmp_path, arrays, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import wave
 from collections.abc import Iterator
 from decimal import Decimal
@@ -124,6 +125,33 @@ def test_a_stray_text_among_numbers_is_refused_but_codes_are_categories(tmp_path
     assert codes.train.x.shape == (24, 1 + 3 + 3)
 
 
+@pytest.mark.parametrize("marks", [["?"] * 72, ["?"] * 100 + ["low", "high"] * 10])
+def test_many_cells_of_a_few_marks_among_numbers_are_refused(marks: list[str], tmp_path: Path) -> None:
+    pulse = [*marks, *(str(40 + i % 80) for i in range(300 - len(marks)))]
+    frame = pd.DataFrame({"pulse": pulse, "y": [0, 1] * 150})
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.csv", frame, target="y", client=None, split=None).load()
+    assert f"column 'pulse' holds numbers, but {len(marks)} of 300 cells are text, such as '?'; " in str(error.value)
+
+
+@pytest.mark.parametrize("offset", [10**9, 2**60, 1e9 + 0.5])
+def test_numbers_that_float32_merges_are_refused(offset: float, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": [offset + i for i in range(60)], "y": [0, 1] * 30, "site": ["a", "b"] * 30})
+    with pytest.raises(FedblendError) as error:
+        table(tmp_path / "p.csv", frame, target="y", split=None).load()
+    assert f"column 'time' has 60 different numbers, such as {offset}, of which float32 keeps " in str(error.value)
+    assert "subtract an offset, such as the smallest" in str(error.value)
+
+
+def test_numbers_with_an_offset_may_be_scaled_by_clients_and_rounding_is_no_difference(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": [10**9 + i for i in range(60)], "y": [0, 1] * 30, "site": ["a", "b"] * 30})
+    frame["sum"] = [0.3, 0.1 + 0.2, 0.3 + 1e-16] * 20
+    data = table(tmp_path / "p.csv", frame, target="y", split=None, standardize="client", features=["time"]).load()
+    assert len(np.unique(data.train.x)) == len(data.train)
+    data = table(tmp_path / "p.csv", frame, target="y", split=None, features=["sum"]).load()
+    assert len(data.train.x.unique()) == 1
+
+
 def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_path: Path) -> None:
     habits = ["never", "former", None, "never", "new", "former"]
     frame = PATIENTS.assign(smokes=habits)
@@ -131,6 +159,33 @@ def test_an_empty_cell_of_text_is_none_of_its_texts_and_leaves_the_others(tmp_pa
     assert data.facts["table"]["categories"] == {"smokes": ["former", "never"]}
     assert data.train.x.tolist() == [[0, 1], [1, 0], [0, 0], [0, 1]]
     assert data.test.x.tolist() == [[0, 0], [1, 0]]
+
+
+def test_na_and_none_are_texts_among_texts_and_gaps_among_numbers(tmp_path: Path) -> None:
+    rows = zip(["NA", "EU", "", "NA"] * 3, ["1.5", "NA", "null", ""] * 3, ["None", "Mild", "Severe"] * 4, strict=True)
+    flags = ["TRUE", "FALSE", "n/a", "TRUE"] * 3
+    lines = [f"{','.join(row)},{flag},{site}" for row, flag, site in zip(rows, flags, ["n/a", "x"] * 6, strict=True)]
+    (tmp_path / "p.csv").write_text("\n".join(["region,dose,y,flag,site", *lines]))
+    data = TableFile(str(tmp_path / "p.csv"), target="y", client="site", missing="mean").load()
+    assert (data.classes, data.client_names) == (("Mild", "None", "Severe"), ("n/a", "x"))
+    form = data.facts["table"]
+    assert form["categories"] == {"region": ["EU", "NA"]}
+    assert (form["fill"]["dose"], list(form["fill"])) == (1.5, ["dose", "flag"])
+    (tmp_path / "new.csv").write_text("region,dose,flag\nNA,1,TRUE\nNA,NA,FALSE\n")
+    new = read_frame(tmp_path / "new.csv", categories=form["categories"])
+    assert encode(new, form, tmp_path)[:, :3].tolist() == [[0, 1, 1], [0, 1, 1.5]]
+
+
+def test_classes_and_clients_with_leading_zeros_are_texts(tmp_path: Path) -> None:
+    lines = [f"{i},{['00', '01', '1'][i % 3]},{['001', '01', '1', '10', '2'][i % 5]}" for i in range(30)]
+    (tmp_path / "p.csv").write_text("\n".join(["x,y,site", *lines]))
+    data = TableFile(str(tmp_path / "p.csv"), target="y", client="site").load()
+    assert (data.classes, data.client_names) == (("00", "01", "1"), ("001", "01", "1", "10", "2"))
+    assert TableFile(str(tmp_path / "p.csv"), target="y", task="regression").load().task == "regression"
+    # Without leading zeros they are numbers, in their order.
+    (tmp_path / "q.csv").write_text(re.sub(r",0+(?=\d)", ",", (tmp_path / "p.csv").read_text()))
+    data = TableFile(str(tmp_path / "q.csv"), target="y", client="site").load()
+    assert (data.classes, data.client_names) == (("0", "1"), ("1", "2", "10"))
 
 
 @pytest.mark.parametrize("row", [0, 4])
@@ -343,6 +398,33 @@ def test_signals_of_each_form_are_read(tmp_path: Path) -> None:
         SignalFolder(str(tmp_path), length=3).load()
 
 
+def sound(path: Path, channels: int = 1, rate: int = 8000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(20 * channels))
+
+
+@pytest.mark.parametrize("length", [None, 5])
+def test_mono_beside_stereo_is_refused(length: int | None, tmp_path: Path) -> None:
+    sound(tmp_path / "hum" / "a.wav")
+    sound(tmp_path / "tick" / "b.wav", channels=2)
+    with pytest.raises(FedblendError, match=r"b\.wav: has 2 channels, a\.wav has 1; valid: one number of channels"):
+        SignalFolder(str(tmp_path), length=length).load()
+
+
+def test_sound_of_two_frame_rates_is_refused_also_in_two_halves(tmp_path: Path) -> None:
+    for half in ("train", "test"):
+        for name in ("hum", "tick"):
+            sound(tmp_path / half / name / "a.wav")
+    assert SignalFolder(str(tmp_path)).load().train.x.shape == (2, 1, 10)
+    sound(tmp_path / "test" / "tick" / "b.wav", rate=16000)
+    with pytest.raises(FedblendError, match=r"b\.wav: has 16000 frames a second, a\.wav has 8000; valid: one frame"):
+        SignalFolder(str(tmp_path)).load()
+
+
 # PyTorch ---------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +450,17 @@ def test_one_data_set_with_clients_runs_and_resumes(tmp_path: Path) -> None:
     assert len(more.metrics) == 4
 
 
+@pytest.mark.parametrize(
+    "clients",
+    [pd.Series(["north", "south"] * 5), np.array(["north", "south"] * 5, object), np.array(["north", "south"] * 5)],
+)
+def test_clients_may_be_a_column_of_text(clients: Any, tmp_path: Path) -> None:
+    data = fedblend.from_torch(PIXELS, tmp_path / "x.npz", clients=clients).load()
+    assert (data.client_names, sorted(data.train.client)) == (("north", "south"), [0] * 4 + [1] * 4)
+    numbers = fedblend.from_torch(PIXELS, tmp_path / "x.npz", clients=pd.Series([10, 9] * 5, dtype=object)).load()
+    assert numbers.client_names == ("9", "10")
+
+
 def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
     made = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
     assert len(fedblend.from_torch(made, tmp_path / "own.npz").load().train) == 8
@@ -379,6 +472,9 @@ def test_from_torch_replaces_its_own_files_only(tmp_path: Path) -> None:
         with pytest.raises(FedblendError, match="is a file that from_torch has not written; name another"):
             fedblend.from_torch(made, tmp_path / name)
         assert (tmp_path / name).read_bytes() == before
+
+
+PIXELS = [(np.full((1, 3, 3), i, np.uint8), i % 2) for i in range(10)]
 
 
 class Stream(IterableDataset):
@@ -428,9 +524,26 @@ def test_samples_with_several_labels_are_kept_with_their_names(tmp_path: Path) -
     [
         ({"train": {}}, "there are no clients"),
         ({"train": {"a": [(1, 2)], "b": [((1, 2), 0)]}}, "samples of shapes"),
+        (
+            {"train": PIXELS, "test": [(x / 255, y) for x, y in PIXELS]},
+            "from_torch: x of train and test: both floats and pixels (uint8); valid: one kind",
+        ),
+        (
+            {"train": PIXELS, "test": [(x, y / 2) for x, y in PIXELS]},
+            "from_torch: y of train and test: both floats and whole numbers; valid: one kind",
+        ),
+        (
+            {"train": PIXELS, "test": [(x[:, :2], y) for x, y in PIXELS]},
+            "from_torch: x of train and test: samples of shapes [[1, 2, 3], [1, 3, 3]]; valid: one shape",
+        ),
+        ({"train": PIXELS, "test": [(x, (y, y)) for x, y in PIXELS]}, "y of train and test: samples of shapes [[], "),
+        ({"train": {"a": PIXELS, "b": [(x / 255, y) for x, y in PIXELS]}}, "x of clients: both floats and pixels"),
         ({"train": [(np.zeros(2), 0), (np.zeros(3), 0)]}, "valid: pairs (x, y) of one shape"),
         ({"train": []}, "it holds no samples"),
         ({"train": [(np.zeros(2), 0)], "clients": [0, 1]}, "clients: 2 for 1 samples"),
+        ({"train": PIXELS, "clients": ["a", None] * 5}, "clients: holds NoneType, str; valid: a whole number for each"),
+        ({"train": PIXELS, "clients": ["a", 1] * 5}, "clients: holds int, str; valid: a whole number for each sample"),
+        ({"train": PIXELS, "clients": pd.Series(["a", float("nan")] * 5)}, "clients: holds float, str; valid: "),
         ({"train": {"a": [(np.zeros(2), 0)]}, "test": [(np.zeros(2), 0)]}, "test: not of the form of train"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import struct
@@ -255,6 +256,15 @@ def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
 # Checks ----------------------------------------------------------------------------------------------------
 
 
+def _test_share_hint(data: Dataset) -> str:
+    """Why a drawn test half may be empty, and which share would take a sample of the largest client or class."""
+    y = data.train.y.numpy()
+    groups = data.train.client if data.train.client is not None else y if data.classes else np.zeros(len(y))
+    largest = int(np.unique(groups, return_counts=True)[1].max(initial=1))
+    more = f"; if it is drawn, give a larger data.test_share: {math.ceil(50 / largest) / 100:g}" if largest > 1 else ""
+    return f"; data.test_share takes none of a client or class with a single sample{more}"
+
+
 def check(data: Dataset) -> Dataset:
     """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
 
@@ -266,7 +276,7 @@ def check(data: Dataset) -> Dataset:
         if len(samples.x) != len(samples.y):
             raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
         if len(samples.y) == 0:
-            hint = "; data.test_share takes none of a client or class with a single sample" if half == "test" else ""
+            hint = _test_share_hint(data) if half == "test" else ""
             raise FedblendError(f"{where}: it is empty; at least one sample is needed{hint}")
         if samples.x.shape[1:] != data.train.x.shape[1:]:
             raise FedblendError(

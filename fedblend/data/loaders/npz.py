@@ -6,6 +6,7 @@ import lzma
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -122,19 +123,36 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
 
 def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file with separate halves, joined, and a split."""
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in ("x", "y", "client", "writer"):
         halves = [_array(archive, f"{name}_{half}") for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if not halves and name in ("client", "writer"):
             continue
-        if len(halves) != 2 or halves[0].ndim == 0 or halves[0].shape[1:] != halves[1].shape[1:]:
+        if len(halves) != 2 or not all(half.ndim for half in halves) or halves[0].shape[1:] != halves[1].shape[1:]:
             raise FedblendError(f"{path}: needs both '{name}_train' and '{name}_test', with samples of one shape")
+        kinds = [kind_of(half) for half in halves]
+        if kinds[0] != kinds[1]:
+            raise FedblendError(f"{path}: '{name}_train' holds {kinds[0]}, '{name}_test' {kinds[1]}; valid: one kind")
+        split = np.repeat(["train", "test"], [len(half) for half in halves])
+        if not np.array_equal(split, arrays.setdefault("split", split)):
+            of_x = [int((arrays["split"] == half).sum()) for half in ("train", "test")]
+            raise FedblendError(
+                f"{path}: '{name}_train' and '{name}_test' have {len(halves[0])} and {len(halves[1])} entries, "
+                f"'x_train' and 'x_test' {of_x[0]} and {of_x[1]}; each half needs one entry for each of its samples"
+            )
         arrays["client" if name == "writer" else name] = np.concatenate(halves)
-        arrays["split"] = np.repeat(["train", "test"], [len(half) for half in halves])
     for name in ("client_names", "writer_names", "classes", "labels"):
         if name in archive.files:
             arrays[name.replace("writer", "client")] = _array(archive, name)
     return arrays
+
+
+def kind_of(array: np.ndarray) -> str:
+    """What an array holds: a test half must hold the same as its training half."""
+    if array.dtype == np.uint8 and array.ndim >= 3:
+        return "pixels (uint8)"
+    kinds = {"b": "whole numbers", "i": "whole numbers", "u": "whole numbers", "f": "floats", "U": "text", "S": "text"}
+    return kinds.get(array.dtype.kind, str(array.dtype))
 
 
 def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
@@ -252,9 +270,16 @@ def _label_matrix(
             f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: 0 and 1 for each label (floats for regression)"
         )
     named = tuple(map(str, range(count) if labels is None else labels.astype(str)))
-    if len(set(named)) < count:
-        raise FedblendError(f"{path}: 'labels' has a name twice; valid: {count} different names")
+    _require_different(named, "labels", path)
     return y.astype(np.float32), (), named
+
+
+def _require_different(names: Sequence[str], array: str, path: Path) -> None:
+    """Raise :class:`FedblendError` for a name that occurs twice: results are kept by name."""
+    if double := [name for name, count in Counter(names).items() if count > 1]:
+        raise FedblendError(
+            f"{path}: '{array}' has a name twice ({brief(double[0])}); valid: {len(names)} different names"
+        )
 
 
 def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -265,6 +290,8 @@ def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
             f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}{with_names}; valid: whole numbers or text [n] "
             "(classes), 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q] (regression)"
         )
+    if names is not None:
+        _require_different(names.astype(str).tolist(), "classes", path)
     if y.dtype.kind == "U":
         classes = np.unique(y) if names is None else names.astype(str)
         unknown = np.setdiff1d(y, classes)
@@ -310,7 +337,9 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
             f"{path}: clients are from {ids[0]} to {ids[-1]} but 'client_names' has {len(names)} names; "
             f"valid: 0 to {len(names) - 1}"
         )
-    return codes.astype(np.int64), tuple(map(str, names[ids]))
+    used = tuple(map(str, names[ids]))
+    _require_different(used, "client_names", path)
+    return codes.astype(np.int64), used
 
 
 def test_rows(split: np.ndarray, path: Path) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import wave
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -41,14 +42,23 @@ class SignalFolder:
 
     def load(self) -> Dataset:
         """Load x float32 [n, channels, T] and y int64 [n]."""
-        return load_classes(self.path, "features", SUFFIXES, self.clients, self.test_share, self._read)
+        read = partial(self._read, {})
+        return load_classes(self.path, "features", SUFFIXES, self.clients, self.test_share, read)
 
-    def _read(self, files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
+    def _read(self, rates: dict[int, Path], files: list[Path], root: Path, digest: hashlib._Hash) -> np.ndarray:
+        """The signals of some files; ``rates`` has the first file of each frame rate of sound, of all halves."""
         signals: list[np.ndarray] = []
         for file in files:
             raw = regular_file(file).read_bytes()
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
             signal = read_signal(file, raw)
+            if file.suffix.lower() == ".wav":
+                _require_one_rate(rates, file, raw)
+            if signals and signal.shape[0] != signals[0].shape[0]:
+                raise FedblendError(
+                    f"{file}: has {signal.shape[0]} channels, {files[0].name} has {signals[0].shape[0]}; valid: one "
+                    "number of channels, such as only mono or only stereo sound"
+                )
             if self.length is not None:
                 signal = np.pad(signal[:, : self.length], ((0, 0), (0, max(0, self.length - signal.shape[1]))))
             if signals and signal.shape != signals[0].shape:
@@ -78,6 +88,18 @@ def read_signal(path: Path, raw: bytes) -> np.ndarray:
         raise FedblendError(f"{path}: holds {found}; valid: numbers [T] or [channels, T]")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(signal, np.float32)
+
+
+def _require_one_rate(rates: dict[int, Path], file: Path, raw: bytes) -> None:
+    """Raise :class:`FedblendError` for sound of another frame rate than that of the file in ``rates``."""
+    with wave.open(io.BytesIO(raw)) as sound:
+        rate = sound.getframerate()
+    rates.setdefault(rate, file)
+    other = next(iter(rates))
+    if other != rate:
+        raise FedblendError(
+            f"{file}: has {rate} frames a second, {rates[other].name} has {other}; valid: one frame rate; convert it"
+        )
 
 
 def _delimiter(raw: bytes) -> Literal[",", ";"] | None:

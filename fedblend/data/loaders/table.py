@@ -26,8 +26,12 @@ MAX_CATEGORIES = 1000
 OWN_TEXTS = 0.9
 """A column of text with more different values than this share of its rows names rows: its values are no categories."""
 
-MAX_CODES, STRAY = 20, 0.1
-"""A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers."""
+MAX_CODES, STRAY, MARKS = 20, 0.1, 3
+"""A column with more than so many different numbers, and text in at most this share of its cells, is one of numbers; so
+is one with any share of so few different texts, such as ? for unknown."""
+
+FEW = 256
+"""A column keeps so many levels, as many as a pixel has, or half of its different numbers in float32, or is refused."""
 
 
 @part("dataset", "table")
@@ -69,8 +73,9 @@ class TableFile:
     def load(self) -> Dataset:
         """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
-        frame = read_frame(path, "at least two are needed, one to train and one to test on")
         targets = [self.target] if isinstance(self.target, str) else self.target
+        codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
+        frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
         uses = dict.fromkeys(targets, "target") | {name: use for use, name in self._named() if name}
         features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
         options: dict[str, Sequence[str | None]] = {
@@ -105,6 +110,8 @@ class TableFile:
                     f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
                 )
             frame = _standardized(frame, features, arrays["client"], train)
+        for name in (name for name in features if frame[name].dtype.kind in "iuf"):
+            _require_different(frame[name])
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -151,11 +158,15 @@ class TableFile:
 
 
 def read_frame(
-    path: Path, needed: str = "there is nothing to predict", categories: Collection[str] = ()
+    path: Path,
+    needed: str = "there is nothing to predict",
+    categories: Collection[str] = (),
+    codes: Collection[str | None] = (),
 ) -> pd.DataFrame:
     """Read a table. Raises :class:`FedblendError` for another kind of file, a damaged one, and one without rows.
 
-    ``needed`` is the end of the message for a table without rows. Columns of ``categories`` are read as text.
+    ``needed`` is the end of the message for a table without rows. Columns of ``categories`` are read as text, and those
+    of ``codes`` if a whole number of theirs has a leading zero: 01 and 1 are two codes.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise FedblendError(f"{path}: is no table; valid: {', '.join(SUFFIXES)}")
@@ -163,7 +174,7 @@ def read_frame(
     import pandas as pd
 
     try:
-        frame = pd.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path, categories)
+        frame = pd.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path, categories, codes)
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
     except pd.errors.EmptyDataError:
@@ -191,8 +202,11 @@ def read_frame(
     return frame
 
 
-def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
-    """Read a table of text; a column of ``categories`` keeps its cells as they stand in the file."""
+def _read_text(path: Path, categories: Collection[str], codes: Collection[str | None]) -> pd.DataFrame:
+    """Read a table of text; columns of text, and of ``categories``, keep their cells as they stand in the file.
+
+    Only an empty cell is missing there: NA and None may be texts. In other columns they are missing numbers.
+    """
     import pandas as pd
 
     # Names as they stand there: pandas would number columns of the same name.
@@ -220,8 +234,16 @@ def _read_text(path: Path, categories: Collection[str]) -> pd.DataFrame:
                     "one of both"
                 )
             frame = with_commas
-    if numbers := [name for name in categories if name in frame and frame[name].dtype.kind in "iufb"]:
-        frame[numbers] = pd.read_csv(path, dtype=str, **options)[numbers]
+    # Truth values with gaps are objects.
+    kinds = {name: pd.api.types.infer_dtype(frame[name]) for name in frame if frame[name].dtype.kind not in "iufb"}
+    texts = [name for name in frame if name in categories or kinds.get(name, "boolean") != "boolean"]
+    numbers = [name for name in frame if name in codes and frame[name].dtype.kind in "iu"]
+    if wanted := {*texts, *numbers}:
+        cells = pd.read_csv(
+            path, dtype=str, keep_default_na=False, na_values=[""], usecols=lambda name: name in wanted, **options
+        )
+        texts += [name for name in numbers if cells[name].str.fullmatch(r"\s*0\d+\s*").any()]
+        frame[texts] = cells[texts]
     return frame
 
 
@@ -323,6 +345,24 @@ def _require_finite(column: pd.Series[Any], path: Path) -> None:
         )
 
 
+def _require_different(column: pd.Series[Any]) -> None:
+    """Raise :class:`FedblendError` for a column of which float32 leaves few levels, and not half of its numbers."""
+    kinds: dict[str, Any] = {"i": np.int64, "u": np.uint64, "f": np.float64}
+    numbers = np.unique(column.dropna().to_numpy(kinds[column.dtype.kind]))
+    if not len(numbers):
+        return
+    # Numbers that differ by rounding only, as 0.3 and 0.1 + 0.2 do, are one.
+    noise = 1e-12 * float(max(abs(numbers[0]), abs(numbers[-1]))) if column.dtype.kind == "f" else 0
+    count = 1 + int((np.diff(numbers) > noise).sum())
+    left = len(np.unique(numbers.astype(np.float64).astype(np.float32)))
+    if left < min(FEW, count / 2):
+        raise FedblendError(
+            f"data.features: column '{legible(column.name)}' has {count} different numbers, such as {numbers[0]}, of "
+            f"which float32 keeps {left} apart; subtract an offset, such as the smallest, or make it text if it is a "
+            "code"
+        )
+
+
 def _require_categories(name: str, cells: pd.Series[Any]) -> None:
     """Raise :class:`FedblendError` for lists, for numbers among text or with signs, and for cells that name rows."""
     import pandas as pd
@@ -335,7 +375,8 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
     counts = cells.astype(str).value_counts(sort=False)
     words = counts.index.to_series()
     texts = counts[(numbers := pd.to_numeric(words, errors="coerce")).isna()]
-    if numbers.nunique() > MAX_CODES and 0 < texts.sum() <= STRAY * len(cells):
+    is_stray = texts.sum() <= STRAY * len(cells) or len(texts) <= MARKS
+    if numbers.nunique() > MAX_CODES and len(texts) and is_stray:
         raise FedblendError(
             f"data.features: column '{legible(name)}' holds numbers, but {texts.sum()} of {len(cells)} cells are text, "
             f"such as {brief(texts.index[0])}; write numbers, or empty cells and data.missing = 'mean'"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.paths import given_path
-from fedblend.data.loaders.npz import Npz
+from fedblend.data.loaders.npz import Npz, kind_of
 
 Samples = Any
 """An object with ``len`` and pairs (x, y) by number, such as a ``torch.utils.data.Dataset``."""
@@ -51,8 +51,8 @@ def from_torch(
         )
     halves = [_half(train, clients), *([] if test is None else [_half(test, None)])]
     arrays: dict[str, Any] = {
-        "x": _as_pixels(np.concatenate([half[0] for half in halves])),
-        "y": np.concatenate([half[1] for half in halves]),
+        "x": _as_pixels(_join("x", "train and test", [half[0] for half in halves])),
+        "y": _join("y", "train and test", [half[1] for half in halves]),
         MARK: np.array(True),
     }
     if len(halves) == 2:
@@ -97,15 +97,39 @@ def _half(
         x, y = _stack(given, "the data set")
         if clients is not None and len(clients) != len(y):
             raise FedblendError(f"clients: {len(clients)} for {len(y)} samples; valid: one for each sample")
-        return x, y, None if clients is None else np.array(clients)
+        return x, y, None if clients is None else _owners(clients)
     if not given:
         raise FedblendError("from_torch: there are no clients; give a data set for each")
     pairs = [_stack(samples, f"client {name}") for name, samples in given.items()]
-    shapes = {pair[0].shape[1:] for pair in pairs}
-    if len(shapes) > 1:
-        raise FedblendError(f"from_torch: clients have samples of shapes {sorted(map(list, shapes))}; valid: one shape")
     owner = np.repeat([str(name) for name in given], [len(y) for _, y in pairs])
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), owner
+    x, y = (_join(name, "clients", [pair[i] for pair in pairs]) for i, name in enumerate("xy"))
+    return x, y, owner
+
+
+def _owners(clients: Sequence[Any]) -> np.ndarray:
+    """The client of each sample as whole numbers or as text, never as objects, which would be pickled."""
+    owners = np.array(clients)
+    if owners.dtype.kind in "OU" and all(isinstance(owner, str) for owner in clients):
+        owners = owners.astype(str)
+    elif owners.dtype.kind == "O" and all(type(owner) is int for owner in clients):
+        owners = owners.astype(np.int64)
+    elif owners.dtype.kind not in "iu":
+        kinds = listed(sorted({type(owner).__name__ for owner in clients}))
+        raise FedblendError(f"clients: holds {kinds}; valid: a whole number for each sample, or a text for each")
+    return owners
+
+
+def _join(name: str, owners: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """One array of all. Raises :class:`FedblendError` for samples of several shapes or kinds of type."""
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        raise FedblendError(
+            f"from_torch: {name} of {owners}: samples of shapes {sorted(map(list, shapes))}; valid: one shape"
+        )
+    kinds = {kind_of(array) for array in arrays}
+    if len(kinds) > 1:
+        raise FedblendError(f"from_torch: {name} of {owners}: both {' and '.join(sorted(kinds))}; valid: one kind")
+    return np.concatenate(arrays)
 
 
 def _stack(samples: Samples, whose: str) -> tuple[np.ndarray, np.ndarray]:
