@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.points import sheets
-from fedblend.analysis.privacy.statements import SCOPE
+from fedblend.analysis.privacy.statements import MOST_ROUNDS, SCOPE
 from fedblend.core.errors import FedblendError
 from fedblend.report.charts import section_charts
 from fedblend.report.columns import BOLD_RULE, evaluations_note
@@ -139,6 +139,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
         "guarantees": section.guarantees,
         "scope": SCOPE,
+        "epsilon_rounds": MOST_ROUNDS,
         "words_note": WORDS_NOTE,
         "rule": f"{BOLD_RULE} {evaluations_note(section.rows)}".rstrip(),
         "galleries": galleries(section.groups),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation_helpers import BATCH_NORM
 from helpers import examples, experiment, federation_of, images, setup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,6 +186,34 @@ def test_a_protection_is_attacked_through() -> None:
 
     assert all(torch.equal(sent[name], t) for name, t in pruned(plain.observe(x, y)).items())
     assert DLG().distance(victim, sent, x, y).item() == 0
+
+
+CLIPPED: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "laplace": {"distribution": "laplace", "clip": 1.0},
+    "gradients": {"on": "gradients", "clip": 0.5},
+    "noise at the server": {"multiplier": 1.0, "side": "server"},
+    "no update is that long": {"clip": 1e3},
+}
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [7]}, BATCH_NORM], ids=["mlp", "batch norm"])
+@pytest.mark.parametrize("options", CLIPPED.values(), ids=CLIPPED)
+def test_clipping_is_repeated(options: dict[str, Any], model: dict[str, Any]) -> None:
+    """The clipped norm is of all that is sent, also of batch norm's running means."""
+    protection = {"name": "noise", "clip": 0.05, **options}
+    made = setup(images(), model=model, train={"lr": 0.1, "batch_size": 4}, protection=protection)
+    snapshot = RoundSnapshot(None, made, 0, TrainTask(0, made.weights(), None, made.sizes(0)), ())
+
+    attack = prepare(snapshot, 0, attacker="knows", images=4, steps=2)
+
+    norm = torch.cat([t.flatten() for t in attack.observed.values()]).norm()
+    for cost in (InvGrad(), DLG()):
+        found = cost.distance(attack.victim, attack.observed, attack.x, attack.y).item()
+        assert found == pytest.approx(0.0, abs=1e-6 * (1 if cost.cost == "cosine" else float(norm) ** 2))
+    x = (attack.x + 0.1).requires_grad_()
+    (gradient,) = torch.autograd.grad(DLG().distance(attack.victim, attack.observed, x, attack.y), x)
+    assert bool(gradient.isfinite().all())
 
 
 # What can be read off --------------------------------------------------------------------------------------

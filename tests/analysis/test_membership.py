@@ -131,6 +131,69 @@ def test_the_leak_card_of_a_model_is_of_the_layers_that_left_and_of_the_clients_
     assert cards["fedavg"].membership != membership.of_model(plain, state.weights)
 
 
+HALF = np.array([10, 10])
+
+
+def test_samples_that_had_not_arrived_are_no_members() -> None:
+    made = world(BOTH, known=[*range(10), *range(20, 30)])
+    arrived = made.scale(made.data.train.x[[*range(10), *range(20, 30)]])
+
+    assert membership.of_model(made, model(made, reads=9.0), sizes=HALF) == 1.0
+    assert membership.of_model(made, model(made, reads=9.0), {0}, HALF) == 1.0
+    assert membership.of_model(made, model(made, reads=9.0)) < 1.0
+    assert membership.of_entries(made, arrived, sizes=HALF) == 1.0
+    assert np.isnan(membership.of_entries(made, arrived, sizes=0 * HALF)), "nobody shared"
+
+
+def test_a_class_of_the_samples_that_had_arrived_is_no_advantage() -> None:
+    made = world(([0] * 10 + [1] * 10) * 2, known=[])
+
+    assert membership.of_model(made, model(made, says_0=5.0), sizes=HALF) == 0.0
+
+
+@pytest.mark.parametrize("enough", [1, 200])
+def test_samples_that_had_not_arrived_are_no_others_either(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are samples that clients hold out, or test samples where these are few, whatever had arrived."""
+    monkeypatch.setattr(membership, "ENOUGH", enough)
+    made = setup(images(n=60), partition={"name": "iid", "clients": 2}, holdout=0.3)
+    train, population = made.data.train.x, made.population
+    sizes = population.sizes // 2
+
+    def rows(x: torch.Tensor) -> set[tuple[float, ...]]:
+        return {tuple(row) for row in x.flatten(1).tolist()}
+
+    (members, _), (others, _) = membership._halves(made, sizes=sizes)
+
+    arrived = torch.cat([made.samples(client, int(sizes[client]))[0] for client in (0, 1)])
+    assert rows(members) <= rows(arrived)
+    assert rows(others) <= rows(train[population.rows("holdout")] if enough == 1 else made.data.test.x)
+    assert len(members) == len(others) > 1
+
+
+def test_leak_cards_compare_samples_that_were_shared_or_trained_on(tmp_path: Path) -> None:
+    """Each client has half of its samples when it shares, and others when it trains for the last time."""
+    settings = {
+        "name": "arrival",
+        "method": "global-mixup",
+        "unsafe": True,
+        "holdout": 0.3,
+        "arrival": {"first": 0.5, "clients": 0.5, "portion": 0.2},
+    }
+    api.run(resolve(changed(TINY, {**settings, "rounds": 4, "partition": {"name": "iid", "clients": 8}})), tmp_path)
+    cards = {leak.kind: leak for leak in leak_report(RunDirectory(tmp_path)).leaks}
+
+    run, state = RunDirectory(tmp_path), checkpoint.read(tmp_path)
+    made = make_setup(run.experiment())
+    used = np.zeros(8, np.int64)
+    for record in run.records()[1:]:
+        used[record.cohort] = made.sizes(record.round - 1)[record.cohort]
+    assert state is not None
+    assert (used < made.sizes(4)).any()
+    assert (state.shared_sizes < made.population.sizes).all()
+    assert cards["raw"].membership == 1.0
+    assert cards["weights"].membership == membership.of_model(made, state.weights, np.flatnonzero(used), used)
+
+
 def test_chance_is_zero_on_average() -> None:
     rng = np.random.default_rng(0)
     found = [membership.advantage(rng.random(40), rng.random(40)) for _ in range(300)]

@@ -29,7 +29,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.privacy import noise_facts, privacy_facts
+from fedblend.experiment.privacy import clients_keep, noise_facts, privacy_facts
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
 from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.report.privacy import run_statements
@@ -191,6 +191,14 @@ def test_a_run_with_any_protection_has_an_epsilon_or_the_reason_for_none(setting
     stated = run_statements(outcome(experiment(**settings), "loop"))
 
     assert [(one.epsilon, one.reason) for one in stated] == [(None, reason) for reason in reasons]
+
+
+@pytest.mark.parametrize("method", ["feddyn", "moon", "fedper", "fedrep", "fedbn"])
+def test_clients_of_these_methods_keep_something_and_can_have_noise(method: str) -> None:
+    made = experiment(protection={**NOISY, "side": "server"}, method={"name": method, **PLAIN})
+
+    assert clients_keep(made)
+    assert isinstance(noise_facts(made)["weights"], dict)
 
 
 @pytest.mark.parametrize("method", ["fedavg", {"name": "naivemix", "sharing": {"multiplier": 2.0}}])

@@ -428,3 +428,13 @@ def test_metrics_have_a_table_of_their_own_on_the_page(tmp_path):
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     metrics = page.split("Metrics by method</caption>")[1].split("</table>")[0]
     assert re.findall(r'<button type="button">([^<]+)', metrics) == ["method", "ece"]
+
+
+def test_the_chart_of_epsilon_says_how_many_points_it_has(tmp_path):
+    """Of 15 evaluations not all have a point."""
+    noisy = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
+    execute(experiment("fedavg", 0, rounds=14, eval_every=1, protection=noisy, delta=0.01), tmp_path / "run")
+
+    report.write([RunDirectory(tmp_path / "run")], tmp_path / "page.html")
+
+    assert "points for up to 12 evaluated rounds, and the last round" in (tmp_path / "page.html").read_text("utf-8")

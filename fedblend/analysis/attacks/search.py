@@ -62,7 +62,10 @@ class Attack:
         raise TypeError(f"{type(self).__name__} defines no search")
 
     def distance(self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the cost of images with these targets, without regularisation; 0 at the true ones."""
+        """Return the cost of images with these targets, without regularisation; 0 at the true ones.
+
+        Noise of a protection makes it larger, and objectives with random numbers that the attacker guesses.
+        """
         return COSTS[self.cost](victim.sent(x, y), observed)
 
 

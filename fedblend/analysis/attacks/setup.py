@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,11 +19,14 @@ from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.engine import TrainTask, protected, terms_of
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Context, Plain
+from fedblend.core.protection import changes
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
+from fedblend.core.trees import Tensors
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.fields import Train
+from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.runs.runner import one_thread
 
 Attacker = Literal["guesses", "plain", "knows"]
@@ -100,7 +104,7 @@ def prepare(
         sent, _ = protected(setup, task, trained)
         observed = victim.update_of(sent)
     if setup.experiment.protection.name != "none":
-        victim = replace(victim, protect=_nonzero_mask(observed))
+        victim = replace(victim, protect=_repeated_protection(setup, task, client, sent, observed))
     x, y = (half.to(engine.device) for half in setup.samples(client, one.samples))
     return AttackSetup(snapshot, client, attacker, victim, observed, engine.scale(x), y)
 
@@ -193,7 +197,37 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     return attacked
 
 
-def _nonzero_mask(observed: Mapping[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Return a function that sets entries to 0 where the protection did, so the attacker's costs ignore them."""
-    nonzero = {name: tensor != 0 for name, tensor in observed.items()}
-    return lambda update: {name: torch.where(nonzero[name], t, torch.zeros_like(t)) for name, t in update.items()}
+def _repeated_protection(
+    setup: Setup, task: TrainTask, client: int, sent: Tensors, observed: Tensors
+) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Return the part of the protection that an attacker can repeat.
+
+    It scales an update as the client's clipping did, and sets entries to 0 where the protection did, so that the
+    attacker's costs ignore them. The clipped norm is of all that was sent. What is no trained weight (batch norm's
+    means) the attacker has seen, so it knows what norm was left for the others.
+    """
+    protection, nonzero = setup.experiment.protection, {name: tensor != 0 for name, tensor in observed.items()}
+    order, bound = 2, math.inf
+    if isinstance(protection, ClipAndNoise) and protection.clip and not setup.adversaries[client]:
+        order = 2 if protection.distribution == "gaussian" else 1
+        bound = protection.clip * (setup.experiment.train.lr_in(task.round) if protection.on == "gradients" else 1.0)
+        seen = {n: t for n, t in changes(sent, setup.shared(task.weights)).items() if n not in observed}
+        # Noise on what the attacker has seen hides its norm.
+        if seen and not (protection.size and protection.side == "client"):
+            left = max(0.0, bound**order - float(_norm(seen, order)) ** order) ** (1 / order)
+            bound = max(left, float(_norm(observed, order)))  # where these differ, numbers were rounded
+
+    def protect(update: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        scaled: torch.Tensor | float = 1.0
+        if bound < math.inf:
+            norm = _norm(update, order)
+            scaled = (bound / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1.0)
+        return {name: torch.where(nonzero[name], scaled * t, torch.zeros_like(t)) for name, t in update.items()}
+
+    return protect
+
+
+def _norm(tensors: Tensors, order: int) -> torch.Tensor:
+    """The norm of all tensors as one vector."""
+    norms = torch.stack([torch.linalg.vector_norm(t, order) for t in tensors.values()])
+    return torch.linalg.vector_norm(norms, order)

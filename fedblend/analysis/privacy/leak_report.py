@@ -148,14 +148,15 @@ def _leak_report(run: RunDirectory) -> LeakReport:
         base = _unmeasured(run, outcome, state, kind, number, sharing, setup)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
-            trained_by = {client for record in outcome.records for client in record.cohort or ()}
+            last = {client: record.round for record in outcome.records for client in record.cohort or ()}
             # Where layers stay at clients, nobody has the whole model of the checkpoint.
-            if setup is not None and state is not None and trained_by and not setup.own_layers:
-                base = replace(base, membership=membership.of_model(setup, state.weights, trained_by))
+            if setup is not None and state is not None and last and not setup.own_layers:
+                used = _sizes_in(setup, last)
+                base = replace(base, membership=membership.of_model(setup, state.weights, last, used))
         elif _is_shared(kind, sharing):
             found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing, state)
             if setup is not None and state is not None and (compared := _compared(setup, sharing, state)) is not None:
-                base = replace(base, membership=membership.of_entries(setup, *compared))
+                base = replace(base, membership=membership.of_entries(setup, *compared, state.shared_sizes))
         else:
             found = []
         possible = setup is None or _has_images(setup)
@@ -163,6 +164,15 @@ def _leak_report(run: RunDirectory) -> LeakReport:
         nothing = left_out if run.is_of_sites else nothing
         leaks += [replace(base, how=how, **measures) for how, measures in found] or [replace(base, how=nothing)]
     return LeakReport(run.path.name, tuple(leaks), tuple(by_size))
+
+
+def _sizes_in(setup: Setup, rounds: Mapping[int, int]) -> np.ndarray:
+    """Samples that each client held in its round of ``rounds``, counted from 1; 0 for other clients."""
+    sizes = np.zeros(len(setup.population), np.int64)
+    for round in sorted({*rounds.values()}):  # in order: portions that arrive are counted from round to round
+        clients = [client for client, last in rounds.items() if last == round]
+        sizes[clients] = setup.sizes(round - 1)[clients]
+    return sizes
 
 
 def _has_images(setup: Setup) -> bool:

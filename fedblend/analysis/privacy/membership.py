@@ -29,11 +29,14 @@ AT_ONCE = 250
 """Samples in one forward pass, or in one table of distances."""
 
 
-def of_model(setup: Setup, weights: Tensors, clients: Collection[int] | None = None) -> float:
+def of_model(
+    setup: Setup, weights: Tensors, clients: Collection[int] | None = None, sizes: np.ndarray | None = None
+) -> float:
     """The advantage against a model, by the loss of each sample; NaN if no sample can be compared.
 
-    ``clients`` are those that trained it, by default all: samples of others were not used. Both halves have the same
-    classes: a model has smaller losses on classes that its clients have, also of samples that it never saw.
+    ``clients`` are those that trained it, by default all: samples of others were not used. Client k used its first
+    ``sizes[k]`` samples, by default all. Both halves have the same classes: a model has smaller losses on classes that
+    its clients have, also of samples that it never saw.
     """
     model = setup.model.eval()
 
@@ -42,18 +45,22 @@ def of_model(setup: Setup, weights: Tensors, clients: Collection[int] | None = N
         outputs = functional_call(model, dict(weights), (setup.scale(x),))
         return setup.task.losses(outputs, y)
 
-    members, others = _halves(setup, clients, same_classes=setup.task.kind == "classification")
+    members, others = _halves(setup, clients, sizes, same_classes=setup.task.kind == "classification")
     if not len(members[1]):
         return math.nan
     return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
 
 
 def of_entries(
-    setup: Setup, entries: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor] | None = None
+    setup: Setup,
+    entries: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    sizes: np.ndarray | None = None,
 ) -> float:
-    """The advantage against shared entries [n, ...], by the distance to the nearest.
+    """The advantage against shared entries [n, ...], by the distance to the nearest; NaN if nothing can be compared.
 
-    ``read`` makes of stored samples what the entries are made of others; by default inputs.
+    ``read`` makes of stored samples what the entries are made of others; by default inputs. Entries of client k are of
+    its first ``sizes[k]`` samples, by default of all.
     """
     flat, read = entries.double().flatten(1), read or setup.scale
 
@@ -62,7 +69,9 @@ def of_entries(
         parts = (torch.cdist(own, part).amin(1) for part in flat.split(AT_ONCE * 8))
         return functools.reduce(torch.minimum, parts)
 
-    members, others = _halves(setup)
+    members, others = _halves(setup, sizes=sizes)
+    if not len(members[1]):
+        return math.nan
     return advantage(*(np.concatenate([nearest(x).numpy() for x, _ in _parts(*half)]) for half in (members, others)))
 
 
@@ -95,17 +104,28 @@ def _share_up_to(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 Half = tuple[torch.Tensor, torch.Tensor]
 
 
-def _halves(setup: Setup, clients: Collection[int] | None = None, same_classes: bool = False) -> tuple[Half, Half]:
+def _halves(
+    setup: Setup,
+    clients: Collection[int] | None = None,
+    sizes: np.ndarray | None = None,
+    same_classes: bool = False,
+) -> tuple[Half, Half]:
     """Up to :data:`SAMPLES` training samples of the clients (default: of all), and as many other samples, as stored.
 
+    The training samples are the first ``sizes[k]`` of client k (default: all): later ones had not arrived.
     The others are what these clients hold out, or the test samples where that is too few: test samples may be of other
     people, who could be told from the clients for that alone. With ``same_classes`` each class is as frequent in both.
     """
     rng, train = stream(setup.experiment.seed, "membership"), setup.data.train
-    used, held = setup.population.order, setup.population.rows("holdout")
+    population = setup.population
+    owners, held = population.owners(), population.rows("holdout")
+    is_used = np.ones(len(owners), bool)
+    if sizes is not None:
+        is_used = np.arange(len(owners)) - population.offsets[owners] < sizes[owners]
     if clients is not None:
-        used = used[np.isin(setup.population.owners(), sorted(clients))]
-        held = held[np.isin(setup.population.owners("holdout"), sorted(clients))]
+        is_used &= np.isin(owners, sorted(clients))
+        held = held[np.isin(population.owners("holdout"), sorted(clients))]
+    used = population.order[is_used]
     rest = setup.data.test if len(held) < ENOUGH else train
     unused = np.arange(len(rest.y)) if rest is not train else held
     used, unused = rng.permutation(used), rng.permutation(unused)
