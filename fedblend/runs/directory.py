@@ -159,9 +159,9 @@ class RunDirectory:
             )
 
     def require_same_data(self, data: Dataset) -> None:
-        """Raise :class:`FedblendError` if files of the data have changed since the run began."""
+        """Raise :class:`FedblendError` if files of the data have changed since the run began, where it kept their sums."""
         then, now = self.facts().get("data", {}).get("files", {}), data.facts.get("files", {})
-        if sorted(then.values()) != sorted(now.values()):
+        if then and sorted(then.values()) != sorted(now.values()):
             new = next((name for name, digest in now.items() if digest not in then.values()), "a file")
             raise FedblendError(
                 f"{self.path}: the data have changed since this run began: {new} is not what its SHA-256 in {FACTS} "
