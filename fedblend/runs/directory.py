@@ -159,7 +159,7 @@ class RunDirectory:
             )
 
     def require_same_data(self, data: Dataset) -> None:
-        """Raise :class:`FedblendError` if files of the data, of which the run keeps sums, have changed since it began."""
+        """Raise :class:`FedblendError` if files of the data have changed since the run began and noted their sums."""
         then, now = self.facts().get("data", {}).get("files", {}), data.facts.get("files", {})
         if then and sorted(then.values()) != sorted(now.values()):
             new = next((name for name, digest in now.items() if digest not in then.values()), "a file")
