@@ -389,7 +389,7 @@ class RoundLoop:
 
         Mix2FLD's rule (section II): |w - w'| / |w'| for models; of mean outputs, where clients send these, the largest
         such number of any label.
-        A round without uploads does not count as converged.
+        A round without uploads does not count as converged, nor one in which clients do not train yet.
         """
         bound = self.experiment.convergence_tol
         if bound is None:
@@ -404,7 +404,8 @@ class RoundLoop:
                 for one in (before.weights, weights)
             )
         change = float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())
-        converged = change < bound and facts.get("uploads") != 0
+        waits = self.method.upload.trains and not self.method.upload.trains_in(before.round)
+        converged = change < bound and facts.get("uploads") != 0 and not waits
         return {"change": change if np.isfinite(change) else None, "converged": converged}
 
     def _record(self, state: RunState, costs: CostMeter, facts: dict[str, Any]) -> RoundRecord:

@@ -10,6 +10,7 @@ What these classes receive is defined in :mod:`fedblend.core.context`; authors m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -50,6 +51,7 @@ __all__ = [
     "Tensors",
     "Term",
     "WithBase",
+    "with_bases",
 ]
 
 
@@ -150,6 +152,10 @@ class WithBase(Objective):
 
     base: Any
 
+    def fallback(self) -> Objective:
+        """The same change of the base's fallback; of the base itself, if that needs nothing."""
+        return replace(self, base=self.base.fallback() if self.base.needs else self.base)  # type: ignore[type-var]
+
     @property
     def needs(self) -> tuple[str, ...]:
         """The needs of the base."""
@@ -179,6 +185,14 @@ class WithBase(Objective):
     def exclude_own(self) -> bool:
         """Whether the base excludes the client's own entries."""
         return bool(getattr(self.base, "exclude_own", False))
+
+
+def with_bases(objective: Objective) -> list[Objective]:
+    """An objective, its base, the base of that, and so on."""
+    chain = [objective]
+    while isinstance(chain[-1], WithBase):
+        chain.append(chain[-1].base)
+    return chain
 
 
 class Personal(Part):

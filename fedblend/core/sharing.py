@@ -72,10 +72,12 @@ class Shares:
 
     asked: np.ndarray
     """Clients that were asked, int64 [n]."""
+    reached: np.ndarray
+    """Which of them received the model that sharing needs, bool [n]; all, where it needs none."""
     payloads: dict[int, Payload]
     """Payloads that arrived and are good, by client."""
     lost: list[int]
-    """Clients whose payload did not arrive."""
+    """Clients whose payload did not arrive, or whom the model that sharing needs did not reach."""
     refused: list[dict[str, Any]]
     """``client`` and ``reason`` of each payload that cannot be used, or that a site refused to send."""
 

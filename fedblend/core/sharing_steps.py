@@ -46,7 +46,7 @@ class SharingSteps:
         with costs.time("share"):
             shares = self._collect_shares(state.round, weights, due, sizes, costs)
             state = self._store_shares(state, shares, due, sizes)
-        has_model = shares.asked if self.method.sharing.reads_model else nobody
+        has_model = shares.asked[shares.reached] if self.method.sharing.reads_model else nobody
         return state, {"shared": shares.facts(len(state.entries))}, has_model
 
     def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
@@ -69,13 +69,19 @@ class SharingSteps:
         asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
         if sharing.of_cohort:
             asked = np.intersect1d(asked, self.draw_cohort(round))
-        replies = dict(self.engine.share(round, weights, asked.tolist(), sizes))
+        reached = np.ones(len(asked), bool)
+        if sharing.reads_model:
+            model = np.full(len(asked), bytes_of(self.setup.shared(weights)))
+            reached = transmit(self.setup, "down", "share-downlink", model, asked, round, costs)
+            costs.count("down", "weights", int(model.sum()))
+        replies = dict(self.engine.share(round, weights, asked[reached].tolist(), sizes))
         given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
         refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
         sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
         arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
         costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
-        lost = [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
+        lost = asked[~reached].tolist()
+        lost += [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
         payloads: dict[int, Payload] = {}
         for client, payload in given.items():
             if client in lost:
@@ -84,9 +90,7 @@ class SharingSteps:
                 refused.append({"client": client, "reason": fault})
             else:
                 payloads[client] = payload
-        if sharing.reads_model:
-            costs.count("down", "weights", len(asked) * bytes_of(self.setup.shared(weights)))
-        return Shares(asked, payloads, lost, refused)
+        return Shares(asked, reached, payloads, sorted(lost), refused)
 
     def _store_shares(self, state: RunState, shares: Shares, due: np.ndarray, sizes: np.ndarray) -> RunState:
         """Replace the entries of the clients that were asked; no client has the new pool yet.

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedblend.core.engine import client_parts
 from fedblend.core.errors import did_you_mean
-from fedblend.core.objective import Personal
+from fedblend.core.objective import ClientPart, Personal, with_bases
 from fedblend.experiment.fields import Method, Policy, Train, Validation
 
 
@@ -145,7 +145,7 @@ def check_sharing(method: Method, channel: Any) -> None:
             "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means, features or raw"
         )
     # An objective with views may have one that mixes as its base.
-    needs_raw = getattr(objective, "base", objective).breaks_privacy
+    needs_raw = any(one.breaks_privacy for one in with_bases(objective))
     if objective.needs and (not sharing.unsafe if needs_raw else sharing.unsafe and not objective.reads_stored):
         form, valid = ("as they are stored", "raw") if needs_raw else ("as the model takes them", "means")
         raise ValueError(
@@ -244,15 +244,22 @@ def check_training(method: Method, train: Train, protection: Any) -> None:
         )
 
 
+def _keeps_state(kind: type[ClientPart]) -> bool:
+    """Whether a kind of part keeps something from round to round, at the server or at a client."""
+    own, none = (kind.init_server_state, kind.init_client_state), ClientPart
+    return own != (none.init_server_state, none.init_client_state)
+
+
 def check_client_parts(method: Method, train: Train, channel: Any, protection: Any) -> None:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
     objective = method.objective
-    base = getattr(objective, "base", None)
-    if base is not None and (base.tracks or base.broadcasts):
-        raise ValueError(
-            f"method.objective.base: '{base.name}' keeps a state from round to round, which '{objective.name}' does "
-            "not pass on; valid: another base"
-        )
+    for base in with_bases(objective)[1:]:
+        if _keeps_state(type(base)):
+            raise ValueError(
+                f"method.objective.base: '{base.name}' keeps a state from round to round, which '{objective.name}' "
+                "does not pass on; valid: another base"
+            )
+        base.require_possible(method, train)
     if objective.tracks and type(method.personal).objective is not Personal.objective:
         raise ValueError(
             f"method.personal: '{method.personal.name}' takes several steps inside each step, but '{objective.name}' "

@@ -142,7 +142,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     experiment = task.setup.experiment
     if fields["begins"] == "own" and (protects(task) or secure_aggregator(task) is not None):
         raise RefusedByPolicy(
-            "it did not hear the round's model, from which its protection clips how far its own moves, and a masked "
+            "it did not receive the round's model, from which its protection clips how far its own moves, and a masked "
             "sum counts changes"
         )
     state = _client_state(task, fields, start)
@@ -258,6 +258,8 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> d
                 f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
                 "nobody else has it; begin a new run"
             )
+        # A personal model that is made after training is not read in the next round, and has no first table.
+        kept = {name: kept[name] for name in kept if name in first or not name.startswith("personal/")}
         if fault := fault_of(kept, first):
             raise FedblendError(
                 f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"

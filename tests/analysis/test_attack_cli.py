@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded, words_of
+from helpers import images, labelled, same
 from helpers import run as after_rounds
-from helpers import same
+from helpers import setup as made_of
 
 from fedblend.analysis.attacks.outcome import attack_run, read_attacks
 from fedblend.analysis.attacks.search import cosine_distance
@@ -409,6 +410,19 @@ def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
     assert mean_sizes(setup, setup.experiment.method.sharing) == [1, 2, 3, 5, 10, 20, 50, "all"]
     assert recognised_by_chance(setup, 5) == pytest.approx(5 / len(setup.population.order))
     assert recognised_by_chance(setup, "all") == pytest.approx(1 / 4)
+
+
+def test_means_within_a_class_of_several_labels_are_means_of_any_samples() -> None:
+    """Data with several labels have no classes to split by, so that sharing groups them at random."""
+    sharing = {"name": "means", "split": "class", "samples_per_mean": 4}
+    halves = {half: replace(getattr(images(24), half), y=getattr(labelled(24), half).y) for half in ("train", "test")}
+    data = replace(images(24), classes=(), labels=("a", "b", "c"), **halves)
+    setup = made_of(data, [range(12), range(12, 24)], method={"name": "naivemix", "sharing": sharing})
+
+    found = similarity_of_means(setup, setup.experiment.method.sharing)
+
+    assert found is not None
+    assert found.samples == 6
 
 
 def test_larger_means_are_farther_from_raw_samples(study: Path) -> None:

@@ -94,6 +94,27 @@ def test_what_a_channel_loses_is_left_out(direction: str) -> None:
     assert records[0]["bytes_up"]["weights"] == (4 if direction == "up" else 3) * weights
 
 
+def test_a_client_that_misses_the_model_shares_no_hidden_means() -> None:
+    layer = {"layer": 1}
+    method = {"name": "naivemix-hidden", "objective": layer, "sharing": layer}
+    made = setup(train={"cohort": 4}, method=method, rounds=1)
+    model = bytes_of(made.weights())
+
+    class LosesModels(Channel):
+        def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            lost = (np.arange(len(sizes)) == 2) & (sizes == model) & (direction == "down")
+            return ~lost
+
+    state, records = run(with_parts(made, channel=LosesModels()), 1)
+
+    assert records[0]["shared"]["lost"] == [2]
+    assert (records[0]["shared"]["asked"], records[0]["shared"]["sent"]) == (4, 3)
+    assert 2 not in state.entries.owner
+    # The others have the model already; the third client gets it with the pool.
+    assert records[0]["bytes_down"]["weights"] == (4 + 1) * model
+    assert records[0]["uploads"] == 4
+
+
 def test_nothing_arriving_stops_the_run() -> None:
     class Dead(Channel):
         def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -100,6 +100,7 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         {"name": "fedmix", "personal": "fedrep", "aggregator": "fednova"},
         {"name": "pfedme", "objective": "fedlc"},
         {"name": "fedproto"},
+        {"upload": "silent", "stateful_clients": True},
     ],
     ids=[
         "aggenhance",
@@ -109,6 +110,7 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         "fedrep and fednova",
         "pfedme and fedlc",
         "fedproto",
+        "silent",
     ],
 )
 def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> Non
     clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
         clipped = here(experiment(**lossy), protection=NOISE)
-    with pytest.raises(FedblendError, match="it did not hear the round's model, from which its protection clips"):
+    with pytest.raises(FedblendError, match="it did not receive the round's model, from which its protection clips"):
         work.train(clipped, fields, {})
     assert work.train(here(experiment(**lossy)), fields, {})[1]
 

@@ -600,7 +600,7 @@ def test_a_model_that_begins_at_a_site_is_neither_trained_for_a_masked_sum_nor_p
     site.connect()
     monkeypatch.setattr(LoopEngine, "train", lambda *given: pytest.fail("it trained"))
     fields, _ = site.reply("train", site.experiment(**changes, evaluate_model="device"), **ALONE, total=10**6)
-    assert "it did not hear the round's model" in fields["fault"]
+    assert "it did not receive the round's model" in fields["fault"]
     assert [line["refused"] for line in site.log()] == [fields["fault"]]
     assert not (tmp_path / "audit.state").exists()
 

@@ -26,6 +26,7 @@ from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
 from fedblend.methods.augment import augmix
 from fedblend.methods.objectives.augmix import AugMix
+from fedblend.methods.objectives.calibrated import FedLC
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.mixup import LocalMix
 
@@ -216,6 +217,8 @@ def test_a_base_is_a_part_of_its_own_in_files() -> None:
     assert made.needs == FedMix.needs
     assert AugMix().base == Plain()
     assert AugMix(base=FedMix()).fallback() == AugMix()
+    assert AugMix(base=FedLC(base=FedMix())).fallback() == AugMix(base=FedLC())
+    assert FedLC(base=AugMix(base=FedMix(), lam=2)).fallback() == FedLC(base=AugMix(lam=2))
 
 
 def test_another_base_replaces_the_presets() -> None:
@@ -228,6 +231,10 @@ def test_another_base_replaces_the_presets() -> None:
     ("base", "told"),
     [
         ("augmix", "'augmix' cannot be its own base"),
+        ({"name": "fedlc", "base": "augmix"}, "'augmix' cannot be its own base"),
+        ({"name": "fedlc", "base": {"name": "virtual-samples", "base": "fedrs"}}, "'fedrs' changes logits itself"),
+        ("fedfa", "'fedfa' keeps a state from round to round, which 'augmix' does not pass on"),
+        ({"name": "fedlc", "base": "fedfa"}, "'fedfa' keeps a state from round to round"),
         ("fedmyx", "unknown objective 'fedmyx'.*fedmix"),
         ({"name": "fedmix", "lambada": 1}, r"lambada: unknown key"),
         ({"name": "fedmix", "lambda": 2}, r"lambda: 2 is not valid"),
@@ -237,6 +244,19 @@ def test_another_base_replaces_the_presets() -> None:
 def test_mistakes_name_the_base(base: Any, told: str) -> None:
     with pytest.raises(FedblendError, match=rf"^method\.(objective\.base|sharing).*{told}"):
         resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}}})
+
+
+def test_what_a_base_cannot_have_is_refused_below_another_base_too() -> None:
+    objective = {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}
+
+    with pytest.raises(FedblendError, match="'fedmix' needs x, y, which clients do not share beside channel stat"):
+        resolve({**FILE, "method": {"name": "statmix", "objective": objective}})
+
+
+@pytest.mark.parametrize("base", ["global-mixup", {"name": "fedlc", "base": "global-mixup"}])
+def test_a_base_of_a_base_that_mixes_with_raw_samples_takes_no_means(base: Any) -> None:
+    with pytest.raises(FedblendError, match=r"mixes with data as they are stored, which 'means' does not share"):
+        resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}, "sharing": "means"}})
 
 
 def test_hidden_layers_must_agree_through_the_base() -> None:

@@ -448,6 +448,15 @@ def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
     assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
 
 
+def test_rounds_before_clients_train_are_not_taken_for_converged() -> None:
+    method = {"upload": {"name": "model", "from_round": 3}}
+    made = setup(method=method, convergence_tol=1e-3, train={"cohort": 2, "lr": 0.1}, rounds=3)
+    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
+
+    assert [(r.get("uploads"), r["converged"]) for r in records] == [(None, False), (None, False), (2, False)]
+    assert [r["change"] > 0 for r in records] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

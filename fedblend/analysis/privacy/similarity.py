@@ -22,7 +22,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData, Pool
 from fedblend.data.scale import Scaler
-from fedblend.methods.sharing.means import SharedMeans, class_groups, random_groups
+from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
@@ -110,7 +110,8 @@ def _shared_means(setup: Setup, sharing: SharedMeans) -> tuple[list[torch.Tensor
         local = ClientData(x, y, setup.task, setup.scale, _no_layers, _stream(setup, client), minimum)
         payload = sharing.share(local)
         if payload is not None:
-            places = _groups(sharing, y.numpy(), _stream(setup, client))
+            # The same random numbers as the payload's, from the beginning.
+            places = sharing.groups(replace(local, rng=_stream(setup, client)))
             allowed = np.bincount(places) >= minimum
             numbers = np.where(allowed, count + np.cumsum(allowed) - 1, -1)
             number[: len(y)] = numbers[places]
@@ -127,12 +128,6 @@ def _no_layers(x: torch.Tensor, layer: int) -> torch.Tensor:
 
 def _stream(setup: Setup, client: int) -> np.random.Generator:
     return stream(setup.experiment.seed, "share", 0, client)
-
-
-def _groups(sharing: SharedMeans, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The groups that :meth:`SharedMeans.share` makes with the same random numbers."""
-    size = len(labels) if sharing.samples_per_mean == "all" else sharing.samples_per_mean
-    return class_groups(rng, labels, size) if sharing.split == "class" else random_groups(rng, len(labels), size)
 
 
 def similarity_of_entries(setup: Setup, entries: Pool) -> Similarity:

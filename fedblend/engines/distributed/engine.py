@@ -25,6 +25,7 @@ from fedblend.engines.distributed.serialization import (
     reduce_sums,
     score_tensors,
     task_tensors,
+    upload_like,
     uploads_from,
 )
 from fedblend.engines.loop import LoopEngine
@@ -101,7 +102,7 @@ class DistributedEngine:
                     total = result.extra_bytes.get((direction, kind), 0) + number
                     result.extra_bytes[direction, kind] = total
             if isinstance(result.partial, Sums):
-                like = self.inner.to_device(self.setup.shared(task.weights))
+                like = self.inner.to_device(upload_like(self.setup, task))
                 result.partial = reduce_sums(self.ranks, result.partial, weight, like)
         return _sorted(result, uploads, clients)
 

@@ -68,12 +68,19 @@ def payloads_from(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> d
     return {client: strip_prefix(f"{client}/", tensors) for client in fields["clients"]}
 
 
+def upload_like(setup: Setup, task: TrainTask) -> Tensors:
+    """Return tensors with the names, shapes and types of a round's uploads."""
+    return setup.experiment.method.upload.like(setup.shared(task.weights), setup.task)
+
+
 def reduce_sums(ranks: Ranks, own: Sums, other_weight: float, like: Tensors) -> Sums:
     """Sum the weighted uploads of all ranks; only rank 0 gets the result.
 
     ``own`` are this rank's sums, ``other_weight`` the total weight of the other ranks (used at rank 0 only), and
     ``like`` tensors with the uploads' names, shapes, types and device.
     """
+    if not like:
+        return Sums(own.weight + other_weight, {}, {})
     flat = torch.cat(
         [
             own.tensors[name].flatten() if name in own.tensors else t.new_zeros(t.numel(), dtype=torch.float64)

@@ -24,6 +24,7 @@ from fedblend.engines.distributed.serialization import (
     reduce_sums,
     score_tensors,
     task_from,
+    upload_like,
     upload_tensors,
 )
 from fedblend.engines.loop import LoopEngine
@@ -127,4 +128,4 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
     extras = add_prefix("extras/", result.extras) | for_clients("each_extras/", result.each_extras)
     ranks.send(summary, upload_tensors(uploads) | states | extras)
     if isinstance(sums, Sums):
-        reduce_sums(ranks, sums, 0.0, inner.to_device(setup.shared(task.weights)))
+        reduce_sums(ranks, sums, 0.0, inner.to_device(upload_like(setup, task)))

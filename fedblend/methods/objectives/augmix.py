@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Net, Objective, Scale, StepPlan, Tensors, WithBase
-from fedblend.core.registry import Count, Float, NonNegative, Positive, build, part
+from fedblend.core.objective import Base, Batch, Context, Net, Objective, Scale, StepPlan, Tensors, WithBase, with_bases
+from fedblend.core.registry import Count, Float, NonNegative, Positive, part
 from fedblend.methods.augment import augmix
 from fedblend.methods.augment.augmix import VIEWS, draw_augmix
 from fedblend.methods.objectives.output_cache import OutputCache
@@ -31,15 +30,12 @@ DRAWN = ("operation", "level", "mix")
 """Names of the arrays that are drawn for the views."""
 
 
-def _build_base(spec: Any) -> Any:
-    where = "method.objective.base"
-    base = build("objective", spec, where)
-    if isinstance(base, AugMix):
-        raise FedblendError(f"{where}: 'augmix' cannot be its own base; valid: plain, and the objectives that mix")
+def _require_other(base: Objective) -> Objective:
+    if any(isinstance(one, AugMix) for one in with_bases(base)):
+        raise FedblendError(
+            "method.objective.base: 'augmix' cannot be its own base; valid: plain, and the objectives that mix"
+        )
     return base
-
-
-Base = Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "objective"})]
 
 
 @part("objective", "augmix")
@@ -78,12 +74,8 @@ class AugMix(WithBase):
     """Operations in the longest chain; lengths are uniform from 1 to this."""
     alpha: Positive = 1.0
     """Parameter of the Dirichlet and Beta distributions of the mixing weights."""
-    base: Base = Field(default="plain", validate_default=True)
+    base: Annotated[Base, AfterValidator(_require_other)] = Field(default="plain", validate_default=True)
     """The objective of the loss L_c, with its options; the method's sharing must provide the data that it needs."""
-
-    def fallback(self) -> Objective:
-        """The same objective with cross-entropy as its base."""
-        return replace(self, base="plain")
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The arrays of :func:`.draw_augmix`, one row a step [steps, width, 2, ...], then those of the base.

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, WithBase
-from fedblend.core.registry import Fraction, NonNegative, build, part
+from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, WithBase, with_bases
+from fedblend.core.registry import Fraction, NonNegative, part
 from fedblend.core.trees import Tensors
 
 MISSING = 1e-8
 """Samples that a class without samples counts as in FedLC: its logit falls by 100 tau and leaves the softmax."""
 
 
-def _build_base(spec: Any) -> Any:
-    base = build("objective", spec, "method.objective.base")
-    if isinstance(base, Calibrated):
-        raise FedblendError(
-            f"method.objective.base: '{base.name}' changes logits itself; valid: plain, augmix, and the objectives "
-            "that mix"
-        )
+def _require_other(base: Objective) -> Objective:
+    for one in with_bases(base):
+        if isinstance(one, Calibrated):
+            raise FedblendError(
+                f"method.objective.base: '{one.name}' changes logits itself; valid: plain, augmix, and the objectives "
+                "that mix"
+            )
     return base
 
 
@@ -73,14 +72,8 @@ class Calibrated(WithBase):
 
     counts_labels = True
 
-    base: Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "objective"})] = Field(
-        default="plain", validate_default=True
-    )
+    base: Annotated[Base, AfterValidator(_require_other)] = Field(default="plain", validate_default=True)
     """The objective whose loss is taken, with its options; the method's sharing must provide the data that it needs."""
-
-    def fallback(self) -> Objective:
-        """The same change of logits in the base's fallback."""
-        return replace(self, base=self.base.fallback())
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """What the base draws, and ``label_counts`` float32 [steps, C]: nothing of it is random.

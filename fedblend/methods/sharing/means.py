@@ -143,7 +143,7 @@ class SharedMeans(Sharing):
             )
         if n < self.threshold or n == 0:
             return None
-        payload, count = group_means(local, self._groups(local), read)
+        payload, count = group_means(local, self.groups(local), read)
         allowed = torch.from_numpy(count >= local.minimum)
         if not bool(allowed.any()):
             return None
@@ -156,7 +156,7 @@ class SharedMeans(Sharing):
         # After the noise: a mean that is rounded before may move by more than the noise is sized for.
         return {name: tensor.float() for name, tensor in payload.items()}
 
-    def _groups(self, local: ClientData) -> np.ndarray:
+    def groups(self, local: ClientData) -> np.ndarray:
         """The group of each sample, int64 [n]."""
         n = len(local.y)
         size = n if self.samples_per_mean == "all" else self.samples_per_mean
@@ -166,7 +166,7 @@ class SharedMeans(Sharing):
 
     def used(self, local: ClientData) -> np.ndarray:
         """Samples in groups that are large enough for a mean."""
-        groups = self._groups(local)
+        groups = self.groups(local)
         large: np.ndarray = np.bincount(groups)[groups] >= local.minimum
         return large
 
