@@ -79,7 +79,7 @@ bench: setup
 	$(BIN)/python benchmarks/population.py --out benchmarks/results/population.json
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/flower.py --out benchmarks/results/flower.json
-	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results/profile.json
+	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results
 	$(BIN)/python benchmarks/page.py
 
 # Many hours of work: every study and item behind docs/results/ and docs/reproductions/, then their tables.

@@ -177,7 +177,7 @@ class Advice:
         word = "help" if low > 0 else "hurt"
         return f"{word}s" if option.method in certain_together(self.compared) else f"may {word}"
 
-    def told(self, value: float, signed: bool = False) -> str:
+    def as_text(self, value: float, signed: bool = False) -> str:
         """A score in words: accuracies in percent."""
         if math.isnan(value):
             return NOTHING
@@ -187,7 +187,11 @@ class Advice:
     def interval(self, option: Option) -> str:
         """The difference to FedAvg with its interval, in words."""
         d = option.difference
-        return "" if d is None else f"{self.told(d.mean, True)} [{self.told(d.low, True)}, {self.told(d.high, True)}]"
+        return (
+            ""
+            if d is None
+            else f"{self.as_text(d.mean, True)} [{self.as_text(d.low, True)}, {self.as_text(d.high, True)}]"
+        )
 
     def answer(self) -> list[str]:
         """The answer in sentences."""
@@ -208,7 +212,8 @@ class Advice:
             return found
         word = self.verdict(best)
         found = [
-            f"{best.method} {word}: {self.interval(best)}{unit} over FedAvg's {self.told(base.score)}, {seeds} seeds."
+            f"{best.method} {word}: {self.interval(best)}{unit} over FedAvg's {self.as_text(base.score)}, "
+            f"{seeds} seeds."
         ]
         if word == "may help":
             found.append(f"This is not certain among {len(self.compared)} comparisons; more seeds would decide it.")

@@ -61,9 +61,6 @@ METHOD_ROWS = (
 """The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
 have different colours."""
 
-METHOD_COLOURS = {method: colour for row in METHOD_ROWS for method, colour in zip(row, COLOURS, strict=False)}
-"""The colour of each preset on every page and in every figure."""
-
 PHASES = {
     "train": "#77AADD",
     "evaluate": "#EE8866",
@@ -101,7 +98,7 @@ METHOD_STYLES = {
     for row, dash in zip(METHOD_ROWS, DASHES, strict=True)
     for method, colour, marker in zip(row, COLOURS, MARKERS, strict=False)
 }
-"""The style of each preset."""
+"""The style of each preset, on every page and in every figure."""
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:

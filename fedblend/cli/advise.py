@@ -155,7 +155,7 @@ def _table(advice: Advice) -> Table:
         leaves = ", ".join(option.leaves)
         table.add_row(
             Text(option.method),
-            advice.told(option.score),
+            advice.as_text(option.score),
             advice.interval(option),
             f"{option.megabytes:.3g}",
             "" if math.isnan(option.exposure) else f"{option.exposure:.3f}",

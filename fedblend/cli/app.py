@@ -470,7 +470,9 @@ def privacy_epsilon(
 def privacy_samples(
     file: File,
     set_: Set = None,
-    lambdas: Annotated[str, typer.Option(help="Mixing ratios, with commas.")] = "0.01,0.1,0.2,0.3,0.4,0.49",
+    lambdas: Annotated[
+        str | None, typer.Option(help="Mixing ratios, with commas (default: those of the paper's tables).")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
     devices: Annotated[int, typer.Option(min=2, help="Devices whose samples are mixed.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 10,
@@ -481,7 +483,8 @@ def privacy_samples(
     from fedblend.cli.arguments import parse_changes, parse_lambdas
     from fedblend.cli.privacy_samples import show_samples
 
-    show_samples(file, parse_changes(set_), parse_lambdas(lambdas), samples, devices, repeats, out, coordinated)
+    ratios = None if lambdas is None else parse_lambdas(lambdas)
+    show_samples(file, parse_changes(set_), ratios, samples, devices, repeats, out, coordinated)
 
 
 @privacy_app.command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedblend.analysis.privacy.mixup import Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
+from fedblend.analysis.privacy.mixup import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
@@ -19,7 +19,7 @@ from fedblend.runs import api
 def show_samples(
     file: Path,
     changes: Sequence[Change],
-    lambdas: Sequence[float],
+    lambdas: Sequence[float] | None,
     samples: int,
     devices: int,
     repeats: int,
@@ -36,6 +36,7 @@ def show_samples(
     population = split(experiment, data)
     seed = experiment.seed
     draws = [make_mixtures(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
+    lambdas = lambdas or LAMBDAS
     rows = measure_mixtures(draws, lambdas)
     if out is not None:
         _draw(out, draws[0], data, lambdas)

@@ -42,8 +42,8 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
         searches = tune(table, folder, on_trial)
     console.print(_best_table(searches))
     for search in searches:
-        if search.best is not None:
-            console.print(f"{search.label}: {_values(search.best.values)}", highlight=False, soft_wrap=True)
+        assert search.best is not None
+        console.print(f"{search.label}: {_values(search.best.values)}", highlight=False, soft_wrap=True)
     for line in lines_of_ends(searches):
         console.print(line, highlight=False, soft_wrap=True)
     rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]

@@ -238,7 +238,14 @@ def own_tests(setup: Setup) -> np.ndarray:
             "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
             "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
         )
-    return np.searchsorted(natural, of)
+    return _places_of(natural, of)
+
+
+def _places_of(natural: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """The client of each test sample, int64 [n]; -1 where the data's own client takes no part in this run."""
+    place = np.full(int(max(natural.max(initial=0), of.max(initial=0))) + 1, -1)
+    place[natural] = np.arange(len(natural))
+    return place[of]
 
 
 def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
@@ -279,10 +286,7 @@ def _client_tests(
     natural = setup.population.natural
     if natural is None or setup.data.test.client is None:
         return None
-    # The client of each test sample, -1 where its writer (or role) takes no part in this run.
-    place = np.full(int(max(natural.max(), setup.data.test.client.max())) + 1, -1)
-    place[natural] = np.arange(len(natural))
-    owner = place[setup.data.test.client]
+    owner = _places_of(natural, setup.data.test.client)
     of = owner >= 0
     if not of.any():
         return None

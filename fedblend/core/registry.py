@@ -99,6 +99,14 @@ BASES = {
 }
 """The base class of each kind of part that has one in the core."""
 
+IN_MEMORY = {
+    "dataset": (
+        '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); a data frame: write it to a .csv '
+        'or .parquet file for {name = "table"}'
+    )
+}
+"""What to do with something in memory where a part of a kind is asked for, for messages."""
+
 FILE_WORDS = {"lam": "lambda"}
 """Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
 
@@ -182,8 +190,9 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         form = '[{name = "..."}]' if where.endswith("]") else '{name = "..."}'
         field = where.rpartition(".")[2].partition("[")[0]
+        hint = "" if isinstance(spec, str | int | float) else IN_MEMORY.get(kind, "")
         raise FedblendError(
-            f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
+            f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}{hint}"
         )
     cls = find(kind, fields["name"], where)
     back = {word: python for python, word in FILE_WORDS.items() if python in fields_of(cls)}

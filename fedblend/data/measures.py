@@ -29,7 +29,7 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
     - ``classes_mean``, ``classes_deviation``: mean and deviation of a client's number of
       classes (AggEnhance, section 4.3, Figure 3a). Fewer is less IID.
     - ``divergence``: the mean Kullback-Leibler divergence between two clients in nats (equation 18,
-      Figure 3b), on smoothed probabilities: see :func:`smoothed` and :func:`mean_divergence`.
+      Figure 3b), on smoothed probabilities: see :func:`smoothed` and :func:`divergence`.
     - ``distance``: the mean over clients of sum_c |p_i(c) - p(c)|, from 0 (all clients as the whole data set) to 2,
       the measure of Zhao et al. 2018 ("Federated Learning with Non-IID Data", section 3.1).
     - ``size_mean``, ``size_median``, ``size_min``, ``size_max``, ``size_deviation``: samples of a client.
@@ -49,7 +49,7 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
     return {
         "classes_mean": float(class_number.mean()),
         "classes_deviation": float(class_number.std()),
-        "divergence": _divergence(smoothed(counts[rows], total) for rows in _blocks(len(counts))),
+        "divergence": divergence(smoothed(counts[rows], total) for rows in _blocks(len(counts))),
         "distance": float(distance.mean()),
         "size_mean": float(sizes.mean()),
         "size_median": float(np.median(sizes)),
@@ -72,18 +72,13 @@ def smoothed(counts: np.ndarray, total: np.ndarray | None = None) -> np.ndarray:
     return (counts + prior) / (counts.sum(1, keepdims=True) + 1)
 
 
-def mean_divergence(p: np.ndarray) -> float:
+def divergence(blocks: Iterable[np.ndarray]) -> float:
     """Equation 18 of AggEnhance: the mean of KL(p_i || p_j) over ordered pairs i != j, in nats.
 
     Div = 1 / (N (N - 1)) sum_{i != j} sum_c p_i(c) (log p_i(c) - log p_j(c)), for positive
-    probabilities [clients, classes]; 0 for a single client. Computed without a loop over pairs:
+    probabilities [clients, classes] in blocks of clients; 0 for a single client. Computed without a loop over pairs:
     sum_ij KL = N sum_i sum_c p_i log p_i - sum_c (sum_i p_i) (sum_j log p_j).
     """
-    return _divergence(p[rows] for rows in _blocks(len(p)))
-
-
-def _divergence(blocks: Iterable[np.ndarray]) -> float:
-    """:func:`mean_divergence` of blocks of clients."""
     n, own, p_sum, log_sum = 0, 0.0, np.zeros(1), np.zeros(1)
     for p in blocks:
         logs = np.log(p)

@@ -137,15 +137,15 @@ class Sites:
         clients are missing. Raises :class:`FedblendError` if fewer than ``min_sites`` are connected then.
         """
         wanted, end = sites or self.min_sites, time.monotonic() + self.deadline
-        told: set[int] | None = None
+        logged: set[int] | None = None
         self._update_nodes()
         while self._connected() < wanted and self._awaited() and time.monotonic() < end:
-            if (missing := self.expected - self.nodes.keys()) != told:
+            if (missing := self.expected - self.nodes.keys()) != logged:
                 log.info(
                     "fedblend: %s of %s sites are connected; the run waits %g seconds (deadline) at most; missing: %s",
                     *(self._connected(), len(self.expected), self.deadline, listed(sorted(missing))),
                 )
-                told = missing
+                logged = missing
             time.sleep(min(CONNECT_POLL_S, self.deadline / 4))
             self._update_nodes()
         if self._connected() < self.min_sites:

@@ -129,7 +129,7 @@ def test_a_seed_that_diverged_counts_as_failed(lost: float, tmp_path: Path, monk
     assert [made.verdict(one) for one in made.options] == ["base", "failed with a seed", "failed with a seed"]
     assert (made.options[1].scores.keys(), made.options[2].scores) == ({1, 2}, {})
     assert made.answer() == ["No blend helps for certain here, over 3 seeds: train with FedAvg."]
-    assert made.told(made.options[2].score) == "—"
+    assert made.as_text(made.options[2].score) == "—"
     cost = {one.method: 1.0 for one in made.options}
     assert "vhl" not in [one.method for one in front(made.options, cost, False)]
     assert advice_figure.draw_advice(made, "numbers").startswith(PNG)

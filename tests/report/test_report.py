@@ -16,7 +16,6 @@ from report_helpers import HOSTILE, experiment
 
 from fedblend import report
 from fedblend.analysis.plotting import (
-    METHOD_COLOURS,
     METHOD_STYLES,
 )
 from fedblend.core.errors import FedblendError
@@ -123,7 +122,7 @@ def test_page_describes_the_runs_unfinished_runs_and_methods_that_break_privacy(
 def test_summary_figure_has_the_colours_of_all_methods(page):
     image = np.asarray(Image.open(page.with_suffix(".png")).convert("RGB"))
     assert image.shape[1] == 1275
-    for colour in (METHOD_COLOURS[method] for method in ("fedavg", "fedmix", "global-mixup")):
+    for colour in (METHOD_STYLES[method].colour for method in ("fedavg", "fedmix", "global-mixup")):
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         assert (np.abs(image.astype(int) - wanted).max(axis=2) < 8).sum() > 100, colour
 

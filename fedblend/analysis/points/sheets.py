@@ -9,14 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fedblend.analysis.plotting import evenly_spaced, png_data_url
+from fedblend.analysis.points.loaded_run import POINTS
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 
 MOST_ROUNDS = 8
 """Largest number of rounds for one run, evenly spaced."""
-
-POINT_TENSORS = ("points", "labels", "rounds")
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,10 @@ def _sheet(outcome: Outcome, method: str) -> Sheet | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if not {f"server/server_step/{name}" for name in POINT_TENSORS} <= set(file.keys()):
+            if not {f"server/server_step/{name}" for name in POINTS} <= set(file.keys()):
                 return None
             points = file.get_slice("server/server_step/points")
-            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in POINT_TENSORS[1:])
+            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in POINTS[1:])
             if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
                 return None
             point_rounds = [int(round) for round in rounds.unique()]

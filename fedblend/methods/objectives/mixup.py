@@ -36,7 +36,7 @@ def draw_ratio(rng: np.random.Generator, steps: int, lam: float | None, alpha: f
 class LocalMix(Objective):
     """Mix samples within the client's own batch (FedMix, figure 1b).
 
-    Each sample is mixed with another sample of its batch: x~ = (1 - lambda) x_i + lambda x_j.
+    Each sample x_i is mixed with a sample x_j of its batch, drawn as a permutation: x~ = (1 - lambda) x_i + lambda x_j.
     """
 
     lam: Fraction | None = None

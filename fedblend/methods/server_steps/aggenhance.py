@@ -37,11 +37,11 @@ class AggEnhance(Tuning):
     decay: Annotated[Float, Field(gt=0, le=1)] = 1.0
     """Weight of a point relative to a point of the next round; 1 gives equal weights (Figure 16)."""
 
-    def require_possible(self, known: ModelSpec) -> None:
+    def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` for data without classes, and for models that cannot be stacked."""
         name: str = type(self).name
-        require_classes(name, known)
-        for layer in known.model.modules():
+        require_classes(name, spec)
+        for layer in spec.model.modules():
             if isinstance(layer, nn.RNNBase):
                 raise FedblendError(
                     f"method.server_step: '{name}' moves the points of many models together, which PyTorch cannot with "
@@ -70,16 +70,16 @@ class AggEnhance(Tuning):
         votes = [a["scores"].clamp(0, 1) for a in server.query({"points": candidates}) if _like(a.get("scores"), empty)]
         return elect(candidates, sum(votes, empty))
 
-    def respond(self, uploads: Mapping[int, Tensors], question: Tensors, known: ModelSpec) -> dict[int, Response]:
+    def respond(self, uploads: Mapping[int, Tensors], question: Tensors, spec: ModelSpec) -> dict[int, Response]:
         """The points [C, ...] of each model, or its votes [K, C] for the points of all models [K, C, ...]."""
         if not uploads:
             return {}
         if "points" in question:
-            votes = ballots(list(uploads.values()), question["points"], known)
+            votes = ballots(list(uploads.values()), question["points"], spec)
             return {client: {"scores": vote} for client, vote in zip(uploads, votes, strict=True)}
         first = next(iter(uploads.values()))
         models = {name: torch.stack([one[name] for one in uploads.values()]) for name in first}
-        found = search(models, question["begin"], known, self.steps, self.step_size)
+        found = search(models, question["begin"], spec, self.steps, self.step_size)
         return {client: {"points": points} for client, points in zip(uploads, found, strict=True)}
 
     def _joined(self, state: Stacked, best: torch.Tensor, round: int) -> Stacked:

@@ -33,9 +33,9 @@ class DistillToModel(ServerStep):
     lr: Positive | None = None
     """Learning rate (default: the clients' learning rate in that round)."""
 
-    def require_possible(self, known: ModelSpec) -> None:
+    def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
-        require_classes("distill-to-model", known)
+        require_classes("distill-to-model", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The server's model after K_s steps, and no further state."""

@@ -20,7 +20,7 @@ from fedblend.core.trees import same_tensors
 from fedblend.data.scale import Scaler
 
 Stacked = dict[str, torch.Tensor]
-Known = TypeVar("Known", bound=ModelSpec)
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 MODELS_AT_ONCE = 16
 """Models whose points are searched together: a compromise of memory and the overhead of each call."""
@@ -29,33 +29,33 @@ POINTS_AT_ONCE = 200
 """Points in one forward pass when a model votes."""
 
 
-def require_classes(step: str, known: ModelSpec) -> None:
+def require_classes(step: str, spec: ModelSpec) -> None:
     """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
-    if known.task.kind != "classification":
+    if spec.task.kind != "classification":
         raise FedblendError(f"method.server_step: '{step}' needs classes, but these data have none")
-    if not isinstance(known.scale, Scaler):
+    if not isinstance(spec.scale, Scaler):
         raise FedblendError(f"method.server_step: '{step}' needs images or features, but these data are text")
-    for name, first in same_tensors(known.model).items():
+    for name, first in same_tensors(spec.model).items():
         raise FedblendError(
             f"method.server_step: '{step}' trains each tensor of a model separately, but '{first}' and '{name}' of "
             "this model are the same tensor"
         )
 
 
-def ready(known: Known) -> Known:
+def ready(spec: Spec) -> Spec:
     """The same on its device; on a processor, kernels compute the convolutions and pools for which they are faster."""
-    known, device = known.on_device(), torch.device(known.device)
+    spec, device = spec.on_device(), torch.device(spec.device)
     if device.type != "cpu":
-        return known
-    model = copy.deepcopy(known.model)
+        return spec
+    model = copy.deepcopy(spec.model)
     use_kernels(model, device)
-    return replace(known, model=model)
+    return replace(spec, model=model)
 
 
-def logits(known: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
+def logits(spec: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
     """A model's outputs for points in [0, 1]."""
-    assert isinstance(known.scale, Scaler)
-    return functional_call(known.model, dict(weights), (known.scale.from_unit(points),))
+    assert isinstance(spec.scale, Scaler)
+    return functional_call(spec.model, dict(weights), (spec.scale.from_unit(points),))
 
 
 def beginning(server: ServerContext) -> torch.Tensor:
@@ -66,18 +66,18 @@ def beginning(server: ServerContext) -> torch.Tensor:
     return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
 
 
-def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, step_size: float) -> torch.Tensor:
+def search(models: Stacked, begin: torch.Tensor, spec: ModelSpec, steps: int, step_size: float) -> torch.Tensor:
     """A point for each model and class [K, C, ...] (lines 5 to 7).
 
     ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
     [0, 1].
     """
-    known = ready(known)
-    begin, labels = begin.to(known.device), torch.arange(len(begin), device=known.device)
+    spec = ready(spec)
+    begin, labels = begin.to(spec.device), torch.arange(len(begin), device=spec.device)
 
     def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
         # The sum, because points are independent: a step must not shrink with the number of classes.
-        return F.cross_entropy(logits(known, weights, points), labels, reduction="sum")
+        return F.cross_entropy(logits(spec, weights, points), labels, reduction="sum")
 
     def step(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         moving = points.detach().requires_grad_()
@@ -87,7 +87,7 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
         return (points - step_size * slope).clamp(0, 1)
 
     moved, found = TracedFunction(step), []
-    for some in zip(*(values.to(known.device).split(MODELS_AT_ONCE) for values in models.values()), strict=True):
+    for some in zip(*(values.to(spec.device).split(MODELS_AT_ONCE) for values in models.values()), strict=True):
         points = begin.expand(len(some[0]), *begin.shape).contiguous()
         for _ in range(steps):
             points = moved(points, *some)
@@ -95,19 +95,19 @@ def search(models: Stacked, begin: torch.Tensor, known: ModelSpec, steps: int, s
     return torch.cat(found).cpu()
 
 
-def ballots(models: Sequence[Tensors], points: torch.Tensor, known: ModelSpec) -> list[torch.Tensor]:
+def ballots(models: Sequence[Tensors], points: torch.Tensor, spec: ModelSpec) -> list[torch.Tensor]:
     """Each model's votes [K, C] for points [K, C, ...]: the probability of the point's class if largest, else 0."""
-    known, (count, classes) = ready(known), points.shape[:2]
-    labels = torch.arange(classes, device=known.device).repeat(count)
-    batches = points.to(known.device).flatten(0, 1).split(POINTS_AT_ONCE)
+    spec, (count, classes) = ready(spec), points.shape[:2]
+    labels = torch.arange(classes, device=spec.device).repeat(count)
+    batches = points.to(spec.device).flatten(0, 1).split(POINTS_AT_ONCE)
     names = list(models[0])
 
     def class_chances(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        return logits(known, dict(zip(names, weights, strict=True)), points).softmax(1)
+        return logits(spec, dict(zip(names, weights, strict=True)), points).softmax(1)
 
     chances_of, votes = TracedFunction(class_chances), []
     for one in models:
-        weights = [one[name].to(known.device) for name in names]
+        weights = [one[name].to(spec.device) for name in names]
         chances = torch.cat([chances_of(some, *weights) for some in batches])
         own = chances.gather(1, labels[:, None])[:, 0]
         votes.append(torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes))

@@ -32,12 +32,12 @@ class PriorSamples(Tuning):
     augment: bool = False
     """Mirror half of the images left to right, and shift all by up to 4 pixels, anew in each epoch."""
 
-    def require_possible(self, known: ModelSpec) -> None:
+    def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` for data without classes, and with ``augment`` for data that are no images."""
-        require_classes("prior-samples", known)
-        if self.augment and len(known.shape) != 3:
+        require_classes("prior-samples", spec)
+        if self.augment and len(spec.shape) != 3:
             raise FedblendError(
-                f"method.server_step.augment: true needs images, but these data are of shape {list(known.shape)}; "
+                f"method.server_step.augment: true needs images, but these data are of shape {list(spec.shape)}; "
                 "valid: false"
             )
 

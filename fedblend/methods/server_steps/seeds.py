@@ -30,9 +30,9 @@ class TrainOnSeeds(ServerStep):
     rounds: Count = 1
     """Number of first rounds in which the server trains."""
 
-    def require_possible(self, known: ModelSpec) -> None:
+    def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
-        require_classes("train-on-seeds", known)
+        require_classes("train-on-seeds", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The trained weights, and no further state."""
