@@ -15,7 +15,7 @@ from cli_helpers import TINY, here, refused
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
-from fedblend.experiment.config import resolve
+from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import parse_value, read_toml
 
@@ -32,6 +32,12 @@ def message(text: str) -> str:
     return (
         outcome.err.removeprefix("fedblend: error: ").partition("; valid: ")[0].partition(" with one of ")[0].rstrip()
     )
+
+
+@pytest.mark.parametrize("data", [np.zeros((3, 2)), {"x": np.zeros((3, 2)), "y": np.zeros(3)}])
+def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
+    with pytest.raises(FedblendError, match=r"^data: .* names no dataset; .*fedblend\.from_torch\(list\(zip\(x, y\)\)"):
+        Experiment(data=data)
 
 
 @pytest.mark.parametrize(
