@@ -14,7 +14,7 @@ from helpers import engine_of, experiment, federation, federation_of, images, nu
 from fedblend import engines
 from fedblend.core.context import Task
 from fedblend.core.engine import Scores
-from fedblend.core.evaluation import evaluate, over_clients
+from fedblend.core.evaluation import evaluate, over_clients, own_tests
 from fedblend.core.setup import Setup
 from fedblend.engines.loop import LoopEngine
 
@@ -85,6 +85,14 @@ def test_clients_of_the_data_set_are_tested_on_their_own_samples() -> None:
 
     assert result["clients"]["tested"] == 4
     assert result["clients"]["mean"] == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
+
+
+def test_own_tests_belong_to_clients_in_the_order_of_the_population() -> None:
+    made = setup(images(40, client=np.arange(40) % 4 * 10, test=8), partition="natural")
+    natural = np.array([20, 0, 30, 10])
+
+    assert own_tests(made).tolist() == [0, 1, 2, 3] * 2
+    assert own_tests(replace(made, population=replace(made.population, natural=natural))).tolist() == [1, 3, 0, 2] * 2
 
 
 def test_tests_of_clients_that_take_no_part_are_of_no_client() -> None:
