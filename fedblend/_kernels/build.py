@@ -64,7 +64,17 @@ def function(source: Path, name: str, types: str) -> Callable[..., int]:
     """
     found = getattr(library(source), name)
     found.argtypes = [TYPES[letter] for letter in types]
-    called: Callable[..., int] = found
+
+    def called(*given: Any) -> int:
+        try:
+            result: int = found(*given)
+        except ctypes.ArgumentError as error:
+            # So ctypes tells of Ctrl-C while it converts an argument.
+            if "KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from None
+            raise
+        return result
+
     return called
 
 

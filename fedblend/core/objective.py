@@ -29,6 +29,7 @@ from fedblend.core.context import (
     StepPlan,
     Task,
 )
+from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Part, build, part
 from fedblend.core.trees import Tensors
 
@@ -51,6 +52,7 @@ __all__ = [
     "Tensors",
     "Term",
     "WithBase",
+    "checked_loss",
     "with_bases",
 ]
 
@@ -185,6 +187,14 @@ class WithBase(Objective):
     def exclude_own(self) -> bool:
         """Whether the base excludes the client's own entries."""
         return bool(getattr(self.base, "exclude_own", False))
+
+
+def checked_loss(value: Any, part: str) -> torch.Tensor:
+    """Return the loss of a ``part``. Raises :class:`FedblendError` unless it is a tensor of one number."""
+    if isinstance(value, torch.Tensor) and not value.dim():
+        return value
+    found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise FedblendError(f"{part}: its loss is {found}; valid: a tensor of one number (shape [])")
 
 
 def with_bases(objective: Objective) -> list[Objective]:

@@ -100,10 +100,11 @@ BASES = {
 """The base class of each kind of part that has one in the core."""
 
 IN_MEMORY = {
+    **{kind: f"; for an object of a class of your own put @part('{kind}', NAME) above the class" for kind in BASES},
     "dataset": (
         '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); a data frame: write it to a .csv '
         'or .parquet file for {name = "table"}'
-    )
+    ),
 }
 """What to do with something in memory where a part of a kind is asked for, for messages."""
 
@@ -186,6 +187,8 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     where = where or kind
     if getattr(type(spec), "kind", None) == kind:
         return spec
+    if isinstance(spec, type):
+        raise FedblendError(f"{where}: {spec.__name__} is a class; write {spec.__name__}()")
     fields = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         form = '[{name = "..."}]' if where.endswith("]") else '{name = "..."}'

@@ -44,6 +44,8 @@ def form_fault(made: Any, like: Tensors) -> str:
         if not isinstance(tensor, torch.Tensor) or tensor.shape != like[name].shape:
             shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             return f"'{name}' is {shape}, where {list(like[name].shape)} is valid"
+        if like[name].is_floating_point() and not tensor.is_floating_point():
+            return f"'{name}' has whole numbers ({tensor.dtype}), where {like[name].dtype} is valid"
     return ""
 
 

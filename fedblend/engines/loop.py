@@ -30,7 +30,7 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import own_tests
-from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term
+from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term, checked_loss
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
@@ -188,6 +188,11 @@ class LoopEngine:
         plan = StepPlan(sizes, width, task.round, pool.owner == client, len(pool), counts, server_state)
         objective = objective_of(method, task, plain)
         drawn = objective.draw(stream(seed, task.purpose("objective"), task.round, client), plan)
+        if not isinstance(drawn, Mapping):
+            raise FedblendError(
+                f"method.objective: draw of '{method.objective.name}' returned {type(drawn).__name__}; valid: a dict "
+                "of NumPy arrays by name"
+            )
         for name, array in drawn.items():
             if not isinstance(array, np.ndarray) or array.shape[:1] != sizes.shape:
                 found = f"shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -395,13 +400,19 @@ class LoopEngine:
         for phase in local.first:
             # A phase may not use all layers (mixing of hidden states); unused parameters have no gradient.
             with computing_in(precision, self.device):
-                loss = phase(self.net, batch, drawn, local.context)
+                loss = checked_loss(phase(self.net, batch, drawn, local.context), "method.objective")
             optimizer.step(self._gradients(loss, frozen))
         net = OutputCache(self.net, batch.x)
         with computing_in(precision, self.device):
-            loss = value = local.last(net, batch, drawn, local.context)
+            loss = value = checked_loss(local.last(net, batch, drawn, local.context), "method.objective")
         for term, context in local.terms:
-            loss = loss + term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
+            added = term.loss(dict(zip(self.names, self.params, strict=True)), net, batch, context)
+            loss = loss + checked_loss(added, f"method.terms '{term.name}'")
+        if not loss.requires_grad:
+            raise FedblendError(
+                "method.objective: its loss does not depend on the weights; valid: one of the net's outputs, without "
+                "detach"
+            )
         if means is not None:
             means.add(net.distribution()[None], batch.y[None])
         proximal = None

@@ -75,8 +75,8 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: Path) -> bool:
-        """Return whether a folder is a run directory."""
-        return os.path.isfile(path / CONFIG)
+        """Return whether a folder is a run directory; other programs have files of the configuration's name, too."""
+        return os.path.isfile(path / CONFIG) and any(os.path.isfile(path / name) for name in (FACTS, SPLIT, METRICS))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class RunDirectory:
         from fedblend.experiment.config import resolve
 
         if not self.is_run(self.path):
-            raise FedblendError(f"{self.path}: is not a run directory (it has no {CONFIG})")
+            raise FedblendError(f"{self.path}: is not a run directory (it lacks {CONFIG}, or all other files of a run)")
         table = read_toml(self.path / CONFIG)
         if registry.trusts_all():
             import_from(self.import_from())

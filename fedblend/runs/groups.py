@@ -146,7 +146,7 @@ class Group:
 def read(run: RunDirectory) -> Outcome:
     """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
     if not RunDirectory.is_run(run.path):
-        raise FedblendError(f"{run.path}: is not a run directory (it has no {CONFIG})")
+        raise FedblendError(f"{run.path}: is not a run directory (it lacks {CONFIG}, or all other files of a run)")
     config = run.config()
     records, status = run.records(), run.status()
     if status["state"] == "done" and not records:

@@ -162,6 +162,16 @@ def test_a_part_already_made_is_taken_as_it_is() -> None:
     assert build("objective", made) is made
 
 
+def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told_apart() -> None:
+    class Mine(Objective):
+        pass
+
+    with pytest.raises(FedblendError, match=r"^method\.objective: FedMix is a class; write FedMix\(\)$"):
+        build("objective", FedMix, "method.objective")
+    with pytest.raises(FedblendError, match=r"put @part\('objective', NAME\) above the class$"):
+        build("objective", Mine(), "method.objective")
+
+
 def test_a_part_of_another_kind_is_refused() -> None:
     with pytest.raises(FedblendError, match="names no objective"):
         build("objective", SharedMeans())

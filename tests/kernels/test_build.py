@@ -102,6 +102,22 @@ def test_a_function_takes_numbers_tensors_and_null_pointers(source: Path) -> Non
 
 
 @needs_compiler
+def test_ctrl_c_while_arguments_are_converted_is_ctrl_c(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes makes an error of the argument of it, with which a run counted as failed."""
+
+    def interrupted(tensor: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build.Pointer, "from_param", interrupted)
+    function = build.function(source, "sum", "qfPP")
+
+    with pytest.raises(KeyboardInterrupt):
+        function(3, 1.0, torch.ones(3), None)
+    with pytest.raises(ctypes.ArgumentError):
+        function("three", 1.0, None, None)
+
+
+@needs_compiler
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
 def test_a_library_of_another_user_is_not_loaded(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.library(source) is not None

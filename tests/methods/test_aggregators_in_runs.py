@@ -131,9 +131,20 @@ class Forgets(ReturnsUploads):
         return dict(list(uploads[0][0].items())[1:])
 
 
+class Rounds(ReturnsUploads):
+    """Another: whole numbers, with which a run ended as done and a model of zeros."""
+
+    def aggregate(self, uploads: Any) -> Any:
+        return {name: tensor.long() for name, tensor in uploads[0][0].items()}
+
+
 @pytest.mark.parametrize(
     ("aggregator", "words"),
-    [(ReturnsUploads(), "tuple, where a dict of tensors by name is valid"), (Forgets(), "missing ['")],
+    [
+        (ReturnsUploads(), "tuple, where a dict of tensors by name is valid"),
+        (Forgets(), "missing ['"),
+        (Rounds(), "has whole numbers (torch.int64), where torch.float32 is valid"),
+    ],
 )
 def test_what_an_own_aggregator_returns_is_checked(aggregator: Aggregator, words: str) -> None:
     made = federation()

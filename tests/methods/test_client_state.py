@@ -243,6 +243,15 @@ def counting(**changes: Any) -> Counting:
     return made
 
 
+class Nothing(Term):
+    """A term without a loss."""
+
+    name = "nothing"
+
+    def loss(self, params: Any, net: Any, batch: Any, context: Any) -> Any:
+        return None
+
+
 class Adding(Term):
     """A term that renews what it keeps in its steps."""
 
@@ -264,6 +273,7 @@ PAIR = (
     "where a pair of dicts is valid: what the part keeps at the client, and what it sends beside the model (such as "
     "{}, {})"
 )
+NUMBER = "valid: a tensor of one number (shape [])"
 SENDS = "method.objective: after_training of 'counting' sends other tensors beside the model"
 
 
@@ -314,6 +324,18 @@ SENDS = "method.objective: after_training of 'counting' sends other tensors besi
             "method.objective: draw of 'counting' returned 'share' as shape [1, 2]; valid: a NumPy array with one row "
             "for each of the 3 steps",
         ),
+        (
+            counting(draw=lambda rng, plan: None),
+            {},
+            "method.objective: draw of 'counting' returned NoneType; valid: a dict of NumPy arrays by name",
+        ),
+        (Plain(), {"terms": [Nothing()]}, "method.terms 'nothing': its loss is NoneType; " + NUMBER),
+        (counting(loss=lambda *given: None), {}, "method.objective: its loss is NoneType; " + NUMBER),
+        (
+            counting(loss=lambda net, batch, drawn, context: net(batch.x)[:, :1].square().sum(1)[:1]),
+            {},
+            "method.objective: its loss is a tensor of shape [1]; " + NUMBER,
+        ),
     ],
 )
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
@@ -323,6 +345,12 @@ def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any,
     with pytest.raises(FedblendError) as error:
         run(RoundLoop(made, engine(made)), 1)
     assert str(error.value) == message
+
+
+def test_a_loss_that_does_not_depend_on_the_weights_is_told() -> None:
+    made = with_objective(counting(loss=lambda net, batch, *given: net(batch.x).sum().detach()))
+    with pytest.raises(FedblendError, match=r"^method\.objective: its loss does not depend on the weights; valid: "):
+        run(RoundLoop(made, LoopEngine(made)), 1)
 
 
 def test_a_part_that_sends_also_broadcasts() -> None:

@@ -71,6 +71,14 @@ def two_seeds(tmp_path):
     return find_runs([tmp_path])
 
 
+def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "fedavg-seed0", [record(0, 0.1)])
+    (tmp_path / "flower").mkdir()
+    (tmp_path / "flower" / "config.toml").write_text("[superlink]\n", encoding="utf-8")
+
+    assert [one.path.name for one in find_runs([tmp_path])] == ["fedavg-seed0"]
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -299,6 +307,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 
 def test_a_configuration_that_is_no_experiment_is_refused(tmp_path):
     (tmp_path / "config.toml").write_text("seed = 0\n", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(FedblendError, match=r"rounds: is missing; .*the file is damaged"):
         table([RunDirectory(tmp_path)])
 

@@ -15,6 +15,7 @@ from fedblend import _kernels
 from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
 from fedblend.core.context import Batch, Context
+from fedblend.core.objective import checked_loss
 from fedblend.core.trees import strip_prefix
 from fedblend.engines.nets import FunctionalNet
 from fedblend.engines.sgd import Gradient, Precision, computing_in
@@ -130,9 +131,11 @@ class Step:
         net, own = OutputCache(FunctionalNet(self.model, weights), batch.x), context.of_part("objective")
         try:
             with computing_in(self.precision, inputs.x.device):
-                loss = value = self.phase(net, batch, inputs.drawn, own)
+                loss = value = checked_loss(self.phase(net, batch, inputs.drawn, own), "method.objective")
             for slot, term in self.terms:
-                loss = loss + term.loss(weights, net, batch, context.of_part(slot))
+                loss = loss + checked_loss(
+                    term.loss(weights, net, batch, context.of_part(slot)), f"method.terms '{term.name}'"
+                )
             outputs = (net.distribution(),) if self.watches else ()
         finally:
             for layer in dropouts(self.model):
