@@ -171,6 +171,7 @@ from fedblend.runs.directory import RunDirectory
 run = RunDirectory(pathlib.Path(sys.argv[1]))
 with run.locked():
     run.set_status("running", 1)
+    (run.path / "metrics.jsonl").touch()
     (run.path / "config.toml").touch()
     time.sleep(3600)
 """
