@@ -11,6 +11,7 @@ from rich.table import Table
 from fedblend.analysis.privacy.plan import least_noise, planned
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
+from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.experiment.setup import make_setup
@@ -34,16 +35,18 @@ def show_epsilon(file: Path, changes: Sequence[Change], target: float | None, ov
     for column in ("run", "payloads", "protected", "epsilon", "delta", "protection"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", overflow="fold")
     lines = []
-    for label, setups in by_label.items():
-        over_seeds = [planned(setup, not over_flower) for setup in setups]
-        for statements in zip(*over_seeds, strict=True):
-            found = weakest(label, statements)
-            word = "none" if found.epsilon is None else strength(found.epsilon)
-            table.add_row(label, found.what, found.unit, found.short, f"{found.delta:g}", word)
-            if found.reason:
-                lines.append(f"{label}, {found.what}: {found.reason}")
-        if target is not None:
-            lines.append(f"{label}: {_needed(setups, target, over_flower)}")
+    with steps_shown() as steps:
+        for number, (label, setups) in enumerate(by_label.items()):
+            steps("methods", number, len(by_label))
+            over_seeds = [planned(setup, not over_flower) for setup in setups]
+            for statements in zip(*over_seeds, strict=True):
+                found = weakest(label, statements)
+                word = "none" if found.epsilon is None else strength(found.epsilon)
+                table.add_row(label, found.what, found.unit, found.short, f"{found.delta:g}", word)
+                if found.reason:
+                    lines.append(f"{label}, {found.what}: {found.reason}")
+            if target is not None:
+                lines.append(f"{label}: {_needed(setups, target, over_flower)}")
     console = Console()
     console.print(table)
     for line in [*lines, SCOPE]:
