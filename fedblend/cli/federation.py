@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedblend import report
@@ -294,7 +294,7 @@ def show_audit(path: Path, last: int | None) -> None:
 
     site = read_site(path)
     lines = AuditLog(site.audit).lines()
-    table = Table("time", "run", "round", "kind", "what", "bytes", "sha256")
+    table = Table(Column("time", no_wrap=True), "run", "round", "kind", "what", "bytes", "sha256")
     for row in audit_rows(lines[-last:] if last else lines):
         table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console()

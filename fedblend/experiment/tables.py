@@ -15,7 +15,7 @@ from fedblend.core.paths import read_text
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file as plain data. Raises :class:`FedblendError` if it is missing or malformed."""
-    text = read_text(path, "give the path of an experiment file (TOML)")
+    text = read_text(path, "give the path of a TOML file")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -180,6 +180,8 @@ def read_site(path: str | Path) -> Site:
         return Site(**from_file({"audit": "audit.jsonl", **table}, path))
     except pydantic.ValidationError as error:
         raise FedblendError(f"{path}: {registry.explain(error)}") from None
+    except FedblendError as error:
+        raise FedblendError(f"{path}: {error}") from None
 
 
 def site_of_node(node_config: Any) -> Site:

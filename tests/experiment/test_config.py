@@ -425,7 +425,7 @@ def test_a_file_with_a_byte_order_mark_is_read_and_one_in_utf_16_is_told_so(tmp_
         path.write_bytes(f"\ufeff{text}".encode(f"utf-16-{order}"))
         with pytest.raises(FedblendError) as error:
             read_toml(path)
-        told = f"{path}: is UTF-16; save it as UTF-8; give the path of an experiment file (TOML)"
+        told = f"{path}: is UTF-16; save it as UTF-8; give the path of a TOML file"
         assert str(error.value) == told
 
 

@@ -88,6 +88,10 @@ def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -
             r"allow: .*'wieghts' is no kind of payload \(did you mean 'weights'\?\); valid: weights",
         ),
         ("min_means = 3", r"min_means: unknown key \(did you mean 'min_mean'\?\); valid: data"),
+        (
+            'protection = {name = "nois"}',
+            r"site.toml: protection.name: unknown protection 'nois' \(did you mean 'noise'",
+        ),
         ("min_mean = 0", "min_mean: 0 is not valid: input should be greater than or equal to 1"),
         ('[data]\nname = "npx"', "unknown dataset 'npx'"),
     ):
