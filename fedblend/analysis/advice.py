@@ -187,11 +187,10 @@ class Advice:
     def interval(self, option: Option) -> str:
         """The difference to FedAvg with its interval, in words."""
         d = option.difference
-        return (
-            ""
-            if d is None
-            else f"{self.as_text(d.mean, True)} [{self.as_text(d.low, True)}, {self.as_text(d.high, True)}]"
-        )
+        if d is None:
+            return ""
+        mean, low, high = (self.as_text(value, signed=True) for value in (d.mean, d.low, d.high))
+        return f"{mean} [{low}, {high}]"
 
     def answer(self) -> list[str]:
         """The answer in sentences."""

@@ -155,7 +155,10 @@ class WithBase(Objective):
     base: Any
 
     def fallback(self) -> Objective:
-        """The same change of the base's fallback; of the base itself, if that needs nothing."""
+        """The same change of the base's fallback; of the base itself, if that needs nothing.
+
+        An objective that needs shared data of its own, beside its base, overrides this method.
+        """
         return replace(self, base=self.base.fallback() if self.base.needs else self.base)  # type: ignore[type-var]
 
     @property
