@@ -29,7 +29,7 @@ app = typer.Typer(
 data_app = _group("Show data sets and how they are split.")
 privacy_app = _group("Measure how much shared samples reveal, and plan noise.")
 federation_app = _group("Run experiments between real sites, over Flower.")
-site_app = _group("Manage a site's file and show its record of what left it.")
+site_app = _group("Manage a site's file, and show its record of what left it.")
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(federation_app, name="federation")
@@ -598,6 +598,16 @@ def init(
     from fedblend.cli.federation import init_site
 
     init_site(path, data, min_mean)
+
+
+@site_app.command(
+    short_help="Load a site's samples and keys; nothing is sent.", epilog="Example: fedblend site check site.toml"
+)
+def check(path: Annotated[Path, typer.Argument(help="A site file.")] = Path("site.toml")) -> None:
+    """Load a site's samples and keys, and show them beside what its file allows. Nothing is sent."""
+    from fedblend.cli.federation import check_site
+
+    check_site(path)
 
 
 @site_app.command(epilog="Example: fedblend site audit site.toml")

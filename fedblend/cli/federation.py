@@ -1,13 +1,14 @@
-"""``fedblend federation`` and ``fedblend site``: try, write and audit a real federation."""
+"""``fedblend federation`` and ``fedblend site``: try a real federation; write, check and audit a site's file."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -24,6 +25,7 @@ from fedblend.runs.directory import RunDirectory, foreign_code
 from fedblend.runs.files import locked_folder, write_atomically
 
 if TYPE_CHECKING:
+    from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
 
 POLL_S = 0.5
@@ -247,7 +249,7 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
 
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
-    content = None if data is None else _content_of(data)
+    held = None if data is None else _load(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -255,8 +257,8 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     write_atomically(path, site_text(path, data, min_mean=min_mean))
     read_site(path)
     console = Console()
-    if content is not None:
-        console.print(content, highlight=False, soft_wrap=True)
+    if held is not None:
+        _print_content(held, min_mean, console)
     console.print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
     earlier = path.parent / "audit.jsonl"
     if earlier.exists():
@@ -264,8 +266,74 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _content_of(path: Path) -> str:
-    """Load a site's samples; return their number, shape and classes in one line."""
+def check_site(path: Path) -> None:
+    """Load a site's samples and keys, and print them beside what its file allows and what its audit log has counted.
+
+    Raises :class:`FedblendError` for the first field with which the site could take part in nothing.
+    """
+    from fedblend.engines import require_device
+    from fedblend.flower.audit import AuditLog
+    from fedblend.flower.site import read_site
+
+    site, console = read_site(path), Console()
+    if site.data is not None:
+        with console.status("loading the samples"):
+            try:
+                held = site.data.load()
+            except FedblendError as error:
+                raise FedblendError(f"{path}: {error}") from None
+        _print_content(held, site.min_mean, console)
+    else:
+        text = "Samples: none; the site trains on its client's part of the experiment's data (data, for trials)"
+        console.print(text, highlight=False, soft_wrap=True)
+    console.print(f"May leave: {', '.join(site.allow) or 'nothing'}", highlight=False, soft_wrap=True)
+    if site.key is not None:
+        console.print(_keys_of(path, site.key, site.peers), highlight=False, soft_wrap=True)
+    elif site.peers is not None:
+        raise FedblendError(
+            f"{path}: key: is missing; with peers a site signs its keys; valid: this site's private key"
+        )
+    try:
+        require_device(site.device)
+    except FedblendError as error:
+        raise FedblendError(f"{path}: {error}") from None
+    record = AuditLog(site.audit)
+    log = Path(str(site.audit))
+    if not os.access(log if log.exists() else log.parent, os.W_OK):
+        raise FedblendError(f"{path}: audit: {log}: this user cannot write there; valid: a file that it can write")
+    lines, trained = record.lines(), len(record.rounds_trained())
+    console.print(
+        f"Audit log: {log}: {sum('refused' not in line for line in lines)} payloads; trained in {trained:,} of at most "
+        f"{site.rounds:,} rounds",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"{path}: no fault found", highlight=False, soft_wrap=True)
+
+
+def _keys_of(path: Path, key: str, peers: str | None) -> str:
+    """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is no key, or no peer's."""
+    from fedblend.experiment.tables import read_toml
+    from fedblend.flower.secure_aggregation.masks import is_signed, sign
+
+    try:
+        signed = sign(key, b"fedblend site check")
+        table = {} if peers is None else read_toml(peers)
+    except FedblendError as error:
+        raise FedblendError(f"{path}: {error}") from None
+    if peers is None:
+        return f"Key: {key}; it signs (without peers the server could take another site's place)"
+    owners = [client for client, line in table.items() if is_signed(str(line), b"fedblend site check", signed)]
+    if not owners:
+        raise FedblendError(
+            f"{path}: peers: none of the {len(table)} keys in {peers} is that of key ({key}); valid: a line with its "
+            f"public key ({key}.pub)"
+        )
+    return f"Key: that of client {owners[0]}, one of the {len(table)} in {peers}"
+
+
+def _load(path: Path) -> Dataset:
+    """Load the samples that a new site file names."""
     from fedblend.core import registry
 
     if not path.is_file():
@@ -276,15 +344,29 @@ def _content_of(path: Path) -> str:
             'it [data] with name = "table", path and target (docs/deployment.md, A site with a table)'
         )
     try:
-        data = registry.build("dataset", {"name": "npz", "path": str(path.absolute())}).load()
+        return cast("Dataset", registry.build("dataset", {"name": "npz", "path": str(path.absolute())}).load())
     except FedblendError as error:
         raise FedblendError(f"--data: {error}") from None
+
+
+def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
+    """Print the number, the shape and the classes of a site's samples in one line."""
     x = data.train.x
     names = data.classes or data.labels
     kind = "classes" if data.classes else "labels"
     target = f"{len(names)} {kind}: {listed(names)}" if names else f"{data.outputs} numbers to predict"
     sizes = f"{len(x)} to train on, {len(data.test.x)} for tests (not used)"
-    return f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}"
+    console.print(
+        f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(x) < min_mean:
+        console.print(
+            f"warning: min_mean {min_mean}: this site has {len(x)} samples to train on, so that no mean of them leaves",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def show_audit(path: Path, last: int | None) -> None:

@@ -46,6 +46,7 @@ class Aggregator(Part):
     ``takes_extras``: they also aggregate what clients send beside the model, which is summed otherwise.
     """
 
+    to_define = ("aggregate or finish or for_round",)
     secure_aggregated: bool = False
     counts_steps: bool = False
     takes_extras: bool = False

@@ -30,6 +30,7 @@ class Channel(Part):
     ``loses`` is false where everything always arrives.
     """
 
+    to_define = ("transmit or delivers",)
     loses: bool = True
 
     def transmit(

@@ -17,6 +17,7 @@ class Metric(Part):
     has none.
     """
 
+    to_define = ("overall",)
     tasks: tuple[TaskKind, ...] = ("classification",)
     """The tasks that the metric is for."""
     larger_is_better: bool = True

@@ -103,6 +103,7 @@ class Objective(ClientPart):
     ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
     """
 
+    to_define = ("loss or phases",)
     breaks_privacy: bool = False
     reads_stored: bool = False
     """Whether entries of the pool may be samples as stored (:meth:`Context.entries` scales them)."""
@@ -270,6 +271,7 @@ class NoPersonal(Personal):
 class Term(ClientPart):
     """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
 
+    to_define = ("loss",)
     uses_outputs: bool = False
     """Whether the term reads mean outputs by label, which the server then sends."""
     outputs_kind: str = "outputs"

@@ -19,6 +19,7 @@ class Optimizer(Part):
 class Schedule(Part):
     """Base of learning rate schedules, over the rounds of a run or over the steps of a client's round."""
 
+    to_define = ("factor",)
     needs_length: bool = False
     """Whether the factor depends on the number of steps, which is not known over rounds."""
 

@@ -101,6 +101,7 @@ class Adversary(Part):
     Adversaries train like all clients; their uploads are not protected. Override :meth:`corrupt`.
     """
 
+    to_define = ("corrupt",)
     share: float = 0.0
 
     def among(self, clients: int, rng: np.random.Generator) -> np.ndarray:

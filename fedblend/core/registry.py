@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import os
 import pkgutil
 import sysconfig
@@ -117,6 +118,8 @@ class Part:
 
     kind: ClassVar[str]
     name: ClassVar[str]
+    to_define: ClassVar[tuple[str, ...]] = ()
+    """Methods that the base of a kind leaves to its parts; of ``"a or b"`` a part defines one."""
 
 
 imported_from: set[str] = set()
@@ -137,8 +140,9 @@ _registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_
 def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
 
-    Raises :class:`FedblendError` if there is no such kind, the class does not inherit from the kind's base class, or
-    another class has that name.
+    Raises :class:`FedblendError` if there is no such kind or another class has that name; of a class that is not
+    fedblend's own also if it does not inherit from the kind's base class, lacks a method, or has one that cannot be
+    called as the base's.
     """
     if kind not in _registry:
         raise FedblendError(
@@ -147,12 +151,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
     def declare(cls: type[T]) -> type[T]:
         if kind in BASES and not is_own(cls):
-            module, _, base = BASES[kind].partition(":")
-            if not issubclass(cls, getattr(importlib.import_module(module), base)):
-                raise FedblendError(
-                    f"the {kind} '{name}' does not inherit from {base}; valid: class {cls.__name__}({base}), with "
-                    f"{base} from {module}"
-                )
+            _require_like_base(kind, name, cls)
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
         other = _registry[kind].setdefault(name, declared)
@@ -162,6 +161,38 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         return declared  # type: ignore[return-value]
 
     return declare
+
+
+def _require_like_base(kind: str, name: str, cls: type) -> None:
+    """Raise :class:`FedblendError` unless a class can stand where the base of its kind is expected."""
+    module, _, word = BASES[kind].partition(":")
+    base = getattr(importlib.import_module(module), word)
+    if not issubclass(cls, base):
+        raise FedblendError(
+            f"the {kind} '{name}' does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} "
+            f"from {module}"
+        )
+    own = {attribute for one in cls.__mro__ if not issubclass(base, one) for attribute in vars(one)}
+    for choice in base.to_define:
+        if own.isdisjoint(choice.split(" or ")):
+            alike = next(filter(None, (did_you_mean(one, own) for one in choice.split(" or "))), "")
+            raise FedblendError(
+                f"the {kind} '{name}' defines no {choice}{alike.replace('did you mean', 'is it')}; "
+                f"valid: methods as in {word}"
+            )
+    for attribute in sorted(own):
+        of_base, of_part = inspect.getattr_static(base, attribute, None), inspect.getattr_static(cls, attribute)
+        if not inspect.isfunction(of_base) or not inspect.isfunction(of_part):
+            continue
+        expected = inspect.signature(of_base).replace(return_annotation=inspect.Signature.empty)
+        try:
+            inspect.signature(of_part).bind(*expected.parameters)
+        except TypeError as error:
+            words = ", ".join(expected.parameters)
+            raise FedblendError(
+                f"the {kind} '{name}': {attribute} cannot be called as that of {word}: {error}; "
+                f"valid: def {attribute}({words})"
+            ) from None
 
 
 def known(kind: str) -> dict[str, type]:
@@ -285,7 +316,10 @@ def import_path(path: str, where: str) -> Any:
         raise
     except Exception as error:
         if not (line := _line_of(error)):
-            raise FedblendError(f"{where}: cannot import '{path}': {error}; write package.module:Name") from None
+            remedy = "write package.module:Name"
+            if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+                remedy += f", with {error.name}.py beside the experiment file or in a folder of PYTHONPATH"
+            raise FedblendError(f"{where}: cannot import '{path}': {error}; {remedy}") from None
         reason = getattr(error, "msg", error) if isinstance(error, SyntaxError) else error
         kind = "" if isinstance(error, FedblendError) else f"{type(error).__name__}: "
         raise FedblendError(f"{where}: cannot import '{path}': {line}: {kind}{reason}; mend this line") from None

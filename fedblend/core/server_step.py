@@ -55,6 +55,7 @@ class ServerStep(Part):
     on the rank that trained the client.
     """
 
+    to_define = ("refine",)
     looks_at_uploads: bool = False
     """Whether the step works with single uploads, not only with the aggregate."""
     queries_clients: bool = False

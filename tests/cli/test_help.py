@@ -24,7 +24,17 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
     *("attack", "leaks", "reproduce", "switches", "data show", "privacy samples", "privacy xor"),
-    *("site init", "site audit", "federation up", "federation app", "export", "predict", "tune", "advise"),
+    *(
+        "site init",
+        "site check",
+        "site audit",
+        "federation up",
+        "federation app",
+        "export",
+        "predict",
+        "tune",
+        "advise",
+    ),
 )
 
 

@@ -241,6 +241,9 @@ def half(monkeypatch: pytest.MonkeyPatch) -> type:
 
         share: float = 0.5
 
+        def phases(self) -> tuple[Any, ...]:
+            return ()
+
     Half.__qualname__ = "Half"
     monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
     made = part("objective", "half")(Half)
@@ -262,7 +265,12 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("no_such_module:Half", "cannot import 'no_such_module:Half'"),
+        (
+            "no_such_module:Half",
+            "cannot import 'no_such_module:Half': No module named 'no_such_module'; write package.module:Name, with "
+            "no_such_module.py beside the experiment file or in a folder of PYTHONPATH",
+        ),
+        ("json.no_such:Half", "No module named 'json.no_such'; write package.module:Name"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
         ("fedblend.methods.sharing:SharedMeans", "is no part of the kind 'objective'"),
@@ -325,6 +333,61 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
         f"inherit from {base}; valid: class Bare({base}), with {base} from {module}; mend this line"
     )
     assert all(issubclass(cls, getattr(sys.modules[module], base)) for cls in known(kind).values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods", "told"),
+    [
+        (
+            "objective",
+            {"loss": lambda self, net, batch: 0},
+            "the objective 'own': loss cannot be called as that of Objective: too many positional arguments; "
+            "valid: def loss(self, net, batch, drawn, context)",
+        ),
+        (
+            "objective",
+            {"loss": lambda self, net, batch, drawn, context, more: 0},
+            "the objective 'own': loss cannot be called as that of Objective: missing a required argument: 'more'; "
+            "valid: def loss(self, net, batch, drawn, context)",
+        ),
+        ("objective", {"draw": lambda self, rng, plan: {}}, "the objective 'own' defines no loss or phases; "),
+        (
+            "aggregator",
+            {"agregate": lambda self, uploads: {}},
+            "the aggregator 'own' defines no aggregate or finish or for_round (is it 'agregate'?); "
+            "valid: methods as in Aggregator",
+        ),
+        ("channel", {}, "the channel 'own' defines no transmit or delivers; valid: methods as in Channel"),
+        (
+            "metric",
+            {"overall": lambda self, outputs: 0},
+            "the metric 'own': overall cannot be called as that of Metric: ",
+        ),
+    ],
+)
+def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declared(
+    kind: str, methods: dict[str, Any], told: str
+) -> None:
+    module, _, base = registry.BASES[kind].partition(":")
+    cls = type("Own", (getattr(sys.modules[module], base),), {**methods, "__module__": __name__})
+
+    with pytest.raises(FedblendError) as error:
+        part(kind, "own")(cls)
+
+    assert str(error.value).startswith(told)
+    assert "own" not in known(kind)
+
+
+def test_a_users_part_may_inherit_its_methods_name_their_values_and_take_more_that_have_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Losses:
+        def loss(self, model: Any, *rest: Any, scale: float = 1) -> Any:
+            return scale
+
+    monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
+
+    assert part("objective", "own")(type("Own", (Losses, Objective), {"__module__": __name__}))().loss(None) == 1
 
 
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import here, refused
+from cli_helpers import here, refused, succeeded
 
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
@@ -78,6 +78,52 @@ def test_a_new_site_file_is_written_only_for_samples_that_can_be_loaded(tmp_path
     outcome = here("site", "init", path, "--data", write_samples(tmp_path / "good.npz"))
     assert outcome.code == 0
     assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in outcome.out
+
+
+def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path: Path) -> None:
+    trial = pytest.importorskip("fedblend.flower.trial")
+    path = tmp_path / "site.toml"
+    for name in ("site-0", "site-1", "other"):
+        trial.make_site_key(tmp_path / name)
+    public = [(tmp_path / f"site-{client}.pub").read_text().strip() for client in (0, 1)]
+    (tmp_path / "peers.toml").write_text("".join(f'{client} = "{key}"\n' for client, key in enumerate(public)))
+    init_site(path, write_samples(tmp_path / "samples.npz"), 9)
+    text = path.read_text()
+    path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}')
+    AuditLog(read_site(path).audit).record_sent("trial/1", 0, 1, "masked", {"w": torch.zeros(2)}, True)
+
+    shown = succeeded(here("site", "check", path)).out
+
+    assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in shown
+    assert "warning: min_mean 9: this site has 8 samples to train on, so that no mean of them leaves" in shown
+    assert f"May leave: {', '.join(SAFE)}\n" in shown
+    assert f"Key: that of client 1, one of the 2 in {tmp_path / 'peers.toml'}\n" in shown
+    assert "1 payloads; trained in 1 of at most 1,000 rounds\n" in shown
+    assert shown.endswith(f"{path}: no fault found\n")
+
+    for field, replaced, words in (
+        ("site-1.key", "other.key", "peers: none of the 2 keys in"),
+        ("site-1.key", "site-1.pub", "key: "),
+        ("site-1.key", "none.key", "none.key: no such file"),
+        ('key = "site-1.key"', "", "key: is missing"),
+        ("peers.toml", "samples.npz", "samples.npz"),
+        ("samples.npz", "none.npz", "none.npz"),
+        ('device = "cpu"', 'device = "gpu"', "device: 'gpu' is not usable here"),
+        ("site.audit.jsonl", "no/folder.jsonl", "audit: "),
+    ):
+        path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}'.replace(field, replaced))
+        refused(here("site", "check", path), words)
+
+
+def test_a_check_of_a_trials_site_file(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    init_site(path, None, 2)
+    path.write_text("allow = []\n" + path.read_text().replace("allow = [", "# "))
+
+    shown = succeeded(here("site", "check", path)).out
+
+    assert "Samples: none; the site trains on its client's part of the experiment's data" in shown
+    assert "May leave: nothing\n" in shown
 
 
 def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:

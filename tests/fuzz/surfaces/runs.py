@@ -198,6 +198,7 @@ COMMANDS = tuple(
         "federation app experiment.toml --out app --folder run --min-sites 2 --deadline 5",
         "federation up experiment.toml --sites 2 --deadline 5 --out trial",
         "site init site.toml --data tiny.npz --min-mean 3",
+        "site check site.toml",
         "site audit site.toml --last 3",
         "--version",
         "",

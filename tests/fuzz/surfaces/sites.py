@@ -21,7 +21,7 @@ from surfaces.base import TINY, Case, call, changed_lines, command, spoil_path, 
 
 
 def site_files(rng: Random, folder: Path, real: Path) -> Case:
-    """A changed site file or audit log, read by ``site audit`` or as a node reads it."""
+    """A changed site file or audit log, read by ``site audit``, by ``site check`` or as a node reads it."""
     from fedblend.flower.site import KINDS, read_site, site_text
 
     write_npz(folder / "tiny.npz")
@@ -49,7 +49,8 @@ def site_files(rng: Random, folder: Path, real: Path) -> Case:
         if rng.random() < 0.1:
             spoil_path(rng, log)
     if rng.random() < 0.6:
-        return command(folder, "site", "audit", *(["--last", 2] if rng.random() < 0.3 else []))
+        words = ("check",) if rng.random() < 0.3 else ("audit", "--last", 2) if rng.random() < 0.4 else ("audit",)
+        return command(folder, "site", *words)
 
     def read() -> None:
         from fedblend.flower.audit import AuditLog
