@@ -40,12 +40,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
-    """Write pages without drawing their charts, and empty pictures: for tests of all else that a command leaves."""
+@pytest.fixture(autouse=True, scope="module")
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Write pages without drawing their charts, which takes a second a page, but for modules marked ``drawn``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
-        patch.setattr("fedblend.report.page.draw_summary", lambda sections: b"")
+        if not request.node.get_closest_marker("drawn"):
+            patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
+            patch.setattr("fedblend.report.page.draw_summary", lambda sections: b"")
         yield
 
 

@@ -319,7 +319,7 @@ def test_bad_options_end_in_one_message(words: tuple[str, ...], said: str, tmp_p
     ("method", "kind", "shape"),
     [
         ("fedfa", "extras", "4 tensors, 16 numbers"),
-        ("flea", "features", "about 35.5 of x 4x4x4, y 10"),
+        pytest.param("flea", "features", "about 35.5 of x 4x4x4, y 10", marks=pytest.mark.slow),
     ],
 )
 def test_what_hidden_states_reveal_is_named_and_counted_among_what_leaves(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded, words_of
-from helpers import images, labelled, same
+from helpers import images, labelled, same, slow_except
 from helpers import run as after_rounds
 from helpers import setup as made_of
 
@@ -85,7 +85,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_except(["fedmix", "prune"], METHODS))
 def test_what_is_attacked_is_what_the_server_got(name: str, tmp_path: Path) -> None:
     changes = ONE | METHODS[name]
     first = weights(run(tmp_path / "a", **changes | {"rounds": 1}))

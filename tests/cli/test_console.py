@@ -17,8 +17,6 @@ from rich.text import Text
 import fedblend
 from fedblend.cli.console import Console, write_line
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
 
 

@@ -20,7 +20,7 @@ ACCURACIES = {
 
 
 @pytest.fixture(scope="module")
-def study(undrawn: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's study after one round, with these accuracies in place of its own."""
     folder = tmp_path_factory.mktemp("quickstart") / "runs"
     short = ("--set", "rounds=1", "--engine", "loop", "--jobs", "1", "--out", folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, records, succeeded
-from helpers import federation_of, images, labelled, numbers, run, same_up_to_rounding, setup
+from helpers import federation_of, images, labelled, numbers, run, same_up_to_rounding, setup, slow_except
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -138,7 +138,11 @@ WORKING = ["fedavg", "naivemix", "fedmix", "localmix", "fedmix-hidden", "scaffol
 REMEDY = {"name": "fedmix", "objective": {"remedy": "check"}}
 
 
-@pytest.mark.parametrize("method", [*WORKING, REMEDY, "ditto", "fedper", "pfedme"], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    slow_except(["fedavg", REMEDY, "scaffold", "pfedme"], [*WORKING, REMEDY, "ditto", "fedper", "pfedme"]),
+    ids=str,
+)
 def test_methods_that_need_no_classes_work_in_all_engines(method: Any) -> None:
     own = {"holdout": 0.2} if method in ("ditto", "fedper", "pfedme") else {}
     made = setup(labelled(), method=method, metrics=["hamming-loss"], **SETTINGS, **own)

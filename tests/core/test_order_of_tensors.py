@@ -21,8 +21,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 LOSING: dict[str, Any] = {
     "name": "losing",
     "rounds": 4,

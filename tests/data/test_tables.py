@@ -23,8 +23,6 @@ from fedblend.data.loaders.table import TableFile, encode, guesses, read_frame
 from fedblend.data.scale import Standard
 from fedblend.runs import api
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 PATIENTS = pd.DataFrame(
     {
         "age": [40, 50, 60, 70, 44, 54],

@@ -127,7 +127,7 @@ CASES: dict[str, Callable[[], Setup]] = {
 }
 
 
-@pytest.mark.parametrize("case", slow_except(["two phases", "dropout"], CASES))
+@pytest.mark.parametrize("case", slow_except(["two phases"], CASES))
 def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) -> None:
     made = CASES[case]()
     plain = StackedEngine(made, stack=4)
@@ -146,6 +146,7 @@ def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) 
     assert recorder.replays > recorder.captures > 0
 
 
+@pytest.mark.slow
 def test_a_learning_rate_in_a_tensor_gives_the_plain_steps_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ragged("fedmix", lr=0.03, lr_decay=0.9)
     fixed = after(made, StackedEngine(made, stack=4, recorder=EmulatedRecorder()))

@@ -10,7 +10,7 @@ from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import contents, here, refused, succeeded, write
 from helpers import slow_except
 
-pytestmark = pytest.mark.usefixtures("elsewhere", "undrawn")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.mark.parametrize(

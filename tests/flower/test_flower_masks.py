@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import slow_except
 
 from fedblend.experiment.setup import make_setup
 
@@ -138,7 +139,7 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 # Over Flower ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "aggenhance-secure"])
+@pytest.mark.parametrize("method", slow_except(["fedavg"], ["fedavg", "aggenhance-secure"]))
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})

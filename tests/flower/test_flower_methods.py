@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -98,19 +97,11 @@ def size_of(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-ALIKE = {
-    "fedavg": ("fedprox", "localmix", "fed-augmix", "fedntd", "fedlc", "fedrs", "vanilla-fl"),
-    "fedadam": ("fedavgm", "fedadagrad", "fedyogi"),
-    "fedmix": ("naivemix", "fedmix-checked"),
-    "fedmix-hidden": ("naivemix-hidden",),
-    "mix2fld": ("mixfld",),
-}
-"""Methods whose messages are those of another: only what a site or the server computes differs."""
-
-ALONE = [name for name in presets.presets() if "+" not in name and name not in itertools.chain(*ALIKE.values())]
+OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedper", "fedproto", "mix2fld", "xormixfl")
+"""For each kind of message a method that sends it."""
 
 
-@pytest.mark.parametrize("method", slow_except(ALONE, presets.presets()))
+@pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
     asked = quick(method)
     state, records = by_loop(asked)
@@ -134,15 +125,17 @@ def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_p
     assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": {"name": "fedper", "aggregator": "secure-mean"}, "train": {**DATA["train"], "cohort": 4}},
-        {"method": "ditto", "evaluate_model": "each"},
-        {"method": {"name": "scaffold", "personal": "fedper"}},
-    ],
-    ids=["masked sums of shared layers", "personal models", "own layers with scaffold"],
-)
+AT_SITES = {
+    "masked sums of shared layers": {
+        "method": {"name": "fedper", "aggregator": "secure-mean"},
+        "train": {**DATA["train"], "cohort": 4},
+    },
+    "personal models": {"method": "ditto", "evaluate_model": "each"},
+    "own layers with scaffold": {"method": {"name": "scaffold", "personal": "fedper"}},
+}
+
+
+@pytest.mark.parametrize("changes", slow_except([AT_SITES["personal models"]], AT_SITES.values()), ids=AT_SITES)
 def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: Path) -> None:
     asked = experiment(
         changes["method"], **{**DATA, "holdout": 0.2, **{k: v for k, v in changes.items() if k != "method"}}

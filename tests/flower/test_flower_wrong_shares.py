@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import slow_except
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
@@ -224,7 +225,7 @@ def sealing_garbage(drops: bool) -> Nodes:
     return grid
 
 
-@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("drops", slow_except([True], [False, True]))
 def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tmp_path: Path) -> None:
     limits = FederationLimits(min_sites=2, deadline=2)
     name = "pair/2" if drops else "own/2"

@@ -158,7 +158,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SMALLER = {"objective": {"large_lambda": 20.0}}
 
 
-@pytest.mark.parametrize("name", slow_except(["fedmix", "hidden"], METHODS))
+@pytest.mark.parametrize("name", slow_except(["fedmix"], METHODS))
 def test_engines_agree(name: str) -> None:
     method = presets.overlay(METHODS[name], {})
     method["objective"] = presets.overlay(method.get("objective", {}), {"large_lambda": 20.0})

@@ -80,7 +80,7 @@ COMBINED: dict[str, Any] = {
 }
 
 
-FEW = ["fedlc on fedmix", "fedntd on fedmix", "pfedme on fedmix", "fednova on scaffold", "all terms"]
+FEW = ["fedlc on fedmix", "fednova on scaffold"]
 
 
 @pytest.mark.parametrize("name", slow_except(FEW, COMBINED))

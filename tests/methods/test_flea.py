@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import experiment, federation_of, images, local, numbers, run, setup
+from helpers import experiment, federation_of, images, local, numbers, run, setup, slow_except
 from torch import nn
 from torch.nn import functional as F
 
@@ -147,7 +147,7 @@ def test_only_the_rounds_clients_share_and_earlier_features_are_dropped() -> Non
     assert len(cohorts) > 1
 
 
-@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("stack", slow_except([4], [1, 4]))
 def test_stacked_gives_the_loops_weights(stack: int) -> None:
     groups = [range(9), [9], range(10, 22), range(22, 30)]
     world = setup(

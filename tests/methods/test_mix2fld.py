@@ -323,8 +323,11 @@ def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None
 # Seeds -----------------------------------------------------------------------------------------------------
 
 
+SHORT = {"name": "mix2fld", "server_step": {"steps": 20}}
+
+
 def test_a_seed_of_mnist_takes_6272_bits_and_its_labels() -> None:
-    made = setup(images(n=80, side=28), method="mix2fld", model=LINEAR)
+    made = setup(images(n=80, side=28), method=SHORT, model=LINEAR)
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
 
     assert record["bytes_up"]["seeds"] == 4 * 10 * (6272 / 8 + 2)
@@ -332,7 +335,7 @@ def test_a_seed_of_mnist_takes_6272_bits_and_its_labels() -> None:
 
 
 def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() -> None:
-    made = setup(images(n=200, side=6), method={"name": "mix2fld", "sharing": {"samples": 40}}, model=LINEAR)
+    made = setup(images(n=200, side=6), method={**SHORT, "sharing": {"samples": 40}}, model=LINEAR)
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
     pool = fed.sharing.pool_of(state)
@@ -340,14 +343,14 @@ def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() 
     assert pool.tensors["y"].dtype == torch.int64
     assert len(pool) == 160
     assert (pool.owner == -1).all()
-    soft = RoundLoop(setup(images(n=200, side=6), method="mixfld", model=LINEAR), LoopEngine(made))
+    soft = RoundLoop(setup(images(n=200, side=6), method={**SHORT, "name": "mixfld"}, model=LINEAR), LoopEngine(made))
     state, _ = run(soft, 1)
     assert soft.sharing.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
 
 
 def test_more_seeds_than_came_can_be_made() -> None:
     sharing = {"samples": 20, "generated": 50}
-    made = setup(images(n=200), method={"name": "mix2fld", "sharing": sharing}, model=LINEAR)
+    made = setup(images(n=200), method={**SHORT, "sharing": sharing}, model=LINEAR)
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
 

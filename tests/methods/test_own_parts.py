@@ -26,7 +26,7 @@ from fedblend.core.objective import Plain
 ROOT = Path(__file__).resolve().parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("elsewhere", "undrawn")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 # Data and parts of the user's own -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, local, numbers, run, same, same_up_to_rounding, setup
+from helpers import federation_of, images, local, numbers, run, same, same_up_to_rounding, setup, slow_except
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
@@ -183,7 +183,7 @@ def test_without_probability_it_is_the_base(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["plain", "localmix", "augmix"])
-@pytest.mark.parametrize("data", [images, coloured])
+@pytest.mark.parametrize("data", slow_except([coloured], [images, coloured]))
 def test_loop_and_stacks_agree(base: str, data: Any) -> None:
     options = {"name": "augmix", "loss_scaling": False} if base == "augmix" else base
     method = {"name": "statmix", "objective": {"base": options}}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import train, with_calls
-from helpers import engine_of, federation, images, run, same, setup
+from helpers import engine_of, federation, images, run, same, setup, slow_except
 
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
@@ -164,7 +164,10 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
 # What clients keep ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn", "moon", "fedper", "ditto", "fd"])
+DIVERGE = ["fedavg", "scaffold", "feddyn", "moon", "fedper", "ditto", "fd"]
+
+
+@pytest.mark.parametrize("method", slow_except(["fedavg", "scaffold", "fedper", "fd"], DIVERGE))
 def test_a_client_that_diverges_once_takes_part_again(method: str) -> None:
     groups = [list(range(i, i + 10)) for i in range(0, 40, 10)]
     made = setup(groups=groups, method=method, train={"cohort": 4}, holdout=0.2)

@@ -153,7 +153,7 @@ def test_without_lambda_it_is_virtual_samples() -> None:
     same_up_to_rounding(first.weights, second.weights, steps=1000)
 
 
-@pytest.mark.parametrize("base", ["plain", "localmix"])
+@pytest.mark.parametrize("base", slow_except(["plain"], ["plain", "localmix"]))
 @pytest.mark.parametrize("stack", slow_except([2], [1, 2]))
 def test_loop_and_stacks_agree(base: str, stack: int) -> None:
     made = world(method={"name": "vhl", "objective": {"base": base, "entries": 7, "tau": 0.5}})

@@ -65,7 +65,7 @@ def at_smoke(name: str, **options: Any) -> ItemPlan:
     return plan_item(name, "smoke", **options)
 
 
-QUICK_ITEMS = ["fedmix/table-15", "aggenhance/figure-16", "mix2fld/figure-3", "xormixfl/table-2", "fed-augmix/figure-6"]
+QUICK_ITEMS = ["fedmix/table-15", "aggenhance/figure-16", "xormixfl/table-2"]
 
 
 @pytest.mark.parametrize("name", slow_except(QUICK_ITEMS, RUNNABLE))
@@ -302,7 +302,7 @@ def test_the_variance_over_devices_does_not_depend_on_their_number(
     assert Devices(figure="variance").measured(cell) == pytest.approx(50)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("engine", slow_except(["loop"], ["loop", "stacked"]))
 def test_clients_are_tested_with_the_model_that_each_has_after_training(engine: str, tmp_path: Path) -> None:
     def measured(lr: float) -> tuple[float, float]:
         one = experiment(

@@ -26,7 +26,6 @@ def tables(folder, tmp_path_factory):
     """The same export without its drawings."""
     place = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *given, **named: None)
         report.write(find_runs([folder]), place / "report.html", export=place)
     return place

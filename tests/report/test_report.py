@@ -34,6 +34,8 @@ from fedblend.runs.groups import Outcome, group
 from fedblend.runs.runner import execute
 from fedblend.runs.summary import table
 
+pytestmark = pytest.mark.drawn
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

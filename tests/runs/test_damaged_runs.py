@@ -16,8 +16,6 @@ from helpers import slow_except
 from fedblend.core.errors import FedblendError
 from fedblend.runs.directory import RunDirectory, read_study
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 RUN = "fedavg-seed0"
 
 

@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 SCALARS = {"round": 3, "shared_round": 2, "clients": 3}
 TENSORS = {
     "weights/w": torch.ones(2),

@@ -24,8 +24,6 @@ from fedblend.runs.api import Result, run
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 SCALED = """
 import sys, numpy, torch
 program = torch.export.load(sys.argv[1]).module()

@@ -53,8 +53,6 @@ from fedblend.runs import checkpoint, parallel
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.summary import table
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 SLUG = "fedmix-seed0"
 
 EVENTFUL: dict[str, Any] = {

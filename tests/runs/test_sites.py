@@ -19,8 +19,6 @@ from fedblend.experiment.study import expand
 from fedblend.report.terminal import sites_table
 from fedblend.runs.directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 ALONE = {"label": "alone", "upload": "silent", "stateful_clients": True}
 BASE = {
     "data": "digits",

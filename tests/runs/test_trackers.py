@@ -27,8 +27,6 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor
 from fedblend.runs.trackers import numbers_of
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def run(folder: Path, *callbacks: Any, stop_after: int | None = None, **changes: Any) -> api.Result:
     """A run with callbacks of the file; ``stop_after`` interrupts it after so many rounds."""

@@ -21,8 +21,6 @@ from fedblend.runs import api, runner, tuning
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
 
 LR = {"low": 0.001, "high": 1.0, "log": True}
@@ -297,6 +295,7 @@ def test_finished_trials_go_on_where_the_file_has_more_rounds(tmp_path: Path) ->
     assert scores(longer) == scores(whole)
 
 
+@pytest.mark.slow
 def test_a_shorter_search_compares_the_rounds_that_all_trials_have(tmp_path: Path) -> None:
     tune(search(rounds=5), tmp_path / "shorter")
     shorter, whole = tune(search(rounds=3), tmp_path / "shorter"), tune(search(rounds=3), tmp_path / "whole")

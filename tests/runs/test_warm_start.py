@@ -18,8 +18,6 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.parallel import waves
 from fedblend.runs.runner import execute
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 SMALL = {
     "data": "digits",
     "model": {"name": "mlp", "hidden": [8]},
