@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -192,20 +193,31 @@ def fingerprint(experiment: Experiment) -> str:
 def _given(value: Any) -> Any:
     """Plain data of a table or part without fields that have their default, so a new field changes no fingerprint."""
     if isinstance(value, BaseModel):
-        defaults = {name: field.get_default() for name, field in type(value).model_fields.items()}
-        return _not_default(value, defaults)
+        return _not_default(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        defaults = {field.name: field.default for field in dataclasses.fields(value) if field.init}
-        return {"name": registry.dump(value)["name"], **_not_default(value, defaults)}
+        return {"name": registry.dump(value)["name"], **_not_default(value)}
     if isinstance(value, (list, tuple)):
         return [_given(one) for one in value]
     return {str(key): _given(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
-def _not_default(value: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: _given(getattr(value, name)) for name in defaults}
-    # The default of a field that holds a part is the part's name.
-    return {name: one for name, one in plain.items() if one not in (_given(defaults[name]), {"name": defaults[name]})}
+def _not_default(value: Any) -> dict[str, Any]:
+    plain = {
+        name: (_given(own), defaults)
+        for name, (default, *defaults) in _defaults(type(value)).items()
+        if (own := getattr(value, name)) is not default
+    }
+    return {name: one for name, (one, defaults) in plain.items() if one not in defaults}
+
+
+@functools.cache
+def _defaults(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Each field's default, and the plain data that stand for it: those of a part, or the part by its name alone."""
+    if issubclass(kind, BaseModel):
+        defaults = {name: field.get_default() for name, field in kind.model_fields.items()}
+    else:
+        defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
+    return {name: (default, _given(default), {"name": default}) for name, default in defaults.items()}
 
 
 def plan_item(

@@ -24,7 +24,7 @@ from fedblend.experiment.config import as_table, resolve
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, locked_study
 
-pytestmark = [pytest.mark.usefixtures("elsewhere"), pytest.mark.drawn]
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 # Running --------------------------------------------------------------------------------------------------
