@@ -11,6 +11,8 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from fedblend.core.errors import encodable
+
 
 class Console(console.Console):
     """Rich's console without markup: ``s[/x]`` in a path is text.
@@ -22,8 +24,8 @@ class Console(console.Console):
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text without control characters, before its width is measured."""
-        return super().render_str(_printable(text), **options)
+        """Return a text of what the terminal can show, before its width is measured."""
+        return super().render_str(encodable(_printable(text), self.encoding), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of a renderable, without control characters."""

@@ -77,6 +77,23 @@ def listed(names: Sequence[object]) -> str:
     return f"{text} and {len(names) - LISTED} more" if len(names) > LISTED else text
 
 
+SPELLED = str.maketrans({"±": "+-", "—": "-", "∞": "inf", "←": "<-"})
+"""Signs of tables where an encoding lacks them."""
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Return a text in signs that an encoding has: "33.8 +- 1.0" for ASCII.
+
+    >>> encodable("33.8 ± 1.0, é", "ascii"), encodable("33.8 ± 1.0, é", "latin-1")
+    ('33.8 +- 1.0, \\\\xe9', '33.8 ± 1.0, é')
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(SPELLED).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
 def printable(text: str, most: int = MESSAGE_LENGTH) -> str:
     """A message as one line of at most ``most`` characters: line breaks as blanks, other control characters escaped.
 

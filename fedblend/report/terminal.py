@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, encodable
 from fedblend.report.columns import (
     BOLD_RULE,
     CellValue,
@@ -91,6 +91,16 @@ class WrappedTable:
     """Number of last rows below a line."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield from self._encodable(console.encoding)._tables(console, options)
+
+    def _encodable(self, encoding: str) -> WrappedTable:
+        columns = [
+            (encodable(heading, encoding), [Text(encodable(cell.plain, encoding), cell.style) for cell in cells])
+            for heading, cells in self.columns
+        ]
+        return replace(self, names=[encodable(name, encoding) for name in self.names], columns=columns)
+
+    def _tables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         begin, title = 0, self.title
         while begin < len(self.columns):
             end = begin + 1

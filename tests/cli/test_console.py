@@ -16,6 +16,7 @@ from rich.text import Text
 
 import fedblend
 from fedblend.cli.console import Console, write_line
+from fedblend.report.terminal import WrappedTable
 
 ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
 
@@ -36,6 +37,26 @@ def test_a_text_is_printed_without_markup_and_control_characters(what: str) -> N
     assert "s[/x] [bold]b[/bold] :smile:" in printed
     assert "[31mred" in printed
     assert all(sign.isprintable() or sign == "\n" for sign in printed)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding: str, wrapped: bool) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    names, columns = ["fedavg-é-ж", "fedmix"], {"% ± std": ["33.8 ± 1.0", "[-∞, 1]"], "reached": ["—", "12"]}
+    table = Table("method", *columns)
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(name, *cells)
+    texts = [(heading, [Text(cell) for cell in cells]) for heading, cells in columns.items()]
+
+    Console(file=file, width=100).print(WrappedTable("method", names, texts) if wrapped else table)
+
+    file.seek(0)
+    lines = file.read().splitlines()
+    assert len({len(line) for line in lines}) == 1
+    (row,) = (line for line in lines if "fedavg" in line)
+    assert ("33.8 +- 1.0" if encoding == "ascii" else "33.8 ± 1.0") in row
+    assert ("é" in row, "ж" in row) == (encoding != "ascii", encoding == "utf-8")
 
 
 @pytest.mark.usefixtures("elsewhere")
