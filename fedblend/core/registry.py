@@ -154,6 +154,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
             _require_like_base(kind, name, cls)
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
+        _refuse_in_one_line(declared)
         other = _registry[kind].setdefault(name, declared)
         if (other.__module__, other.__qualname__) != (declared.__module__, declared.__qualname__):
             raise FedblendError(f"the {kind} '{name}' exists already ({other.__module__}); give yours another name")
@@ -161,6 +162,42 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         return declared  # type: ignore[return-value]
 
     return declare
+
+
+class WrongOption(FedblendError):
+    """An option of a part that is made in Python; ``error`` is pydantic's."""
+
+    error: pydantic.ValidationError
+
+
+def _wrong_option(cls: type, error: pydantic.ValidationError) -> WrongOption:
+    """The error with options as Python spells them."""
+    first = error.errors(include_url=False)[0]
+    option = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "unexpected_keyword_argument":
+        valid = fields_of(cls)
+        hint = did_you_mean(option, valid)
+        text = f"{cls.__name__}: no option {option}{hint}; valid: {', '.join(valid) or 'it takes no options'}"
+    else:
+        spelled = f"{cls.__name__}.{FILE_WORDS.get(option, option)}:"
+        text = explain(error, cls.__name__).replace(spelled, f"{cls.__name__}.{option}:", 1)
+    wrong = WrongOption(text)
+    wrong.error = error
+    return wrong
+
+
+def _refuse_in_one_line(declared: type) -> None:
+    """Let a part that is made in Python with a wrong option raise :class:`WrongOption` in place of pydantic's error."""
+    init = declared.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def make(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except pydantic.ValidationError as error:
+            raise _wrong_option(declared, error) from None
+
+    declared.__init__ = make  # type: ignore[misc]
 
 
 def _require_like_base(kind: str, name: str, cls: type) -> None:
@@ -240,8 +277,8 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
             )
     try:
         return cls(**given)
-    except pydantic.ValidationError as error:
-        raise FedblendError(explain(error, where)) from None
+    except WrongOption as wrong:
+        raise FedblendError(explain(wrong.error, where)) from None
 
 
 def find(kind: str, name: str, where: str | None = None) -> type:

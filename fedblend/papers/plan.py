@@ -202,16 +202,17 @@ def _given(value: Any) -> Any:
 
 
 def _not_default(value: Any) -> dict[str, Any]:
+    kind: Any = type(value)
     plain = {
         name: (_given(own), defaults)
-        for name, (default, *defaults) in _defaults(type(value)).items()
+        for name, (default, *defaults) in _defaults(kind).items()
         if (own := getattr(value, name)) is not default
     }
     return {name: one for name, (one, defaults) in plain.items() if one not in defaults}
 
 
 @functools.cache
-def _defaults(kind: type) -> dict[str, tuple[Any, ...]]:
+def _defaults(kind: Any) -> dict[str, tuple[Any, ...]]:
     """Each field's default, and the plain data that stand for it: those of a part, or the part by its name alone."""
     if issubclass(kind, BaseModel):
         defaults = {name: field.get_default() for name, field in kind.model_fields.items()}

@@ -229,6 +229,8 @@ def load(path: str | Path) -> dict[str, Any]:
 
 def _out_folder(out: Path | str | None, name: str, resume: bool) -> Path:
     """The folder for what is named ``name``: the given one; else a new one, or the newest to resume."""
+    if not isinstance(resume, bool):
+        raise FedblendError(f"resume: {brief(resume)} is not valid; give True or False")
     if out is not None:
         return given_path(out, "out")
     return (last_folder if resume else free_folder)(RUNS / slugify(name))

@@ -172,6 +172,27 @@ def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told
         build("objective", Mine(), "method.objective")
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"lam": 2.0}, "FedMix.lam: 2.0 is not valid: input should be less than or equal to 1"),
+        ({"lam": "x"}, "FedMix.lam: 'x' is not valid: input should be a valid number"),
+        ({"lamb": 0.1}, "FedMix: no option lamb (did you mean 'lam'?); valid: lam, "),
+        ({"entries": "all"}, "FedMix.entries: 'all' is not valid: input should be"),
+    ],
+)
+def test_a_part_that_is_made_in_python_with_a_wrong_option_is_refused_in_one_line(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(FedblendError) as error:
+        FedMix(**options)
+
+    assert str(error.value).startswith(told)
+    assert "\n" not in str(error.value)
+    with pytest.raises(FedblendError, match="FedMix"):
+        dataclasses.replace(FedMix(), **options)
+
+
 def test_a_part_of_another_kind_is_refused() -> None:
     with pytest.raises(FedblendError, match="names no objective"):
         build("objective", SharedMeans())
