@@ -20,7 +20,7 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -100,6 +100,14 @@ BASES = {
 }
 """The base class of each kind of part that has one in the core."""
 
+METHODS = {
+    "dataset": ("load", "self"),
+    "scale": ("fit", "self", "data"),
+    "partition": ("split", "self", "labels", "classes", "seed", "natural"),
+    "model": ("build", "self", "shape", "outputs"),
+}
+"""The method, with its parameters, of the kinds of part that have no base class."""
+
 IN_MEMORY = {
     **{kind: f"; for an object of a class of your own put @part('{kind}', NAME) above the class" for kind in BASES},
     "dataset": (
@@ -150,8 +158,8 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         )
 
     def declare(cls: type[T]) -> type[T]:
-        if kind in BASES and not is_own(cls):
-            _require_like_base(kind, name, cls)
+        if not is_own(cls) and kind in (*BASES, *METHODS):
+            (_require_like_base if kind in BASES else _require_method)(kind, name, cls)
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
         _refuse_in_one_line(declared)
@@ -218,18 +226,31 @@ def _require_like_base(kind: str, name: str, cls: type) -> None:
                 f"valid: methods as in {word}"
             )
     for attribute in sorted(own):
-        of_base, of_part = inspect.getattr_static(base, attribute, None), inspect.getattr_static(cls, attribute)
-        if not inspect.isfunction(of_base) or not inspect.isfunction(of_part):
-            continue
-        expected = inspect.signature(of_base).replace(return_annotation=inspect.Signature.empty)
-        try:
-            inspect.signature(of_part).bind(*expected.parameters)
-        except TypeError as error:
-            words = ", ".join(expected.parameters)
-            raise FedblendError(
-                f"the {kind} '{name}': {attribute} cannot be called as that of {word}: {error}; "
-                f"valid: def {attribute}({words})"
-            ) from None
+        if inspect.isfunction(of_base := inspect.getattr_static(base, attribute, None)):
+            _require_callable(f"the {kind} '{name}'", cls, attribute, tuple(inspect.signature(of_base).parameters))
+
+
+def _require_method(kind: str, name: str, cls: type) -> None:
+    """Raise :class:`FedblendError` unless a part of a kind without a base has the method of its kind."""
+    attribute, *parameters = METHODS[kind]
+    if not hasattr(cls, attribute):
+        hint = did_you_mean(attribute, vars(cls)).replace("did you mean", "is it")
+        raise FedblendError(
+            f"the {kind} '{name}' defines no {attribute}{hint}; valid: def {attribute}({', '.join(parameters)})"
+        )
+    _require_callable(f"the {kind} '{name}'", cls, attribute, parameters)
+
+
+def _require_callable(what: str, cls: type, attribute: str, parameters: Sequence[str]) -> None:
+    """Raise :class:`FedblendError` if a function of a class cannot be called with so many arguments."""
+    function = inspect.getattr_static(cls, attribute)
+    try:
+        if inspect.isfunction(function):
+            inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        raise FedblendError(
+            f"{what}: {attribute} cannot be called: {error}; valid: def {attribute}({', '.join(parameters)})"
+        ) from None
 
 
 def known(kind: str) -> dict[str, type]:

@@ -362,13 +362,13 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
         (
             "objective",
             {"loss": lambda self, net, batch: 0},
-            "the objective 'own': loss cannot be called as that of Objective: too many positional arguments; "
+            "the objective 'own': loss cannot be called: too many positional arguments; "
             "valid: def loss(self, net, batch, drawn, context)",
         ),
         (
             "objective",
             {"loss": lambda self, net, batch, drawn, context, more: 0},
-            "the objective 'own': loss cannot be called as that of Objective: missing a required argument: 'more'; "
+            "the objective 'own': loss cannot be called: missing a required argument: 'more'; "
             "valid: def loss(self, net, batch, drawn, context)",
         ),
         ("objective", {"draw": lambda self, rng, plan: {}}, "the objective 'own' defines no loss or phases; "),
@@ -378,18 +378,26 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
             "the aggregator 'own' defines no aggregate or finish or for_round (is it 'agregate'?); "
             "valid: methods as in Aggregator",
         ),
+        (
+            "partition",
+            {"splits": lambda self: 0},
+            "the partition 'own' defines no split (is it 'splits'?); "
+            "valid: def split(self, labels, classes, seed, natural)",
+        ),
+        ("dataset", {"load": lambda self, path: 0}, "the dataset 'own': load cannot be called: missing a required"),
+        ("model", {"build": lambda self, shape: 0}, "the model 'own': build cannot be called: too many positional"),
         ("channel", {}, "the channel 'own' defines no transmit or delivers; valid: methods as in Channel"),
         (
             "metric",
             {"overall": lambda self, outputs: 0},
-            "the metric 'own': overall cannot be called as that of Metric: ",
+            "the metric 'own': overall cannot be called: ",
         ),
     ],
 )
 def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declared(
     kind: str, methods: dict[str, Any], told: str
 ) -> None:
-    module, _, base = registry.BASES[kind].partition(":")
+    module, _, base = registry.BASES.get(kind, "builtins:object").partition(":")
     cls = type("Own", (getattr(sys.modules[module], base),), {**methods, "__module__": __name__})
 
     with pytest.raises(FedblendError) as error:
