@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_helpers import PNG, stop_all
+from cli_helpers import stop_all
 from hypothesis import HealthCheck, settings
 
 # Before PyTorch is imported. Networks in tests are so small that threads only get into each other's way.
@@ -46,7 +46,7 @@ def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
             patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")
-            patch.setattr("fedblend.report.page.draw_summary", lambda sections: PNG)
+            patch.setattr("fedblend.report.page.draw_summary", lambda sections: b"")
         yield
 
 

@@ -154,7 +154,7 @@ def _table(advice: Advice) -> Table:
     for option in advice.options:
         leaves = ", ".join(option.leaves)
         table.add_row(
-            Text(option.method),
+            option.method,
             advice.as_text(option.score),
             advice.interval(option),
             f"{option.megabytes:.3g}",

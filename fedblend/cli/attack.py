@@ -117,7 +117,7 @@ def _print(console: Console, result: AttackResult) -> None:
     for heading in ("image", "MSE", "PSNR dB", "SSIM"):
         measures.add_column(heading, justify="left" if heading == "image" else "right")
     for row in table["each"][:ROWS]:
-        measures.add_row(Text(str(classes[row["label"]])), *_measures(row))
+        measures.add_row(str(classes[row["label"]]), *_measures(row))
     measures.add_section()
     measures.add_row("mean", *_measures(table))
     console.print(measures)

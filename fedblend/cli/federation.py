@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.table import Column, Table
-from rich.text import Text
 
 from fedblend import report
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
-from fedblend.core.errors import FedblendError, Stopped, did_you_mean, listed, printable
+from fedblend.core.errors import FedblendError, Stopped, brief, did_you_mean, listed, printable
 from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
@@ -297,14 +296,17 @@ def check_site(path: Path) -> None:
         require_device(site.device)
     except FedblendError as error:
         raise FedblendError(f"{path}: {error}") from None
-    record = AuditLog(site.audit)
-    log = Path(str(site.audit))
-    if not os.access(log if log.exists() else log.parent, os.W_OK):
-        raise FedblendError(f"{path}: audit: {log}: this user cannot write there; valid: a file that it can write")
+    record, log = AuditLog(site.audit), Path(str(site.audit))
+    if not log.parent.is_dir():
+        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
+    # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
+    for file in (log, log.with_name(f"{log.name}.lock")):
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
     lines, trained = record.lines(), len(record.rounds_trained())
+    left = sum("refused" not in line for line in lines)
     console.print(
-        f"Audit log: {log}: {sum('refused' not in line for line in lines)} payloads; trained in {trained:,} of at most "
-        f"{site.rounds:,} rounds",
+        f"Audit log: {log}: payloads: {left:,}; trained in {trained:,} of at most {site.rounds:,} rounds",
         highlight=False,
         soft_wrap=True,
     )
@@ -314,7 +316,7 @@ def check_site(path: Path) -> None:
 def _keys_of(path: Path, key: str, peers: str | None) -> str:
     """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is no key, or no peer's."""
     from fedblend.experiment.tables import read_toml
-    from fedblend.flower.secure_aggregation.masks import is_signed, sign
+    from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 
     try:
         signed = sign(key, b"fedblend site check")
@@ -323,13 +325,17 @@ def _keys_of(path: Path, key: str, peers: str | None) -> str:
         raise FedblendError(f"{path}: {error}") from None
     if peers is None:
         return f"Key: {key}; it signs (without peers the server could take another site's place)"
+    for client, line in table.items():
+        if not client.isdecimal() or public_key(str(line)) is None:
+            raise FedblendError(
+                f"{path}: peers: {peers}: {client} = {brief(line)} is no client and key; valid: a client's number and "
+                'its public key, such as 0 = "ecdsa-sha2-nistp384 AAAA..."'
+            )
     owners = [client for client, line in table.items() if is_signed(str(line), b"fedblend site check", signed)]
-    if not owners:
-        raise FedblendError(
-            f"{path}: peers: none of the {len(table)} keys in {peers} is that of key ({key}); valid: a line with its "
-            f"public key ({key}.pub)"
-        )
-    return f"Key: that of client {owners[0]}, one of the {len(table)} in {peers}"
+    if len(owners) != 1:
+        found = f"the clients {' and '.join(owners)} have" if owners else f"none of its {len(table)} clients has"
+        raise FedblendError(f"{path}: peers: {peers}: {found} the public key of {key}; valid: one client has it")
+    return f"Key: client {owners[0]} of the {len(table)} in {peers}"
 
 
 def _load(path: Path) -> Dataset:
@@ -378,7 +384,7 @@ def show_audit(path: Path, last: int | None) -> None:
     lines = AuditLog(site.audit).lines()
     table = Table(Column("time", no_wrap=True), "run", "round", "kind", "what", "bytes", "sha256")
     for row in audit_rows(lines[-last:] if last else lines):
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*map(printable, row))
     console = Console()
     console.print(table)
     total = sum(line.get("bytes", 0) for line in lines)

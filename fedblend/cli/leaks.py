@@ -130,7 +130,7 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]], texts: int)
         else:
             table.add_column(headings[place], justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in filled))
+        table.add_row(*(row[place] for place in filled))
     return table
 
 

@@ -147,7 +147,7 @@ def show_boundaries(paths: list[Path], out: Path, trust: bool = False) -> None:
     table.add_column("boundary")
     table.add_column("accuracy %", justify="right")
     for name, accuracy in accuracies(plane):
-        table.add_row(Text(name), f"{100 * accuracy:.1f}")
+        table.add_row(name, f"{100 * accuracy:.1f}")
     console = Console()
     console.print(table)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)

@@ -113,7 +113,7 @@ def _print_result(console: Console, result: Mapping[str, Any]) -> None:
         last = None
         for row, column, *numbers in rows:
             shown = "" if row == last and columns else row
-            table.add_row(*map(Text, (shown, *([column] if columns else []), *numbers)))
+            table.add_row(shown, *([column] if columns else []), *numbers)
             last = row
         console.print(table)
     if result["claims"]:
@@ -121,7 +121,7 @@ def _print_result(console: Console, result: Mapping[str, Any]) -> None:
         table.add_column("claim", ratio=1)
         table.add_column("verdict", ratio=1)
         for claim in result["claims"]:
-            table.add_row(Text(formatting.claim_text(claim)), Text(formatting.verdict_text(claim, result)))
+            table.add_row(formatting.claim_text(claim), formatting.verdict_text(claim, result))
         console.print(table)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
@@ -121,7 +120,7 @@ def _best_table(searches: Sequence[MethodSearch]) -> Table:
         (record,) = (record for record in RunDirectory(best.folder).records() if record.round == best.round)
         test = record.score_of(search.metric)
         table.add_row(
-            Text(search.label),
+            search.label,
             str(len(search.trials)),
             str(sum(trial.pruned for trial in search.trials)),
             str(sum(bool(trial.failure) for trial in search.trials)),

@@ -33,13 +33,11 @@ class Channel(Part):
     to_define = ("transmit or delivers",)
     loses: bool = True
 
-    def transmit(
-        self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None = None
-    ) -> Sent:
+    def transmit(self, direction: str, sizes: np.ndarray, rng: np.random.Generator, clients: np.ndarray | None) -> Sent:
         """What becomes of transmissions of ``sizes`` bytes [clients] in this round.
 
         ``direction`` is "up" or "down"; ``clients`` int64 [clients] are the clients' numbers, for channels in which
-        one client differs from another. A size of 0 arrives at once.
+        one client differs from another, or ``None``. A size of 0 arrives at once.
         """
         if type(self).delivers is Channel.delivers:
             raise TypeError(f"{type(self).__name__} defines neither transmit nor delivers")
@@ -47,7 +45,7 @@ class Channel(Part):
 
     def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Which of the transmissions of :meth:`transmit` arrive: bool [clients]."""
-        return self.transmit(direction, sizes, rng).arrives
+        return self.transmit(direction, sizes, rng, None).arrives
 
 
 def transmit(

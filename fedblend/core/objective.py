@@ -221,6 +221,7 @@ class Personal(Part):
     protected, aggregated and changed by the server.
     """
 
+    to_define = ("terms or objective or own_layers",)
     active: bool = False
     keeps_layers: bool = False
 

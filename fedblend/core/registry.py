@@ -20,7 +20,7 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -173,24 +173,27 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
 
 class WrongOption(FedblendError):
-    """An option of a part that is made in Python; ``error`` is pydantic's."""
+    """An option of a part of the class ``cls`` that is made in Python; ``error`` is pydantic's."""
 
+    cls: type
     error: pydantic.ValidationError
 
 
 def _wrong_option(cls: type, error: pydantic.ValidationError) -> WrongOption:
     """The error with options as Python spells them."""
-    first = error.errors(include_url=False)[0]
-    option = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "unexpected_keyword_argument":
-        valid = fields_of(cls)
-        hint = did_you_mean(option, valid)
-        text = f"{cls.__name__}: no option {option}{hint}; valid: {', '.join(valid) or 'it takes no options'}"
+    first, options = error.errors(include_url=False)[0], fields_of(cls)
+    place = first["loc"][0] if first["loc"] else ""
+    if first["type"] == "unexpected_positional_argument":
+        text = f"{cls.__name__}: {len(options)} options at most; valid: {', '.join(options) or 'none'}"
+    elif first["type"] == "unexpected_keyword_argument":
+        text = f"{cls.__name__}: no option {place}{did_you_mean(str(place), options)}; "
+        text += f"valid: {', '.join(options) or 'it takes no options'}"
     else:
-        spelled = f"{cls.__name__}.{FILE_WORDS.get(option, option)}:"
+        option = options[place] if isinstance(place, int) else place
+        spelled = f"{cls.__name__}.{FILE_WORDS.get(str(place), place)}:"
         text = explain(error, cls.__name__).replace(spelled, f"{cls.__name__}.{option}:", 1)
     wrong = WrongOption(text)
-    wrong.error = error
+    wrong.cls, wrong.error = cls, error
     return wrong
 
 
@@ -217,40 +220,56 @@ def _require_like_base(kind: str, name: str, cls: type) -> None:
             f"the {kind} '{name}' does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} "
             f"from {module}"
         )
-    own = {attribute for one in cls.__mro__ if not issubclass(base, one) for attribute in vars(one)}
     for choice in base.to_define:
-        if own.isdisjoint(choice.split(" or ")):
-            alike = next(filter(None, (did_you_mean(one, own) for one in choice.split(" or "))), "")
-            raise FedblendError(
-                f"the {kind} '{name}' defines no {choice}{alike.replace('did you mean', 'is it')}; "
-                f"valid: methods as in {word}"
-            )
-    for attribute in sorted(own):
-        if inspect.isfunction(of_base := inspect.getattr_static(base, attribute, None)):
-            _require_callable(f"the {kind} '{name}'", cls, attribute, tuple(inspect.signature(of_base).parameters))
+        _require_one(f"the {kind} '{name}'", cls, choice, base, f"methods as in {word}")
+    for attribute, of_base in ((one, inspect.getattr_static(base, one)) for one in dir(base)):
+        if inspect.isfunction(of_base) and not attribute.startswith("_"):
+            _require_callable(f"the {kind} '{name}'", cls, attribute, inspect.signature(of_base))
 
 
 def _require_method(kind: str, name: str, cls: type) -> None:
     """Raise :class:`FedblendError` unless a part of a kind without a base has the method of its kind."""
     attribute, *parameters = METHODS[kind]
-    if not hasattr(cls, attribute):
-        hint = did_you_mean(attribute, vars(cls)).replace("did you mean", "is it")
-        raise FedblendError(
-            f"the {kind} '{name}' defines no {attribute}{hint}; valid: def {attribute}({', '.join(parameters)})"
-        )
-    _require_callable(f"the {kind} '{name}'", cls, attribute, parameters)
+    expected = inspect.Signature([inspect.Parameter(one, inspect.Parameter.POSITIONAL_ONLY) for one in parameters])
+    _require_one(f"the {kind} '{name}'", cls, attribute, object, _definition(attribute, expected))
+    _require_callable(f"the {kind} '{name}'", cls, attribute, expected)
 
 
-def _require_callable(what: str, cls: type, attribute: str, parameters: Sequence[str]) -> None:
-    """Raise :class:`FedblendError` if a function of a class cannot be called with so many arguments."""
+def _require_one(what: str, cls: type, choice: str, base: type, valid: str) -> None:
+    """Raise :class:`FedblendError` unless a class defines one of ``"a or b"`` anew, as a method or a field."""
+    words = choice.split(" or ")
+    fields = {
+        field for one in cls.__mro__ if not issubclass(base, one) for field in vars(one).get("__annotations__", ())
+    }
+    static = inspect.getattr_static
+    if fields.isdisjoint(words) and all(static(cls, word, None) is static(base, word, None) for word in words):
+        own = [word for word in dir(cls) if not hasattr(base, word)]
+        alike = next(filter(None, (did_you_mean(word, own) for word in words)), "")
+        raise FedblendError(f"{what} defines no {choice}{alike.replace('did you mean', 'is it')}; valid: {valid}")
+
+
+def _require_callable(what: str, cls: type, attribute: str, expected: inspect.Signature) -> None:
+    """Raise :class:`FedblendError` if a function of a class cannot be called with the arguments that are always given.
+
+    A function that a decorator wraps is judged by its wrapper, which is what is called.
+    """
     function = inspect.getattr_static(cls, attribute)
+    given = [name for name, one in expected.parameters.items() if one.default is one.empty]
     try:
         if inspect.isfunction(function):
-            inspect.signature(function).bind(*parameters)
+            inspect.signature(function, follow_wrapped=False).bind(*given)
     except TypeError as error:
         raise FedblendError(
-            f"{what}: {attribute} cannot be called: {error}; valid: def {attribute}({', '.join(parameters)})"
+            f"{what}: {attribute} cannot be called: {error}; valid: {_definition(attribute, expected)}"
         ) from None
+
+
+def _definition(attribute: str, signature: inspect.Signature) -> str:
+    """A function's first line without annotations."""
+    plain = [
+        one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in signature.parameters.values()
+    ]
+    return f"def {attribute}({', '.join(plain)})"
 
 
 def known(kind: str) -> dict[str, type]:
@@ -299,7 +318,8 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     try:
         return cls(**given)
     except WrongOption as wrong:
-        raise FedblendError(explain(wrong.error, where)) from None
+        # Of another part that this one makes, the message has the place.
+        raise FedblendError(explain(wrong.error, where) if wrong.cls is cls else f"{where}: {wrong}") from None
 
 
 def find(kind: str, name: str, where: str | None = None) -> type:
@@ -376,7 +396,8 @@ def import_path(path: str, where: str) -> Any:
         if not (line := _line_of(error)):
             remedy = "write package.module:Name"
             if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-                remedy += f", with {error.name}.py beside the experiment file or in a folder of PYTHONPATH"
+                own = f"{module.replace('.', '/')}.py"
+                remedy += f", with {own} beside the experiment file or in a folder of PYTHONPATH"
             raise FedblendError(f"{where}: cannot import '{path}': {error}; {remedy}") from None
         reason = getattr(error, "msg", error) if isinstance(error, SyntaxError) else error
         kind = "" if isinstance(error, FedblendError) else f"{type(error).__name__}: "

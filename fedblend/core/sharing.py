@@ -94,6 +94,7 @@ class Shares:
 class Sharing(Part):
     """Base of all sharings. The base shares nothing."""
 
+    to_define = ("share or make or pool_beside",)
     bytes_kind: str = "shared"
     """Kind under which bytes are counted."""
     unsafe: bool = False

@@ -98,7 +98,10 @@ class WrappedTable:
             (encodable(heading, encoding), [Text(encodable(cell.plain, encoding), cell.style) for cell in cells])
             for heading, cells in self.columns
         ]
-        return replace(self, names=[encodable(name, encoding) for name in self.names], columns=columns)
+        heading, notes = encodable(self.heading, encoding), encodable(self.notes, encoding)
+        title = None if self.title is None else encodable(self.title, encoding)
+        names = [encodable(name, encoding) for name in self.names]
+        return replace(self, heading=heading, names=names, columns=columns, title=title, notes=notes)
 
     def _tables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         begin, title = 0, self.title

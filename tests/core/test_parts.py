@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import fedblend
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.objective import Objective
+from fedblend.core.optimizer import Schedule
 from fedblend.core.paths import from_file, import_from
 from fedblend.core.registry import build, dump, known, part
 from fedblend.experiment.config import resolve
@@ -179,18 +181,32 @@ def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told
         ({"lam": "x"}, "FedMix.lam: 'x' is not valid: input should be a valid number"),
         ({"lamb": 0.1}, "FedMix: no option lamb (did you mean 'lam'?); valid: lam, "),
         ({"entries": "all"}, "FedMix.entries: 'all' is not valid: input should be"),
+        ((2.0,), "FedMix.lam: 2.0 is not valid: input should be less than or equal to 1"),
+        ((0.1, "batch", 0.0, -1.0), "FedMix.mixed_share: -1.0 is not valid"),
+        ((*dataclasses.astuple(FedMix()), 1), "FedMix: 10 options at most; valid: lam, "),
     ],
 )
-def test_a_part_that_is_made_in_python_with_a_wrong_option_is_refused_in_one_line(
-    options: dict[str, Any], told: str
-) -> None:
+def test_a_part_that_is_made_in_python_with_a_wrong_option_is_refused_in_one_line(options: Any, told: str) -> None:
     with pytest.raises(FedblendError) as error:
-        FedMix(**options)
+        FedMix(**options) if isinstance(options, dict) else FedMix(*options)
 
     assert str(error.value).startswith(told)
     assert "\n" not in str(error.value)
-    with pytest.raises(FedblendError, match="FedMix"):
-        dataclasses.replace(FedMix(), **options)
+
+
+def test_a_part_that_makes_another_one_wrongly_does_not_seem_wrong_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Outer(Objective):
+        def __post_init__(self) -> None:
+            FedMix(lam=3.0)
+
+        def phases(self) -> tuple[Any, ...]:
+            return ()
+
+    monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
+    part("objective", "outer")(Outer)
+
+    with pytest.raises(FedblendError, match=r"^method.objective: FedMix.lam: 3.0 is not valid"):
+        build("objective", "outer", "method.objective")
 
 
 def test_a_part_of_another_kind_is_refused() -> None:
@@ -292,6 +308,7 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
             "no_such_module.py beside the experiment file or in a folder of PYTHONPATH",
         ),
         ("json.no_such:Half", "No module named 'json.no_such'; write package.module:Name"),
+        ("no_such.module:Half", "No module named 'no_such'; write package.module:Name, with no_such/module.py beside"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
         ("fedblend.methods.sharing:SharedMeans", "is no part of the kind 'objective'"),
@@ -407,16 +424,41 @@ def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declar
     assert "own" not in known(kind)
 
 
-def test_a_users_part_may_inherit_its_methods_name_their_values_and_take_more_that_have_defaults(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_users_part_may_inherit_rename_wrap_and_extend_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     class Losses:
         def loss(self, model: Any, *rest: Any, scale: float = 1) -> Any:
             return scale
 
-    monkeypatch.setitem(registry._registry, "objective", dict(known("objective")))
+    def with_noise(function: Any) -> Any:
+        @functools.wraps(function)
+        def noisy(self: Any, net: Any, batch: Any, drawn: Any, context: Any) -> Any:
+            return function(self, net, batch, drawn, context, 0.5)
 
-    assert part("objective", "own")(type("Own", (Losses, Objective), {"__module__": __name__}))().loss(None) == 1
+        return noisy
+
+    monkeypatch.setattr(registry, "_registry", {kind: dict(parts) for kind, parts in registry._registry.items()})
+
+    def own(kind: str, *bases: type, **methods: Any) -> Any:
+        cls = type("Own", bases, {**methods, "__module__": __name__})
+        return part(kind, f"own {len(registry._registry[kind])}")(cls)
+
+    assert own("objective", Losses, Objective)().loss(None) == 1
+    assert own("objective", own("objective", Losses, Objective))().loss(None) == 1
+    assert own("objective", Objective, loss=with_noise(lambda *given: given[-1]))().loss(1, 2, 3, 4) == 0.5
+    assert own("schedule", Schedule, factor=lambda self, step: 0.5)().factor(3) == 0.5
+    assert own("schedule", Schedule, __annotations__={"factor": Any})(factor=len).factor([1]) == 1
+    with pytest.raises(FedblendError, match="defines no loss or phases"):
+        own("objective", Objective, Losses)
+
+
+def test_fedblends_own_parts_could_be_a_users() -> None:
+    nothing = {("sharing", "none"), ("personal", "none"), ("adversary", "none")}
+    for kind, name in ALL:
+        cls = known(kind)[name]
+        if kind in registry.METHODS:
+            registry._require_method(kind, name, cls)
+        elif kind in registry.BASES and (kind, name) not in nothing:
+            registry._require_like_base(kind, name, cls)
 
 
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:

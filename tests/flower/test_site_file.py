@@ -97,22 +97,50 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
     assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in shown
     assert "warning: min_mean 9: this site has 8 samples to train on, so that no mean of them leaves" in shown
     assert f"May leave: {', '.join(SAFE)}\n" in shown
-    assert f"Key: that of client 1, one of the 2 in {tmp_path / 'peers.toml'}\n" in shown
-    assert "1 payloads; trained in 1 of at most 1,000 rounds\n" in shown
+    assert f"Key: client 1 of the 2 in {tmp_path / 'peers.toml'}\n" in shown
+    assert "payloads: 1; trained in 1 of at most 1,000 rounds\n" in shown
     assert shown.endswith(f"{path}: no fault found\n")
 
     for field, replaced, words in (
-        ("site-1.key", "other.key", "peers: none of the 2 keys in"),
+        ("site-1.key", "other.key", "none of its 2 clients has the public key"),
         ("site-1.key", "site-1.pub", "key: "),
         ("site-1.key", "none.key", "none.key: no such file"),
         ('key = "site-1.key"', "", "key: is missing"),
         ("peers.toml", "samples.npz", "samples.npz"),
         ("samples.npz", "none.npz", "none.npz"),
         ('device = "cpu"', 'device = "gpu"', "device: 'gpu' is not usable here"),
-        ("site.audit.jsonl", "no/folder.jsonl", "audit: "),
+        ("site.audit.jsonl", "no/folder.jsonl", "no: no such folder"),
     ):
         path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}'.replace(field, replaced))
         refused(here("site", "check", path), words)
+
+
+def test_a_check_reads_the_keys_of_all_peers(tmp_path: Path) -> None:
+    trial = pytest.importorskip("fedblend.flower.trial")
+    path, peers = tmp_path / "site.toml", tmp_path / "peers.toml"
+    trial.make_site_key(tmp_path / "own")
+    own = (tmp_path / "own.pub").read_text().strip()
+    path.write_text('key = "own.key"\npeers = "peers.toml"\n')
+    for content, words in (
+        (f'0 = "{own}"\n1 = "{own}"\n', "the clients 0 and 1 have the public key"),
+        (f'site-0 = "{own}"\n', "site-0 = 'ecdsa-sha2-nistp384"),
+        (f'0 = "{own}"\n1 = "ecdsa-sha2-nistp384 AAAA"\n', "1 = 'ecdsa-sha2-nistp384 AAAA' is no client and key"),
+        (f'0 = "{own}"\n1 = 3\n', "1 = 3 is no client and key"),
+    ):
+        peers.write_text(content)
+        refused(here("site", "check", path), "peers: ", words)
+
+
+@pytest.mark.parametrize("unwritable", ["site.audit.jsonl", "site.audit.jsonl.lock"])
+def test_a_check_tells_an_audit_log_that_its_user_cannot_write(
+    unwritable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_site(tmp_path / "site.toml", None, 2)
+    (tmp_path / unwritable).touch()
+    # For root each file is writable.
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path / unwritable)
+
+    refused(here("site", "check", tmp_path / "site.toml"), f"{unwritable}: this user cannot write it")
 
 
 def test_a_check_of_a_trials_site_file(tmp_path: Path) -> None:

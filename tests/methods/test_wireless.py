@@ -280,7 +280,7 @@ def test_a_channel_defines_one_of_the_two() -> None:
         def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return sizes % 2 == 1
 
-    sent = Odd().transmit("up", np.array([1, 2]), rng())
+    sent = Odd().transmit("up", np.array([1, 2]), rng(), None)
     assert (sent.arrives.tolist(), sent.seconds.tolist()) == ([True, False], [0, 0])
     with pytest.raises(TypeError, match="Channel defines neither transmit nor delivers"):
         Channel().delivers("up", np.array([1]), rng())

@@ -153,14 +153,22 @@ def sign(path: str, text: bytes) -> bytes:
 
 def is_signed(line: str, text: bytes, signed: bytes) -> bool:
     """Whether ``signed`` is the signature of a text by the site with the public key ``line`` (OpenSSH)."""
+    public = public_key(line)
     try:
-        public = load_ssh_public_key(line.encode())
-        if not isinstance(public, EllipticCurvePublicKey):
-            return False
-        public.verify(signed, text, ECDSA(SHA384()))
+        if public is not None:
+            public.verify(signed, text, ECDSA(SHA384()))
     except (InvalidSignature, *CRYPTO_ERRORS):
         return False
-    return True
+    return public is not None
+
+
+def public_key(line: str) -> EllipticCurvePublicKey | None:
+    """The public key that a line in OpenSSH's format holds; ``None`` if it holds none on an elliptic curve."""
+    try:
+        public = load_ssh_public_key(line.encode())
+    except CRYPTO_ERRORS:
+        return None
+    return public if isinstance(public, EllipticCurvePublicKey) else None
 
 
 def keys_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
