@@ -32,6 +32,10 @@ def size(message: Message) -> int:
         return 0
 
 
+# Flower sets these in the processes that it starts; a message says who sends it.
+TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = 1, 1, 1
+
+
 class Nodes:
     """A grid whose nodes are contexts; ``spoil`` may change, drop or break a reply of a node."""
 
@@ -42,8 +46,7 @@ class Nodes:
             1000 - 7 * i: Context(run_id, 1000 - 7 * i, config, RecordDict(), {}) for i, config in enumerate(configs)
         }
         self.ids = itertools.count()
-        # Flower sets these in the processes that it starts; a message says who sends it.
-        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = run_id, 1, 1
+        TaskIdentity._run_id = run_id
         self.ready: dict[str, Message] = {}
         self.sent: list[tuple[int, str, int, int]] = []
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -258,7 +259,8 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
     console = Console()
     if held is not None:
         _print_content(held, min_mean, console)
-    console.print(f"Site file: {path}; read it and decide what may leave", highlight=False, soft_wrap=True)
+    text = f"Site file: {path}; read it and decide what may leave, then: fedblend site check {shlex.quote(str(path))}"
+    console.print(text, highlight=False, soft_wrap=True)
     earlier = path.parent / "audit.jsonl"
     if earlier.exists():
         text = f'{earlier}: is not continued; if it is the log of this site, write audit = "audit.jsonl" into the file'

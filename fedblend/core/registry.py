@@ -172,7 +172,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-class WrongOption(FedblendError):
+class WrongOption(FedblendError, ValueError):
     """An option of a part of the class ``cls`` that is made in Python; ``error`` is pydantic's."""
 
     cls: type
@@ -498,5 +498,6 @@ def _message(fault: ErrorDetails) -> str:
     if fault["type"] == "tuple_type":
         alone = isinstance(fault["input"], (int, float))
         return f"write a list, such as [{fault['input']}]" if alone else "write a list"
-    text = fault["msg"].removeprefix("Value error, ")
-    return text[0].lower() + text[1:]
+    if fault["type"] == "value_error":
+        return fault["msg"].removeprefix("Value error, ")
+    return fault["msg"][0].lower() + fault["msg"][1:]
