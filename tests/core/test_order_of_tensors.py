@@ -64,6 +64,7 @@ NOISY: dict[str, Any] = {
 """A client of the three sends noise in place of its model, and of what goes beside it."""
 
 
+@pytest.mark.slow
 def test_a_run_with_noise_beside_the_model_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     file = write(tmp_path / "noise.toml", {}, base=NOISY)
     succeeded(here("run", file, "--out", tmp_path / "whole"))

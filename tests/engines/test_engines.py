@@ -208,7 +208,7 @@ def test_regression_and_text_models_stack_too() -> None:
         assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, partial(StackedEngine, stack=3)])
+@pytest.mark.parametrize("engine", [pytest.param(LoopEngine, marks=pytest.mark.slow), partial(StackedEngine, stack=3)])
 def test_fedmix_trains_fused_attention_as_attention_that_is_not_fused(engine: Any) -> None:
     def trained(fused: bool) -> dict[str, torch.Tensor]:
         model = {"name": "module", "path": "own_models:Attentive", "arguments": {"fused": fused}}

@@ -431,6 +431,7 @@ def test_metrics_have_a_table_of_their_own_on_the_page(tmp_path):
     assert re.findall(r'<button type="button">([^<]+)', metrics) == ["method", "ece"]
 
 
+@pytest.mark.slow
 def test_the_chart_of_epsilon_says_how_many_points_it_has(tmp_path):
     """Of 15 evaluations not all have a point."""
     noisy = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
