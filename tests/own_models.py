@@ -303,3 +303,19 @@ class Softmaxed(OneConvolution):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).softmax(1)
+
+
+class Backbone(nn.Module):
+    """A frozen body with batch norms, dropout and a buffer; then a batch norm that trains in part, and a head."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        plain = nn.BatchNorm1d(6, affine=False)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 6), nn.BatchNorm1d(6), plain, nn.Dropout(0.5))
+        self.body.requires_grad_(False)
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, outputs)
+        self.norm.weight.requires_grad_(False)
+        self.body.register_buffer("mean", torch.linspace(-0.1, 0.1, SIDE * SIDE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(x + self.body.get_buffer("mean").view(SIDE, SIDE)).relu()))

@@ -383,7 +383,7 @@ def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> tuple[dict
         return corrupted(setup, task.round, client, payload, begun, update.extras)
     rng = stream(experiment.seed, "protection", task.round, client)
     sent = experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
-    return setup.with_frozen(sent, begun), update.extras
+    return sent, update.extras
 
 
 def corrupted(

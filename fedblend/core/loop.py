@@ -297,8 +297,9 @@ class RoundLoop:
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
         context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
-        released = self.setup.with_frozen(self.experiment.protection.release(aggregate, begun, context), begun)
-        return weights | {name: as_kept(name, tensor, weights[name]) for name, tensor in released.items()}, outputs
+        released = self.experiment.protection.release(aggregate, begun, context)
+        made = weights | {name: as_kept(name, tensor, weights[name]) for name, tensor in released.items()}
+        return self.setup.tied(made), outputs
 
     def _after_aggregation(
         self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult

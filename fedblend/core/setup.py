@@ -14,9 +14,10 @@ from torch import nn
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
 from fedblend.core.sharing import Pool, Request, rows_of
-from fedblend.core.trees import Tensors, same_tensors
+from fedblend.core.trees import Tensors, digest_of
 
 
 @dataclass(frozen=True)
@@ -175,17 +176,24 @@ class Setup:
 
     @functools.cached_property
     def frozen(self) -> frozenset[str]:
-        """Names of the model's parameters that are not trained."""
-        parameters = self.model.named_parameters(remove_duplicate=False)
-        return frozenset(name for name, parameter in parameters if not parameter.requires_grad)
+        """Names of the model's tensors that nobody trains (:func:`fedblend.core.module.frozen_names`)."""
+        return frozen_names(self.model) & self.model.state_dict().keys()
 
-    def with_frozen(self, sent: Tensors, begun: Tensors) -> dict[str, torch.Tensor]:
-        """``sent`` without what noise made of parameters that are not trained: these depend on nobody's data."""
-        return {name: begun[name] if name in self.frozen else tensor for name, tensor in sent.items()}
+    def frozen_digest(self, weights: Tensors) -> str:
+        """The digest of the frozen tensors of ``weights``, which all sites must have; empty without such tensors."""
+        return digest_of({name: weights[name] for name in self.frozen}) if self.frozen else ""
+
+    @functools.cached_property
+    def _stays(self) -> frozenset[str]:
+        return self.own_layers | self.frozen | self.twins.keys()
 
     def shared(self, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The tensors of a model that clients and server send each other."""
-        return {name: tensor for name, tensor in weights.items() if name not in self.own_layers}
+        """The tensors of a model that clients and server send each other.
+
+        Clients' own layers and frozen tensors stay where they are, and of a tensor that layers share its first name is
+        sent.
+        """
+        return {name: tensor for name, tensor in weights.items() if name not in self._stays}
 
     def label_counts(self, client: int, size: int) -> np.ndarray | None:
         """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
-from torch import nn
 
 Tensors = Mapping[str, torch.Tensor]
 """Tensors by name: a model, an upload, what a part keeps."""
@@ -77,10 +76,3 @@ def digest_of(tensors: Tensors) -> str:
 
 def _form(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype)
-
-
-def same_tensors(model: nn.Module) -> dict[str, str]:
-    """Further names of tensors that layers share, each with the tensor's first name; empty if no layers do."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(t), name) for name, t in model.state_dict(keep_vars=True).items()}
-    return {name: other for name, other in names.items() if other != name}

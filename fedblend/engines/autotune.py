@@ -95,7 +95,8 @@ def inner_engine(setup: Setup, plan: dict[str, Any], tested: bool = False) -> Lo
 def unstackable(setup: Setup) -> str:
     """Return the reason why clients of this model cannot be stacked; empty where they can."""
     for name, layer in setup.model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
+        is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
+        if is_norm and f"{name}.running_mean".lstrip(".") not in setup.frozen:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"

@@ -30,6 +30,7 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import own_tests
+from fedblend.core.module import train_mode
 from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term, checked_loss
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
@@ -109,7 +110,8 @@ class LoopEngine:
         state = self.state
         with torch.no_grad():
             for name, tensor in weights.items():
-                state[name].copy_(tensor)
+                if name not in self.setup.twins:
+                    state[name].copy_(tensor)
 
     def _restore_unsaved(self) -> None:
         """Reset what a model remembers beside its weights: it would pass from client to client, and not be resumed."""
@@ -154,7 +156,7 @@ class LoopEngine:
         """Train on each client in turn. An exception names the client, the round and the batch."""
         for client in clients:
             self._load(task.start_of(client))
-            self.model.train()
+            train_mode(self.model)
             try:
                 yield self._train_client(task, client)
             except FedblendError:
@@ -352,7 +354,7 @@ class LoopEngine:
     def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""
         self._load(weights)
-        self.model.train()
+        train_mode(self.model)
         x, y = (half.to(self.device) for half in self.setup.samples(client, samples))
         total = [torch.zeros_like(param) for param in self.params]
         with lent_generator(self.setup.experiment.seed, "gradient", round, client):

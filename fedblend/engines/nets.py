@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedblend.core.engine import Tensors
+from fedblend.core.module import evaluating
 
 
 class _ModuleNet:
@@ -66,12 +67,8 @@ class FunctionalNet(_ModuleNet):
         inputs = (x,) if start == 0 and stop is None else (x, start, stop)
         if self.training:
             return functional_call(self.model, self.weights, inputs)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            return functional_call(self.model, self.weights, inputs)
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model) as model:
+            return functional_call(model, self.weights, inputs)
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor

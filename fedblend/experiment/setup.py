@@ -12,6 +12,7 @@ from torch import nn
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, require_memory
+from fedblend.core.module import evaluating
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
@@ -86,16 +87,13 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
     """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
-    was_training = model.training
     try:
-        with torch.no_grad():
-            outputs = model.eval()(sample)
+        with torch.no_grad(), evaluating(model):
+            outputs = model(sample)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         raise FedblendError(
             f"model: {experiment.model.name} cannot take samples of shape {list(sample.shape[1:])}: {error}"
         ) from None
-    finally:
-        model.train(was_training)
     if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
         is_tensor = isinstance(outputs, torch.Tensor)
         given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"

@@ -71,6 +71,7 @@ class FlowerEngine:
         self._uploads: dict[int, Tensors] = {}
         # The round that is evaluated next.
         self._round = 0
+        self._frozen_is_known = False
         self._good: tuple[int, list[int]] = (0, [])
         self._extra_bytes: dict[tuple[str, str], int] = {}
 
@@ -125,7 +126,18 @@ class FlowerEngine:
         return self.inner.train(task, clients)
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Request training, check the uploads, and keep what the aggregator needs."""
+        """Request training, check the uploads, and keep what the aggregator needs.
+
+        Raises :class:`FedblendError` where the run has other frozen tensors than its model is built with at sites.
+        """
+        if not self._frozen_is_known:
+            if self.setup.frozen_digest(task.weights) != self.setup.frozen_digest(self.setup.weights()):
+                raise FedblendError(
+                    "model: its tensors that are not trained differ from those that it is built with at the sites, and "
+                    "they do not travel; valid over Flower: no start from a run with others, and the file from which "
+                    "the model was loaded when the run began"
+                )
+            self._frozen_is_known = True
         self._round = task.round
         result = self._collect(task, clients, lost)
         beside, self._extra_bytes = self._extra_bytes, {}

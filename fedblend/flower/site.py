@@ -215,8 +215,18 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     """Return the setup at a site: its client has the site's samples, all other clients have none.
 
     ``server_setup`` is the result of :func:`describe_setup`. Raises :class:`FedblendError` if the site's samples have
-    another kind or shape, or other classes, than the server's.
+    another kind or shape, or other classes, than the server's, or if the model has other frozen tensors here.
     """
+    setup = _setup_at_site(site, experiment, client, server_setup)
+    if setup.frozen_digest(setup.weights()) != server_setup.get("frozen"):
+        raise FedblendError(
+            f"model: the tensors of {experiment.model.name} that are not trained differ from the server's, and they do "
+            "not travel; valid: the same pretrained file at server and sites, or weights that follow from the seed"
+        )
+    return setup
+
+
+def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: dict[str, Any]) -> Setup:
     if site.data is None:
         for option, file in files_of(experiment.data).items():
             if file not in site.trusted:
@@ -276,7 +286,8 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
 def describe_setup(setup: Setup) -> dict[str, Any]:
     """Return what sites need of the server's setup, as JSON values.
 
-    These are clients, kind, shape, classes, outputs, labels, a table's columns and texts, and the scale.
+    These are clients, kind, shape, classes, outputs, labels, a table's columns and texts, the scale, and the digest of
+    the model's frozen tensors.
     """
     scale = setup.scale
     numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
@@ -293,6 +304,7 @@ def describe_setup(setup: Setup) -> dict[str, Any]:
         "labels": list(setup.data.labels),
         "table": _encoding(setup.data),
         "scale": numbers,
+        "frozen": setup.frozen_digest(setup.weights()),
     }
 
 

@@ -288,12 +288,11 @@ def leaving(
         payload, extras = corrupted(task.setup, round, task.client, payload, start, extras)
     else:
         payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), secret_generator())
-        payload = task.setup.with_frozen(payload, start)
     if task.site.protection is None or not experiment.method.upload.is_model:
         return payload, extras
     lr = experiment.train.lr_in(round)
     protected: dict[str, torch.Tensor] = task.site.protection.protect(payload, start, lr, secret_generator())
-    return task.setup.with_frozen(protected, start), extras
+    return protected, extras
 
 
 def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -374,11 +373,11 @@ def _has_few(task: ClientTask, targets: torch.Tensor) -> bool:
 
 
 def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the model of a message, in the model's order; layers that stay at clients have their first weights."""
+    """Return the model of a message, in the model's order; tensors that do not travel have their first values."""
     weights, first = strip_prefix("weights/", tensors), task.setup.weights()
     if different := differing(task.setup.shared(first), weights):
         raise FedblendError(f"the server sent another model than the experiment's ('{different[0]}' differs)")
-    return first | weights
+    return task.setup.tied(first | weights)
 
 
 def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[str, torch.Tensor] | None:

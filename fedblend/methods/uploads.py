@@ -10,6 +10,7 @@ from torch import nn
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.context import Net, Task
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import evaluating
 from fedblend.core.registry import Count, part
 from fedblend.core.upload import Upload
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -126,11 +127,9 @@ class Prototypes(Upload):
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
         """Width of the embedding."""
-        was_training = model.training
-        with torch.no_grad():
-            stages = len(getattr(model.eval(), "stages", ()))
+        with torch.no_grad(), evaluating(model):
+            stages = len(getattr(model, "stages", ()))
             width = _pooled(model(sample, 0, stages - 1) if stages > 1 else model(sample)).shape[1]
-        model.train(was_training)
         return int(width)
 
     def require_possible(self, task: Task) -> None:

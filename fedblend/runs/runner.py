@@ -319,6 +319,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
         "model": {
             "name": setup.experiment.model.name,
             "parameters": sum(p.numel() for p in setup.model.parameters()),
+            "frozen": setup.frozen_digest(setup.weights()),
         },
         "clients": {
             "number": len(setup.population),

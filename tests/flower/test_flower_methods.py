@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import needs_of, slow_except
+from own_models import Backbone
+from torch import nn
 
 from fedblend.experiment.setup import make_setup
 
@@ -20,6 +23,7 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_flower import audit, by_loop, experiment, nodes, site_files
 
+from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
@@ -103,11 +107,52 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    asked = quick(method)
-    state, records = by_loop(asked)
-    grid = Counting({"partition-id": client} for client in range(4))
+    gives_what_the_loop_gives(quick(method), Counting({"partition-id": client} for client in range(4)), tmp_path)
 
-    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+
+class OtherEverywhere(Backbone):
+    """Weights from a file that differs between machines."""
+
+    files = itertools.count()
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        nn.init.constant_(self.body[1].bias, next(self.files))
+
+
+def backbone(method: str, path: str = "own_models:Backbone") -> Experiment:
+    """An experiment with a frozen backbone, for digits."""
+    return quick(method, model={"name": "module", "path": path, "arguments": {"outputs": 10}})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_frozen_tensors_do_not_travel(method: str, tmp_path: Path) -> None:
+    grid = Counting(
+        site_files(tmp_path, 4, trusted=["own_models:Backbone"], allow=["weights", "scores", "loss", "extras"])
+    )
+    gives_what_the_loop_gives(backbone(method), grid, tmp_path / "run")
+
+
+def test_a_site_with_other_frozen_tensors_is_told(tmp_path: Path) -> None:
+    path = f"{__name__}:OtherEverywhere"
+    grid = Nodes(site_files(tmp_path, 4, trusted=[path]))
+    with pytest.raises(FedblendError, match=r"tensors of module that are not trained differ from the server's"):
+        run(grid, backbone("fedavg", path), tmp_path / "run", FederationLimits(deadline=5))
+
+
+def test_a_run_with_frozen_tensors_that_sites_lack_ends(tmp_path: Path) -> None:
+    setup = make_setup(backbone("fedavg"))
+    engine = FlowerEngine(setup, None)  # type: ignore[arg-type]
+    task = TrainTask(0, {n: t + 1 for n, t in setup.weights().items()}, None, setup.sizes(0))
+    with pytest.raises(FedblendError, match="its tensors that are not trained differ from those that it is built with"):
+        engine.collect(task, [0], [])
+
+
+def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -> None:
+    """Assert the loop engine's weights and records, and that the bytes in messages are those that it counts."""
+    state, records = by_loop(asked)
+
+    finished = run(grid, asked, folder, FederationLimits(deadline=5))
 
     for name, tensor in state.weights.items():
         assert torch.equal(finished.state.weights[name], tensor), name

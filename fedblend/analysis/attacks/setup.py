@@ -18,6 +18,7 @@ from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.engine import TrainTask, protected, terms_of
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import train_mode
 from fedblend.core.objective import Context, Plain
 from fedblend.core.protection import changes
 from fedblend.core.random import stream
@@ -190,7 +191,7 @@ def _random_numbers(setup: Setup, task: TrainTask, one: Assignment, attacker: At
 
 def _without_dropout(model: nn.Module) -> nn.Module:
     """Return a copy in training mode without dropout: no attacker has the client's dropped units."""
-    attacked = copy.deepcopy(model).train()
+    attacked = train_mode(copy.deepcopy(model))
     for layer in attacked.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()

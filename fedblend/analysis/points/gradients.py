@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.analysis.points.loaded_run import CHUNK, LoadedRun
+from fedblend.core.module import evaluating
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,16 +42,13 @@ def gradient(model: nn.Module, batches: Iterable[Batch]) -> torch.Tensor:
     """Return the gradient of the mean cross-entropy over all batches, as one float64 vector."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros(sum(p.numel() for p in trainable), dtype=torch.float64)
-    count, was_training = 0, model.training
-    model.eval()
-    try:
+    count = 0
+    with evaluating(model):
         for x, y in batches:
             loss = F.cross_entropy(model(x), y, reduction="sum")
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
             total += torch.cat([g.flatten().double() for g in gradients])
             count += len(y)
-    finally:
-        model.train(was_training)
     return total / max(1, count)
 
 

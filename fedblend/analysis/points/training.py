@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedblend.analysis.points.loaded_run import CHUNK
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import train_mode
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 
@@ -46,7 +47,7 @@ def train(
     :class:`FedblendError` if its weights become infinite.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.train()
+    train_mode(model)
     with lent_generator(int(rng.integers(2**31)), "probe"):  # for dropout
         for epoch in range(epochs):
             for rows in torch.from_numpy(rng.permutation(len(y))).split(batch_size):

@@ -13,6 +13,7 @@ from torch import nn
 from fedblend._kernels import Convolution
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
+from fedblend.core.module import train_mode
 from fedblend.core.setup import Setup
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop import LoopEngine
@@ -158,7 +159,7 @@ class StackedEngine(LoopEngine):
         """Return a step's program for inputs of these shapes, traced when these shapes first occur."""
         key = (*kind, inputs.shapes())
         if key not in self.programs:
-            self.stacked.train()
+            train_mode(self.stacked)
             self.programs[key] = step.trace(inputs)
         return self.programs[key]
 
@@ -166,6 +167,6 @@ class StackedEngine(LoopEngine):
         """Return a step's calls of dropout layers, found out when inputs of these shapes first occur."""
         key = (*kind, inputs.shapes())
         if key not in self.known_drops:
-            self.stacked.train()
+            train_mode(self.stacked)
             self.known_drops[key] = step.drops(inputs)
         return self.known_drops[key]

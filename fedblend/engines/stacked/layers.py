@@ -36,8 +36,8 @@ class MaskedDropout(nn.Module):
 def prepare_model(
     model: nn.Module, device: torch.device, precision: Precision = "float32", kernels: Mapping[str, str] | None = None
 ) -> nn.Module:
-    """Return a copy of a model for stacks, in training mode on ``device``; ``kernels`` is that of `use_kernels`."""
-    prepared = copy.deepcopy(model).to(device).train()
+    """Return a copy of a model for stacks on ``device``; ``kernels`` is that of `use_kernels`."""
+    prepared = copy.deepcopy(model).to(device)
     for layer in list(prepared.modules()):
         # Not named_children, which gives a layer that a model uses in two places once.
         for name, child in list(layer._modules.items()):

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import evaluating
 from fedblend.core.objective import (
     Batch,
     CohortSummary,
@@ -182,12 +183,11 @@ def _layers(state: Tensors) -> list[int]:
 @torch.no_grad()
 def _channels_of_maps(spec: ModelSpec) -> dict[int, int]:
     """Number of channels after each layer of a staged model but the last, where its output is [B, C, H, W]."""
-    was_training, model = spec.model.training, spec.model.eval()
-    hidden = spec.scale(torch.zeros(1, *spec.shape)).to(next(model.parameters()).device)
     channels = {}
-    for layer in range(1, len(getattr(model, "stages", ()))):
-        hidden = model(hidden, layer - 1, layer)
-        if hidden.dim() == 4:
-            channels[layer] = hidden.shape[1]
-    model.train(was_training)
+    with evaluating(spec.model) as model:
+        hidden = spec.scale(torch.zeros(1, *spec.shape)).to(next(model.parameters()).device)
+        for layer in range(1, len(getattr(model, "stages", ()))):
+            hidden = model(hidden, layer - 1, layer)
+            if hidden.dim() == 4:
+                channels[layer] = hidden.shape[1]
     return channels

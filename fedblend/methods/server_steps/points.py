@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from fedblend._kernels.layers import use_kernels
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import same_tensors
 from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
-from fedblend.core.trees import same_tensors
 from fedblend.data.scale import Scaler
 
 Stacked = dict[str, torch.Tensor]
