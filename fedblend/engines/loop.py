@@ -495,7 +495,7 @@ class LoopEngine:
             losses.append(task.losses(outputs, y))
             if task.kind == "classification":
                 rights.append(outputs.argmax(1) == y)
-        loss = torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
+        loss = torch.cat(losses).float().cpu().numpy() if losses else np.empty(0, np.float32)
         right = None
         if task.kind == "classification":
             right = torch.cat(rights).cpu().numpy() if rights else np.empty(0, bool)

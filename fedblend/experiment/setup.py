@@ -12,11 +12,14 @@ from torch import nn
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, require_memory
-from fedblend.core.module import evaluating
+from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
 from fedblend.experiment.config import Experiment
+
+FLOATS = (torch.float32, torch.float64, torch.float16)
+"""Types of the numbers that clients train and send. Those of one byte, and bfloat16, lose most of a small step."""
 
 
 def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
@@ -53,22 +56,20 @@ def split(experiment: Experiment, data: Dataset) -> Population:
 
 
 def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> None:
-    """Raise :class:`FedblendError` for a model that is larger than the memory, before it is built.
+    """Raise :class:`FedblendError` for a model of :mod:`fedblend.models` that is larger than the memory, unbuilt.
 
-    A network on PyTorch's device "meta" has shapes and no numbers. A network of the user's own may not be buildable
-    there, and is not checked.
+    A network on PyTorch's device "meta" has shapes and no numbers. A network of the user's own is built once: it may
+    load a file.
     """
+    if not type(experiment.model).__module__.startswith("fedblend.models."):
+        return
     try:
         with lent_generator(experiment.seed, "model"), torch.device("meta"):
             model = experiment.model.build(shape, outputs)
             needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    except FedblendError:
-        raise
     except (RuntimeError, OverflowError) as error:
         if any(words in str(error) for words in ("overflow", "storage size", "too large", "int64")):
             raise FedblendError(f"model: {experiment.model.name} is too large ({error}); take a smaller one") from None
-        return
-    except Exception:
         return
     require_memory(needed, f"model: {experiment.model.name}", "take a smaller one")
 
@@ -87,6 +88,13 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
     """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
+    frozen = frozen_names(model)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATS and name not in frozen):
+            raise FedblendError(
+                f"model: '{name}' of {experiment.model.name} is of type {tensor.dtype}, which clients cannot train and "
+                'send; valid: float32, float64 or float16; precision = "bfloat16" computes in bfloat16'
+            )
     try:
         with torch.no_grad(), evaluating(model):
             outputs = model(sample)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import federation_of, images, run, same, setup, slow_except
+from own_models import Dense
 
 from fedblend import _kernels
 from fedblend._kernels import simplify
@@ -166,6 +167,56 @@ def test_two_weights_of_one_gradient_are_clipped_to_the_norm() -> None:
         (one,) = engine.train(task, [2])
         steps = torch.stack([(one.weights[name] - weights[name]).norm() for name in weights])
         assert float(steps.norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+class OfTypes(Dense):
+    """A frozen body of one type, and a head of another; it counts how often it is built."""
+
+    built = 0
+
+    def __init__(self, body: str, head: str, outputs: str = "float32") -> None:
+        super().__init__()
+        OfTypes.built += 1
+        self.first.to(getattr(torch, body)).requires_grad_(False)
+        self.last.to(getattr(torch, head))
+        self.made = getattr(torch, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x.flatten(1).to(self.first.weight.dtype))
+        return self.last(hidden.to(self.last.weight.dtype).relu()).to(self.made)
+
+
+def of_types(*types: str) -> dict[str, Any]:
+    arguments = dict(zip(("body", "head", "outputs"), types, strict=False))
+    return {"name": "module", "path": "test_own_models:OfTypes", "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("types", "name"),
+    [
+        (("float32", "bfloat16"), "'last.weight' of module is of type torch.bfloat16"),
+        (("float32", "complex64"), "'last.weight' of module is of type torch.complex64"),
+        (("complex64", "float32"), "'first.weight' of module is of type torch.complex64"),
+    ],
+)
+def test_types_that_clients_cannot_train_and_send_are_refused(types: tuple[str, ...], name: str) -> None:
+    with pytest.raises(FedblendError, match=f"model: {name}, which clients cannot train and send; valid: float32"):
+        setup(images(side=8), model=of_types(*types))
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_a_frozen_body_and_outputs_may_be_of_bfloat16(engine: type[LoopEngine]) -> None:
+    made = setup(images(side=8), model=of_types("bfloat16", "float32", "bfloat16"))
+    state, records = run(RoundLoop(made, engine(made)), 2)
+    assert records[-1]["train_loss"] < records[0]["train_loss"]
+    assert state.weights["first.weight"].dtype == torch.bfloat16
+
+
+def test_a_model_of_ones_own_is_built_once() -> None:
+    """It may load a file of a gigabyte in its constructor."""
+    OfTypes.built = 0
+    setup(images(side=8), model=of_types("float32", "float32"))
+    assert OfTypes.built == 1
 
 
 # At the server -----------------------------------------------------------------------------------------------
