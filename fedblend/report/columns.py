@@ -20,8 +20,8 @@ MethodRow = dict[str, Any]
 
 BOLD_RULE = (
     "Bold: the best of a column where the 95 % interval of its difference to every other method, over the same seeds, "
-    "leaves out zero. Never bold: one seed, two or three equal differences of measured values, and a method that "
-    "shares raw samples."
+    "leaves out zero. Never bold: one seed, numbers that are the same with every seed (such as bytes), two or three "
+    "equal differences, and a method that shares raw samples."
 )
 """The rule of :func:`best_row`, for readers."""
 
@@ -75,7 +75,7 @@ def best_row(rows: Sequence[MethodRow], column: Column) -> int | None:
         for i, row in enumerate(rows)
         if row["by_seed"] and not row["unsafe"] and math.isfinite(value(row))
     }
-    if len(compared) < 2:
+    if len(compared) < 2 or (column.exact and all(len({*values.values()}) == 1 for values in compared.values())):
         return None
     best = max(compared, key=lambda i: sign * value(rows[i]))
 

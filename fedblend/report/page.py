@@ -22,6 +22,7 @@ from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
 from fedblend.report.svg import inline_svg
 from fedblend.report.tables import bytes_table, client_table, metrics_table, results_table, time_table
+from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
 
@@ -120,6 +121,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "name": section.name,
         "suffix": suffix,
         "description": section.description,
+        "verdict": verdict(section.rows, section.baseline),
         "groups": section.groups,
         "styles": section.styles,
         "unsafe": section.unsafe,

@@ -44,6 +44,7 @@ from fedblend.report.privacy import (
     shares_raw_samples,
     strength,
 )
+from fedblend.report.verdict import verdict
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
@@ -85,6 +86,8 @@ class WrappedTable:
     names: list[str]
     columns: list[NamedCells]
     title: str | None = None
+    lead: str = ""
+    """Text above the table."""
     notes: str = ""
     """Text below the table."""
     footer: int = 0
@@ -98,12 +101,14 @@ class WrappedTable:
             (encodable(heading, encoding), [Text(encodable(cell.plain, encoding), cell.style) for cell in cells])
             for heading, cells in self.columns
         ]
-        heading, notes = encodable(self.heading, encoding), encodable(self.notes, encoding)
+        heading, lead, notes = (encodable(text, encoding) for text in (self.heading, self.lead, self.notes))
         title = None if self.title is None else encodable(self.title, encoding)
         names = [encodable(name, encoding) for name in self.names]
-        return replace(self, heading=heading, names=names, columns=columns, title=title, notes=notes)
+        return replace(self, heading=heading, names=names, columns=columns, title=title, lead=lead, notes=notes)
 
     def _tables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if self.lead:
+            yield Text(self.lead)
         begin, title = 0, self.title
         while begin < len(self.columns):
             end = begin + 1
@@ -157,7 +162,8 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
-    return WrappedTable("method", names, columns, title, "\n".join(notes))
+    lead = "\n".join([*([f"{title}:"] if title else []), *found]) if (found := verdict(rows, baseline)) else ""
+    return WrappedTable("method", names, columns, title, lead, "\n".join(notes))
 
 
 def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
@@ -266,7 +272,7 @@ def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
     ]
     by_method = [(row["method"], [line[k] for line in lines]) for k, row in enumerate(rows)]
     names = [*sites, "mean over sites", "worst site"]
-    return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", BOLD_RULE, footer=2)
+    return WrappedTable("site", names, by_method, f"{data}: accuracy in % at each site", notes=BOLD_RULE, footer=2)
 
 
 def _site_cells(rows: Sequence[MethodRow], value: CellValue, sign: int = 1) -> list[Text]:

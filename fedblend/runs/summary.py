@@ -110,7 +110,7 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
     - ``target`` of ``target_metric``, on validation samples if ``target_on_validation``; ``target_round``: the mean of
       the first evaluated rounds that reached it; ``target_reached``: in how many seeds; ``target_by_seed``: seed ->
-      round or ``None``;
+      round or ``None``; ``target_bytes``: the mean of the bytes in both directions until then;
     - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
     - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
       (``seconds.train``): of the whole run; ``peak_memory``: bytes, the largest of the seeds'.
@@ -187,7 +187,7 @@ def validates(config: Mapping[str, Any]) -> bool:
 
 
 def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rounds until a trained model first reached the target, over seeds."""
+    """Return the rounds until a trained model first reached the target, and the bytes of these, over seeds."""
     by_seed: dict[int, int | None] = {}
     target, metric = config.get("target"), config.get("target_metric", "accuracy")
     on_validation = validates(config)
@@ -199,14 +199,22 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
             reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
             by_seed[o.seed] = next(reached, None)
     reached_in = [round for round in by_seed.values() if round is not None]
+    sent = [_bytes_until(o, round) for o in counted if (round := by_seed.get(o.seed)) is not None]
     return {
         "target": target if target is not None and recorded else math.nan,
         "target_metric": metric,
         "target_on_validation": on_validation,
         **_over_seeds("target_round", reached_in),
         "target_reached": len(reached_in),
+        "target_bytes": _mean(sent),
         "target_by_seed": by_seed,
     }
+
+
+def _bytes_until(outcome: Outcome, round: int) -> float:
+    """Return the bytes in both directions up to a round."""
+    made = [costs(record) for record in outcome.records if record.round <= round]
+    return sum(cost["bytes_up"] + cost["bytes_down"] for cost in made)
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""What a comparison of methods shows, in sentences made from its numbers: what helps, by how much, at which price.
+
+A difference is named where it is not chance: where its 95 % interval over common seeds leaves out zero after Holm's
+correction for all methods that are compared (:func:`~fedblend.runs.differences.certain_together`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedblend.core.errors import listed
+from fedblend.report.columns import MethodRow, evaluated_alike, measure_of, rounds_of_all_seeds
+from fedblend.runs.differences import Difference, certain_together, paired_difference
+from fedblend.runs.summary import MEGABYTE, megabytes, target_text
+
+ONE_SEED = "One seed decides nothing: a difference may be chance. Give three seeds or more, such as seeds = [0, 1, 2]."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measure of several methods beside that of the baseline, over the seeds that both finished."""
+
+    found: dict[str, Difference]
+    """Differences by method."""
+    sign: int
+    """1 where more is better, -1 where less is."""
+
+    def certain(self, direction: int) -> list[str]:
+        """The methods that are better for certain (1) or worse (-1), the largest difference first."""
+        sure = certain_together({name: one.p_value for name, one in self.found.items()})
+        chosen = [name for name in sure if direction * self.sign * self.found[name].mean > 0]
+        return sorted(chosen, key=lambda name: -abs(self.found[name].mean))
+
+    @property
+    def unsure(self) -> list[str]:
+        """The methods whose difference may be chance."""
+        return [name for name in self.found if name not in (*self.certain(1), *self.certain(-1))]
+
+
+def verdict(rows: Sequence[MethodRow], baseline: str | None) -> list[str]:
+    """The sentences for the methods of one data set beside ``baseline``; empty where there is nothing to compare."""
+    base = next((row for row in rows if row["method"] == baseline and row["by_seed"]), None)
+    others = [row for row in rows if row is not base and row["by_seed"] and not row["failed"]]
+    if base is None or base["failed"] or not others:
+        return []
+    if max(len(row["by_seed"].keys() & base["by_seed"].keys()) for row in others) < 2:
+        return [ONE_SEED]
+    safe = [row for row in others if not row["unsafe"]]
+    final = _compared(safe, base, lambda row: row["final"], 1 if measure_of(rows) == "accuracy" else -1)
+    sentences, helping = [], final.certain(1)
+    if not math.isnan(base["target"]) and evaluated_alike(rows):
+        rounds = _compared(safe, base, rounds_of_all_seeds, -1)
+        sentences += _to_target(safe, base, rounds)
+        helping = [*rounds.certain(1), *helping]
+    sentences.append(_at_the_end(base, final))
+    if helping:
+        sentences.append(_price(next(row for row in rows if row["method"] == helping[0]), base))
+    return sentences
+
+
+def _compared(
+    rows: Sequence[MethodRow], base: MethodRow, value: Callable[[MethodRow], float], sign: int, exact: bool = False
+) -> Comparison:
+    """Compare a value of each method; those without it in a common seed are left out."""
+    found = {}
+    for row in rows:
+        seeds = row["by_seed"].keys() & base["by_seed"].keys()
+        mine, theirs = ({seed: value(one["by_seed"][seed]) for seed in seeds} for one in (row, base))
+        if all(map(math.isfinite, (*mine.values(), *theirs.values()))):
+            difference = paired_difference(mine, theirs, exact)
+            if difference is not None:
+                found[row["method"]] = difference
+    return Comparison(found, sign)
+
+
+def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -> list[str]:
+    """Rounds and bytes to the target."""
+    target, name = target_text(base), base["method"]
+    reached = [row for row in rows if row["target_reached"] == row["seeds"]]
+    missed = [f"{row['method']} ({row['target_reached']} of {row['seeds']})" for row in rows if row not in reached]
+    sentences = []
+    if base["target_reached"] < base["seeds"]:
+        does = [f"{row['method']} does, in {row['target_round']:.1f} rounds" for row in reached]
+        sentences.append(
+            f"{name} reaches {target} with {base['target_reached']} of {base['seeds']} seeds"
+            f"{'; ' + listed(does) if does else ', and no method with all'}."
+        )
+    elif sooner := rounds.certain(1):
+        row = next(row for row in rows if row["method"] == sooner[0])
+        cost = _compared([row], base, lambda one: one["target_bytes"] / MEGABYTE, -1).found[sooner[0]]
+        sentences.append(
+            f"{sooner[0]} reaches {target} in {row['target_round']:.1f} rounds instead of {base['target_round']:.1f} "
+            f"({_interval(rounds.found[sooner[0]], 1)}), with {megabytes(row['target_bytes'])} instead of "
+            f"{megabytes(base['target_bytes'])} ({_interval(cost, 1 if base['target_bytes'] > MEGABYTE else 3)})."
+        )
+    if more := [f"{one} ({_interval(rounds.found[one], 1)})" for one in rounds.certain(1)[1:]]:
+        sentences.append(f"Also sooner, in rounds: {listed(more)}.")
+    if later := [f"{one} ({_interval(rounds.found[one], 1)})" for one in rounds.certain(-1)]:
+        sentences.append(f"Later, in rounds: {listed(later)}.")
+    if rounds.unsure:
+        sentences.append(f"Rounds to {target} within noise: {listed(rounds.unsure)}.")
+    if missed:
+        sentences.append(f"{target} not with every seed: {listed(missed)}.")
+    return sentences
+
+
+def _at_the_end(base: MethodRow, final: Comparison) -> str:
+    """Scores after the last round."""
+    factor, digits, unit = (100, 1, " points") if base["measure"] == "accuracy" else (1, 3, " of loss")
+    texts = {name: _interval(one, digits, factor, unit) for name, one in final.found.items()}
+    parts = [
+        f"{word}: {listed([f'{name} ({texts[name]})' for name in names])}"
+        for word, names in (("better", final.certain(1)), ("worse", final.certain(-1)))
+        if names
+    ]
+    if not parts:
+        return f"After the last round no difference to {base['method']} is certain."
+    rest = f"; within noise: {listed(final.unsure)}" if final.unsure else ""
+    return f"After the last round, beside {base['method']}, {'; '.join(parts)}{rest}."
+
+
+def _price(row: MethodRow, base: MethodRow) -> str:
+    """What the helping method sends that the baseline does not, and its bytes."""
+    more = {
+        name.partition(".")[2]: number
+        for name, number in row.items()
+        if name.startswith("bytes_up.") and number and not base.get(name)
+    }
+    sent, of_base = (one["bytes_up"] + one["bytes_down"] for one in (row, base))
+    times = f"{sent / of_base:.2f} times the bytes of {base['method']}"
+    beside = listed([f"{megabytes(number)} of {kind}" for kind, number in more.items()])
+    extra = f"its clients also send {beside}; " if more else ""
+    return f"Price of {row['method']}: {extra}all rounds together take {times}."
+
+
+def _interval(one: Difference, digits: int, factor: float = 1, unit: str = "") -> str:
+    """A difference with its interval as text."""
+    low, high = factor * one.low, factor * one.high
+    return f"{factor * one.mean:+.{digits}f}{unit}; 95 %: {low:+.{digits}f} to {high:+.{digits}f}"
