@@ -49,7 +49,8 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     sizes = population.sizes
-    table.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + " numbers")
+    what = "tokens" if data.kind == "tokens" else "numbers"
+    table.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + f" {what}")
     if data.classes:
         table.add_row("classes", str(len(data.classes)))
     table.add_row("clients", str(len(population)))
