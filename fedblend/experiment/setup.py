@@ -111,12 +111,13 @@ class _Casts(TorchDispatchMode):
 def _hint_of_ids(data: Dataset, experiment: Experiment) -> str:
     """What a message adds where samples are ids of tokens, or may be: whole numbers. Empty for all others."""
     if data.kind == "tokens":
-        return f"; the data's ids reach to {max(int(half.x.max()) for half in (data.train, data.test))}"
+        # Not the largest id itself: a site's message goes to the server.
+        return "; a model needs an embedding for each id, up to the largest that `fedblend data show` gives"
     if data.kind != "features" or not all(bool((x == x.round()).all()) for x in data.train.x.split(ROWS)):
         return ""
     return (
-        f"; the data's whole numbers reach the model as floats on the scale '{experiment.scale.name}'; valid for ids of "
-        'tokens: data.kind = "tokens" (npz, hub), or for other codes scale = "none"'
+        f"; the data's whole numbers reach the model as floats on the scale '{experiment.scale.name}'; valid for ids "
+        'of tokens: data.kind = "tokens" (npz, hub), or for other codes scale = "none"'
     )
 
 
@@ -143,7 +144,7 @@ def _reads_ids(model: nn.Module, data: Dataset, scale: Fitted, experiment: Exper
 
 
 def _outputs(model: nn.Module, x: torch.Tensor, experiment: Experiment, hint: str) -> Any:
-    """Outputs for inputs ``x`` in evaluation mode; raises :class:`FedblendError` where the model does not accept them."""
+    """Outputs for inputs in evaluation mode; raises :class:`FedblendError` where the model does not accept them."""
     was_training = model.training
     try:
         with torch.no_grad():

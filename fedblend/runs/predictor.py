@@ -83,7 +83,7 @@ class Predictor:
     module: Deployed
     """From stored samples to probabilities or numbers, in evaluation mode."""
     description: dict[str, Any]
-    """Name, kind (image, text, features, tokens), shape and type of a stored sample, classes or labels, scale, versions."""
+    """Name, kind (as of :class:`.Dataset`), shape and type of a stored sample, classes or labels, scale, versions."""
 
     @staticmethod
     def of_setup(setup: Setup, weights: Tensors, round: int) -> Predictor:

@@ -234,8 +234,8 @@ def as_inputs(
             if ids.min() >= 0 and (ids.ndim == 2 or ids[:, 1].max() <= 1):
                 return "tokens", ids
         raise FedblendError(
-            f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid for data.kind = \"tokens\": whole numbers from 0, "
-            "[n, T], or [n, 2, T] with the attention mask (1 to read, 0 for padding) as the second row of each sample"
+            f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid for data.kind = \"tokens\": whole numbers from "
+            "0, [n, T], or [n, 2, T] with the attention mask (1 to read, 0 for padding) as the second row of each sample"
         )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:

@@ -183,7 +183,7 @@ def _layers(state: Tensors) -> list[int]:
 def _channels_of_maps(spec: ModelSpec) -> dict[int, int]:
     """Number of channels after each layer of a staged model but the last, where its output is [B, C, H, W]."""
     was_training, model = spec.model.training, spec.model.eval()
-    hidden = spec.scale(torch.zeros(1, *spec.shape)).to(next(model.parameters()).device)
+    hidden = spec.scale(torch.zeros(1, *spec.shape, dtype=torch.int64)).to(next(model.parameters()).device)
     channels = {}
     for layer in range(1, len(getattr(model, "stages", ()))):
         hidden = model(hidden, layer - 1, layer)
