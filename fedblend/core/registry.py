@@ -117,8 +117,8 @@ IN_MEMORY = {
 }
 """What to do with something in memory where a part of a kind is asked for, for messages."""
 
-FILE_WORDS = {"lam": "lambda"}
-"""Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
+FILE_WORDS = {"lam": "lambda", "kind_": "kind"}
+"""Fields whose natural name is a reserved word in Python, or a part's own: name in Python -> name in files."""
 
 
 class Part:

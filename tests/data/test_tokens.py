@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_helpers import here, succeeded
 from federation_helpers import stacked_gives_the_loops_state
 from helpers import engine_of, experiment, federation, numbers, run, setup, tokens
 
@@ -112,9 +114,7 @@ def test_an_id_that_the_model_has_not_is_refused_before_the_first_round(half: st
 def test_whole_numbers_that_a_model_converts_are_named_with_the_remedy() -> None:
     data = undeclared(tokens())
     # Standardised numbers from -1.5 or so; half of them padding moves the smallest to above -1.
-    with pytest.raises(
-        FedblendError, match=r"index out of range .* on the scale 'standard'.*kind = \"tokens\""
-    ):
+    with pytest.raises(FedblendError, match=r"index out of range .* on the scale 'standard'.*kind = \"tokens\""):
         setup(data, model=WORDS)
     x = data.train.x * (torch.arange(5) % 2 == 0) * (torch.arange(40)[:, None] % 3 == 0)
     padded = replace(data, train=replace(data.train, x=x))
@@ -210,6 +210,8 @@ def test_a_run_on_tokens_predicts_and_is_exported(tmp_path: Path) -> None:
     wanted = done.model.eval()(torch.from_numpy(x)).softmax(1).detach().numpy()
     assert np.array_equal(predictor.predict_proba(x), wanted)
     assert predictor.description["type"] == "int64"
+    assert "... and 20 more" in succeeded(here("predict", "--trust", done.path, tmp_path / "ids.npz")).out
+    assert re.search(r"largest id of a token +11\b", succeeded(here("data", "show", done.path / "config.toml")).out)
     predictor.export(tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     np.testing.assert_allclose(program(torch.from_numpy(x)).detach().numpy(), wanted, rtol=1e-5)

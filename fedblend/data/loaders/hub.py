@@ -45,8 +45,8 @@ class Hub:
     """Colours of the images; "as stored" needs images of one kind."""
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, without a test split."""
-    kind: Literal["tokens"] | None = None
-    """"tokens" where the column `inputs` holds ids of tokens, as many in each row, which are not scaled."""
+    kind_: Literal["tokens"] | None = None
+    """What `inputs` holds: "tokens" for ids of tokens, as many in each row, which are not scaled."""
 
     def load(self) -> Dataset:
         """Load x uint8 [n, C, H, W], float32 [n, d] or int64 tokens [n, T], and y int64 [n] or float32 [n, q]."""
@@ -61,7 +61,7 @@ class Hub:
             arrays["classes"] = np.array(classes)
         files = {name: sha256_array(array) for name, array in arrays.items()}
         name = self.dataset.rstrip("/").split("/")[-1]
-        return dataset_of(arrays, name, Path(self.dataset), self.test_share, files, self.kind)
+        return dataset_of(arrays, name, Path(self.dataset), self.test_share, files, self.kind_)
 
     def _columns(self, features: dict[str, Any]) -> dict[str, str]:
         """The columns of x, y and client. Raises for an unknown column, and if the default column is ambiguous."""

@@ -67,14 +67,14 @@ class Npz:
     """The file; in an experiment file relative to that file."""
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, for a file without a split."""
-    kind: Literal["tokens"] | None = None
-    """"tokens" for ids of tokens, which are not scaled (default: images or features, by the type and shape)."""
+    kind_: Literal["tokens"] | None = None
+    """What `x` holds: "tokens" for ids of tokens, which are not scaled (default: images or features, by its type)."""
 
     def load(self) -> Dataset:
         """Load x uint8 [n, C, H, W], float32 [n, ...] or int64 tokens, and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
         arrays = read_arrays(path)
-        return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)}, self.kind)
+        return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)}, self.kind_)
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.ndarray]:
@@ -235,7 +235,7 @@ def as_inputs(
                 return "tokens", ids
         raise FedblendError(
             f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid for data.kind = \"tokens\": whole numbers from "
-            "0, [n, T], or [n, 2, T] with the attention mask (1 to read, 0 for padding) as the second row of each sample"
+            "0, [n, T], or [n, 2, T] with the attention mask (1 to read, 0 for padding) as each sample's second row"
         )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:

@@ -75,7 +75,7 @@ def from_torch(
         raise FedblendError(f"{target}: cannot be written ({error.strerror})") from None
     finally:
         temporary.unlink(missing_ok=True)
-    return Npz(str(target), kind=kind)
+    return Npz(str(target), kind_=kind)
 
 
 def _require_own(target: Path) -> None:
