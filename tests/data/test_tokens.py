@@ -211,7 +211,10 @@ def test_a_run_on_tokens_predicts_and_is_exported(tmp_path: Path) -> None:
     assert np.array_equal(predictor.predict_proba(x), wanted)
     assert predictor.description["type"] == "int64"
     assert "... and 20 more" in succeeded(here("predict", "--trust", done.path, tmp_path / "ids.npz")).out
-    assert re.search(r"largest id of a token +11\b", succeeded(here("data", "show", done.path / "config.toml")).out)
+    assert re.search(
+        r"largest id of a token +11\b",
+        succeeded(here("data", "show", done.path / "config.toml", "--out", tmp_path / "split.png")).out,
+    )
     predictor.export(tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     np.testing.assert_allclose(program(torch.from_numpy(x)).detach().numpy(), wanted, rtol=1e-5)
