@@ -28,6 +28,7 @@ from fedblend.engines.nets import EagerNet
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
+from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTMLayer
 
 SMALL = {
@@ -97,6 +98,20 @@ def labelled(n: int = 40, width: int = 5, labels: int = 3, seed: int = 0) -> Dat
     made = numbers(n, width, labels, seed)
     halves = (replace(half, y=(half.y > 0.3).float()) for half in (made.train, made.test))
     return Dataset("labelled", "features", *halves, (), labels=tuple("abcdefgh"[:labels]))
+
+
+def tokens(n: int = 40, length: int = 5, vocabulary: int = 12, mask: bool = False, seed: int = 0) -> Dataset:
+    """Random ids of tokens, whose first one tells the class; with ``mask``, padded, and the mask beside them."""
+    rng = np.random.default_rng(seed)
+    halves = []
+    for count in (n, 12):
+        x = torch.from_numpy(rng.integers(1, vocabulary, (count, length)))
+        y = x[:, 0] % 3
+        if mask:
+            read = (torch.arange(length) < torch.from_numpy(rng.integers(1, length + 1, (count, 1)))).long()
+            x = torch.stack([x * read, read], 1)
+        halves.append(Samples(x, y))
+    return Dataset("tokens", "tokens", *halves, ("a", "b", "c"))
 
 
 # Experiments -----------------------------------------------------------------------------------------------
@@ -172,6 +187,50 @@ class BatchNormNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.norm(self.flat(x)))
+
+
+class Words(nn.Module):
+    """A mean of embeddings, read from ids of tokens that are converted to whole numbers."""
+
+    def __init__(self, vocabulary: int = 12) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(vocabulary, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embedding(x.long()).mean(1))
+
+
+class MaskedWords(Words):
+    """The same for ids with their attention mask, [n, 2, T]: the mean is over the tokens to read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids, mask = x.unbind(1)
+        return self.last((self.embedding(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+class CategoryAndNumbers(Words):
+    """The first of five columns is a category; the others are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[:, :1].clamp(min=0)) + self.numbers(x[:, 1:])
+
+
+class _Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
+class StagedWords(Staged):
+    """A staged model of tokens, whose hidden states are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Sequential(nn.Embedding(12, 6), _Mean()), nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Linear(6, 3)
+        )
 
 
 class RowsLSTM(nn.Module):

@@ -34,7 +34,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
     if setup.task.kind == "classification":
         both["outputs"] = OUTPUT_BITS * setup.task.outputs**2
     up = dict(both)
-    if setup.task.kind == "classification" and setup.data.kind != "text":
+    if setup.task.kind == "classification" and setup.data.kind not in ("text", "tokens"):
         x = setup.data.train.x
         up["1 seed"] = 8 * x[0].numel() * x.element_size()
         up |= {f"outputs, {n} seed{'s' if n > 1 else ''}": both["outputs"] + n * up["1 seed"] for n in seeds}

@@ -50,6 +50,8 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     table.add_column("value", justify="right")
     sizes = population.sizes
     table.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + " numbers")
+    if data.kind == "tokens":
+        table.add_row("largest id of a token", str(max(int(half.x.max()) for half in (data.train, data.test))))
     if data.classes:
         table.add_row("classes", str(len(data.classes)))
     table.add_row("clients", str(len(population)))

@@ -90,9 +90,10 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
     if not path.exists():
         raise FedblendError(f"{path}: there is no such file; valid: pictures, folders of pictures, .npz or CSV files")
     if path.suffix == ".npz":
-        x = as_inputs(read_arrays(path, needed=("x",))["x"], path)[1]
+        x = as_inputs(read_arrays(path, needed=("x",))["x"], path, "tokens" if kind == "tokens" else None)[1]
         return [f"{path.name}[{i}]" for i in range(len(x))], x
-    if path.suffix.lower() in TABLES and len(shape) == 1:
+    is_row = len(shape) == 1 and kind != "tokens"
+    if path.suffix.lower() in TABLES and is_row:
         return _read_table(path, predictor.description)
     if kind == "image":
         pictures = [path]
@@ -104,7 +105,7 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
                 raise FedblendError(f"{path}: holds no pictures; valid: {', '.join(SUFFIXES)}")
         stacked = np.stack([_read_picture(one, *shape) for one in pictures])
         return [str(one) for one in pictures], stacked
-    also = ", or a table (.csv, .tsv, .parquet) with its columns" if len(shape) == 1 else ""
+    also = ", or a table (.csv, .tsv, .parquet) with its columns" if is_row else ""
     raise FedblendError(f"{path}: is no file of {kind} samples; valid: an .npz file with the array x{also}")
 
 

@@ -18,6 +18,8 @@ TaskKind = Literal["classification", "multi-label", "regression"]
 class Samples:
     """Samples as stored: images stay uint8 [n, C, H, W]; text is codes [n, T]; features float32 [n, d].
 
+    Tokens are ids int64 [n, T], or [n, 2, T] with their attention mask (1 for an id to read, 0 for padding).
+
     ``y`` is int64 [n] (classes), float32 [n, L] of 0 and 1 (multi-label) or float32 [n, q] (regression). ``client`` is
     int64 [n] where the data has clients of its own (writers, roles, hospitals), else ``None``.
     """
@@ -40,7 +42,7 @@ class Dataset:
     """
 
     name: str
-    kind: Literal["image", "text", "features"]
+    kind: Literal["image", "text", "features", "tokens"]
     train: Samples
     test: Samples
     classes: tuple[str, ...]

@@ -125,6 +125,14 @@ def brief(value: object, most: int = 120) -> str:
     return printable(text, most)
 
 
+def tokens_refused(part: str) -> FedblendError:
+    """Return the error of a ``part`` that computes with samples as numbers, where the model takes them as ids."""
+    return FedblendError(
+        f"{part} mixes, averages or makes samples as numbers, but the model takes these data as ids of tokens; valid: "
+        "methods that leave samples as they are, such as fedavg, or use features or hidden states"
+    )
+
+
 def require_memory(needed: int, what: str, remedy: str) -> None:
     """Raise :class:`FedblendError` if ``what`` needs more bytes than the machine has memory, before it is allocated.
 

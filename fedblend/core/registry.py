@@ -117,8 +117,8 @@ IN_MEMORY = {
 }
 """What to do with something in memory where a part of a kind is asked for, for messages."""
 
-FILE_WORDS = {"lam": "lambda"}
-"""Fields whose natural name is a reserved word in Python: name in Python -> name in files."""
+FILE_WORDS = {"lam": "lambda", "kind_": "kind"}
+"""Fields whose natural name is a reserved word in Python, or a part's own: name in Python -> name in files."""
 
 
 class Part:
@@ -128,6 +128,10 @@ class Part:
     name: ClassVar[str]
     to_define: ClassVar[tuple[str, ...]] = ()
     """Methods that the base of a kind leaves to its parts; of ``"a or b"`` a part defines one."""
+    numeric_inputs: bool = False
+    """Whether the part computes with samples as numbers: it mixes, averages, changes or makes them, or takes distances
+    or gradients of them. Tokens, whose ids are names, are refused then.
+    """
 
 
 imported_from: set[str] = set()

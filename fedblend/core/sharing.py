@@ -143,6 +143,11 @@ class Sharing(Part):
         return not (self.shares_inputs or self.shares_features or getattr(self, "layer", None) is not None)
 
     @property
+    def numeric_inputs(self) -> bool:  # type: ignore[override]
+        """Whether entries are made of samples, not samples as they are, features or hidden states."""
+        return self.active and not self.unsafe and (self.shares_inputs or self.shares_stored)
+
+    @property
     def sent_to_clients(self) -> bool:
         """Whether clients whose objective needs the pool receive it; others make it themselves."""
         return self.leaves_client or self.made_by_server

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedblend.core.dataset import Dataset
+from fedblend.core.errors import tokens_refused
 from fedblend.core.registry import part
 
 Invert = bool | Literal["auto"]
@@ -148,6 +149,44 @@ class OneHot:
         return {"name": self.name, "vocabulary": self.vocabulary}
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of tokens as they are stored, int64: no scale changes them, and there are no pictures of them."""
+
+    name: str = "tokens"
+    """The scale's name."""
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return ``ids``."""
+        return ids
+
+    def to_unit(self, scaled: Tensor) -> Tensor:
+        """Raise :class:`FedblendError`."""
+        raise tokens_refused("a part of this run")
+
+    from_unit = to_unit
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Raise :class:`FedblendError`."""
+        raise tokens_refused("a part of this run")
+
+    def diameter(self, shape: Sequence[int]) -> float:
+        """Raise :class:`FedblendError`."""
+        raise tokens_refused("a part of this run")
+
+    def to(self, device: torch.device | str) -> Tokens:
+        """Return this scale, which has no tensors."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """The scale, for the run's record."""
+        return {"name": self.name}
+
+
+Fitted = Scaler | OneHot | Tokens
+"""A scale that was fitted to data."""
+
+
 @part("scale", "standard")
 class Standard:
     """Mean 0 and deviation 1 over the training half, per channel or feature, ink as 1: the default.
@@ -158,7 +197,7 @@ class Standard:
     invert: Invert = "auto"
     """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
-    def fit(self, data: Dataset) -> Scaler | OneHot:
+    def fit(self, data: Dataset) -> Fitted:
         """Fit the scale to the training half."""
 
         def standard(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,7 +214,7 @@ class Unit:
     invert: Invert = "auto"
     """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
-    def fit(self, data: Dataset) -> Scaler | OneHot:
+    def fit(self, data: Dataset) -> Fitted:
         """Fit the scale to the training half."""
         return _fit(data, "unit", self.invert, lambda mean, _: (torch.ones_like(mean), 0 * mean))
 
@@ -187,7 +226,7 @@ class Symmetric:
     invert: Invert = "auto"
     """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
-    def fit(self, data: Dataset) -> Scaler | OneHot:
+    def fit(self, data: Dataset) -> Fitted:
         """Fit the scale to the training half."""
         ones = torch.ones_like
         return _fit(data, "symmetric", self.invert, lambda mean, _: (2 * ones(mean), -ones(mean)))
@@ -197,7 +236,7 @@ class Symmetric:
 class Unscaled:
     """Stored values as floats: pixels 0 to 255, not inverted."""
 
-    def fit(self, data: Dataset) -> Scaler | OneHot:
+    def fit(self, data: Dataset) -> Fitted:
         """Fit the scale to the training half."""
         return _fit(data, "none", False, None)
 
@@ -207,10 +246,12 @@ def _fit(
     name: str,
     invert: Invert,
     from_unit: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
-) -> Scaler | OneHot:
+) -> Fitted:
     """Fit a scale. ``from_unit`` gives factor and offset from the unit scale's mean and deviation [C]."""
     if data.kind == "text":
         return OneHot(data.vocabulary)
+    if data.kind == "tokens":
+        return Tokens()
     x = data.train.x
     inverted = False
     if x.dtype == torch.uint8:

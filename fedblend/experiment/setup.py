@@ -8,18 +8,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, require_memory
+from fedblend.core.errors import FedblendError, require_memory, tokens_refused
 from fedblend.core.module import evaluating, frozen_names
+from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
+from fedblend.data.scale import Fitted
 from fedblend.experiment.config import Experiment
 
 FLOATS = (torch.float32, torch.float64, torch.float16)
 """Types of the numbers that clients train and send. Those of one byte, and bfloat16, lose most of a small step."""
+
+ROWS = 1024
+"""Samples that are looked at together, so that the training half is not copied."""
 
 
 def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
@@ -34,7 +40,13 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     require_model_memory(experiment, tuple(sample.shape[1:]), task.outputs)
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
-    _require_fit(model, sample, task, experiment)
+    _require_types(model, experiment.model.name)
+    _require_fit(model, sample, task, experiment, hint := _hint_of_ids(data, experiment))
+    if hint and _reads_ids(model, data, scale, experiment, hint):
+        method = experiment.method
+        for one in (method.sharing, *with_bases(method.objective), method.server_step):
+            if one.numeric_inputs:
+                raise tokens_refused(f"method.{one.kind}: '{one.name}'")
     if features := experiment.method.upload.features(model, sample):
         task = replace(task, features=features)
     return Setup(experiment, data, population, scale, model, task)
@@ -86,22 +98,79 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
         one.require_possible(shape)
 
 
-def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:
-    """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
-    frozen = frozen_names(model)
-    for name, tensor in model.state_dict().items():
-        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATS and name not in frozen):
-            raise FedblendError(
-                f"model: '{name}' of {experiment.model.name} is of type {tensor.dtype}, which clients cannot train and "
-                'send; valid: float32, float64 or float16; precision = "bfloat16" computes in bfloat16'
-            )
+class _Casts(TorchDispatchMode):
+    """Notes whether a model converts floats to whole numbers, as it does to take its inputs as ids."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation of PyTorch; a conversion is noted."""
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
+            self.found |= not (result.is_floating_point() or result.dtype == torch.bool)
+        return result
+
+
+def _hint_of_ids(data: Dataset, experiment: Experiment) -> str:
+    """What a message adds where samples are ids of tokens, or may be: whole numbers. Empty for all others."""
+    if data.kind == "tokens":
+        # Not the largest id itself: a site's message goes to the server.
+        return "; a model needs an embedding for each id, up to the largest that `fedblend data show` gives"
+    if data.kind != "features" or not all(bool((x == x.round()).all()) for x in data.train.x.split(ROWS)):
+        return ""
+    return (
+        f"; the data's whole numbers reach the model as floats on the scale '{experiment.scale.name}'; valid for ids "
+        'of tokens: data.kind = "tokens" (npz, hub), or for other codes scale = "none"'
+    )
+
+
+def _reads_ids(model: nn.Module, data: Dataset, scale: Fitted, experiment: Experiment, hint: str) -> bool:
+    """Whether the model takes its inputs as ids: the data are tokens, or the model converts them to whole numbers.
+
+    Raises :class:`FedblendError` for ids that the model has not, and warns if they are not those of the data.
+    """
+    if data.kind == "tokens":
+        # A sample with the largest id of each half, so that no step finds one that the model has not.
+        largest = [half.x[half.x.flatten(1).amax(1).argmax()] for half in (data.train, data.test)]
+        _outputs(model, torch.stack(largest), experiment, hint)
+        return True
+    ends, casts = torch.stack([data.train.x.amin(0), data.train.x.amax(0)]), _Casts()
+    with casts:
+        _outputs(model, scale(ends), experiment, hint)
+    if casts.found and not torch.equal(scale(ends), ends):
+        warnings.warn(
+            f"model: {experiment.model.name} converts its inputs to whole numbers, and so reads other ones than "
+            f"'{data.name}' has{hint}",
+            stacklevel=3,
+        )
+    return casts.found
+
+
+def _outputs(model: nn.Module, x: torch.Tensor, experiment: Experiment, hint: str) -> Any:
+    """Outputs for inputs in evaluation mode; raises :class:`FedblendError` where the model does not accept them."""
     try:
         with torch.no_grad(), evaluating(model):
-            outputs = model(sample)
+            return model(x)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         raise FedblendError(
-            f"model: {experiment.model.name} cannot take samples of shape {list(sample.shape[1:])}: {error}"
+            f"model: {experiment.model.name} cannot take samples of shape {list(x.shape[1:])}: {error}{hint}"
         ) from None
+
+
+def _require_types(model: nn.Module, name: str) -> None:
+    """Raise :class:`FedblendError` for tensors of types that clients cannot train and send."""
+    frozen = frozen_names(model)
+    for path, tensor in model.state_dict().items():
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATS and path not in frozen):
+            raise FedblendError(
+                f"model: '{path}' of {name} is of type {tensor.dtype}, which clients cannot train and send; valid: "
+                'float32, float64 or float16; precision = "bfloat16" computes in bfloat16'
+            )
+
+
+def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment, hint: str) -> None:
+    """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
+    outputs = _outputs(model, sample, experiment, hint)
     if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
         is_tensor = isinstance(outputs, torch.Tensor)
         given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"

@@ -26,7 +26,7 @@ from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
-from fedblend.data.scale import OneHot, Scaler
+from fedblend.data.scale import Fitted, OneHot, Scaler, Tokens
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.setup import make_setup
@@ -290,7 +290,7 @@ def describe_setup(setup: Setup) -> dict[str, Any]:
     the model's frozen tensors.
     """
     scale = setup.scale
-    numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else {}
+    numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else scale.describe()
     if isinstance(scale, Scaler):
         tensors = {"factor": scale.factor, "offset": scale.offset}
         tensors |= {"unit_factor": scale.unit_factor, "unit_offset": scale.unit_offset}
@@ -314,23 +314,25 @@ def _encoding(data: Dataset) -> dict[str, Any]:
     return {name: form[name] for name in ("columns", "categories") if name in form}
 
 
-def scale_from(numbers: dict[str, Any]) -> Scaler | OneHot:
+def scale_from(numbers: dict[str, Any]) -> Fitted:
     """Return the scale that :func:`describe_setup` described, equal to the last bit."""
     if "vocabulary" in numbers:
         return OneHot(numbers["vocabulary"])
+    if numbers == Tokens().describe():
+        return Tokens()
     factors = [torch.tensor(numbers[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
     return Scaler(numbers["name"], numbers["inverted"], *factors)
 
 
-def require_plain_scale(given: Scaler | OneHot, own: Any) -> None:
+def require_plain_scale(given: Fitted, own: Any) -> None:
     """Raise :class:`RefusedByPolicy` unless the server's scale has the kind and the shapes of the site's own.
 
     A scale that has a number for each sample makes one sample of a mean; one number in place of a number for each
     feature makes noise too small. So does one with steps of float32 that are large beside the range of its values.
     """
     fault = ""
-    if isinstance(given, OneHot) or isinstance(own, OneHot):
-        fault = "" if given == own else "it is not that of the site's text"
+    if not isinstance(given, Scaler) or not isinstance(own, Scaler):
+        fault = "" if given == own else "it is not that of the site's text or tokens"
     else:
         for name in ("factor", "offset", "unit_factor", "unit_offset"):
             theirs, ours = getattr(given, name), getattr(own, name)

@@ -164,9 +164,8 @@ def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
 def _sample(data: Mapping[str, Any]) -> str:
     """The shape of a sample in words: ``images of 1 by 28 by 28``."""
     shape = " by ".join(map(str, data.get("shape", [])))
-    return {"image": f"images of {shape}", "text": f"texts of {shape} characters"}.get(
-        str(data.get("kind")), f"{shape} features"
-    )
+    words = {"image": f"images of {shape}", "text": f"texts of {shape} characters", "tokens": f"{shape} tokens"}
+    return words.get(str(data.get("kind")), f"{shape} features")
 
 
 def _split(outcomes: Sequence[Outcome]) -> str:

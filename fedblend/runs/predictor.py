@@ -47,7 +47,7 @@ class Deployed(nn.Module):
     predicted numbers [n, q] of a regression.
     """
 
-    factor: torch.Tensor
+    factor: torch.Tensor | None
     offset: torch.Tensor
 
     def __init__(
@@ -63,7 +63,7 @@ class Deployed(nn.Module):
         if self.codes:
             inputs = (stored.unsqueeze(-1) == torch.arange(self.codes, device=stored.device)).to(torch.float32)
         else:
-            inputs = stored.to(torch.float32) * self.factor + self.offset
+            inputs = stored if self.factor is None else stored.to(torch.float32) * self.factor + self.offset
         outputs: torch.Tensor = self.net(inputs)
         if self.task == "classification":
             return outputs.softmax(1)
@@ -83,7 +83,7 @@ class Predictor:
     module: Deployed
     """From stored samples to probabilities or numbers, in evaluation mode."""
     description: dict[str, Any]
-    """Name, kind (image, text, features), shape and type of a stored sample, classes or labels, scale, versions."""
+    """Name, kind (as of :class:`.Dataset`), shape and type of a stored sample, classes or labels, scale, versions."""
 
     @staticmethod
     def of_setup(setup: Setup, weights: Tensors, round: int) -> Predictor:
@@ -130,7 +130,10 @@ class Predictor:
         """
         samples = self._samples(x)
         with torch.no_grad():
-            parts = [self.module(samples[i : i + CHUNK]) for i in range(0, len(samples), CHUNK)]
+            try:
+                parts = [self.module(samples[i : i + CHUNK]) for i in range(0, len(samples), CHUNK)]
+            except IndexError as error:
+                raise FedblendError(f"samples: the model has no such token ({error})") from None
         return torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes or self.labels)), np.float32)
 
     def predict(self, x: Any) -> np.ndarray:
@@ -164,7 +167,7 @@ class Predictor:
             raise FedblendError(f"samples: a {type(x).__name__}; valid: an array or a tensor of samples") from None
         if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
             array = array[:, None]
-        if array.dtype.kind not in "biuf" or array.shape[1:] != shape:
+        if array.dtype.kind not in ("iu" if kind == "tokens" else "biuf") or array.shape[1:] != shape:
             raise FedblendError(
                 f"samples: {array.dtype} of shape {list(array.shape)}; valid: {_number_type(kind)} of shape "
                 f"{['n', *shape]}, as the data set '{self.description['data']}' has them"
@@ -247,11 +250,12 @@ def _predictor(
     task: TaskKind = "classification" if classes else "multi-label" if labels else "regression"
     factor = offset = None
     factors, offsets = (scale.get(name, []) for name in ("factor", "offset"))
-    if "vocabulary" not in scale and not len(factors) == len(offsets) == shape[0]:
+    is_affine = "vocabulary" not in scale and data["kind"] != "tokens"
+    if is_affine and not len(factors) == len(offsets) == shape[0]:
         raise FedblendError(
             f"scale: {len(factors)} factors and {len(offsets)} offsets for samples of shape {shape}; the run is damaged"
         )
-    if "vocabulary" not in scale:
+    if is_affine:
         column = (-1, *[1] * (len(shape) - 1))
         factor, offset = (torch.tensor(one, dtype=torch.float32).reshape(column) for one in (factors, offsets))
     module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task)
@@ -288,4 +292,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _number_type(kind: str) -> str:
-    return {"image": "uint8", "text": "int64"}.get(kind, "float32")
+    return {"image": "uint8", "text": "int64", "tokens": "int64"}.get(kind, "float32")

@@ -181,6 +181,18 @@ def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str
     assert resolve(table).data.load().task == task
 
 
+@pytest.mark.slow
+def test_the_example_of_tokens_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model, program = (one for one in blocks("docs/your-data.md", "python") if "Encoder" in one)
+    Path("my_encoder.py").write_text(model)
+    exec(program, {})
+    assert re.search(r"^\[('[01]' ?){3}\]$", capsys.readouterr().out, re.M)
+
+
 def test_the_channel_command_takes_a_new_file(tmp_path: Path) -> None:
     found = re.search(r"^\| `fedblend (channel my\.toml[^`]*)`", text("docs/commands.md"), re.MULTILINE)
     assert found is not None

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedblend.core.errors import FedblendError
@@ -82,3 +83,20 @@ def test_without_flwr_datasets(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(FedblendError, match=r'needs the package flwr-datasets.*pip install "\.\[hub\]"'):
         load(tmp_path)
+
+
+def test_ids_of_tokens_in_a_column_of_lists(tmp_path, folder):
+    datasets = pytest.importorskip("datasets")
+    rows = [[i, i + 1, 0] for i in range(10)]
+    (tmp_path / "ids").mkdir()
+    made = datasets.Dataset.from_dict({"input_ids": rows, "label": [i % 2 for i in range(10)]})
+    made.to_parquet(tmp_path / "ids" / "train.parquet")
+    options = {"inputs": "input_ids", "label": "label", "test": "", "kind": "tokens"}
+    data = load(tmp_path / "ids", **options)
+    assert (data.kind, data.train.x.dtype) == ("tokens", torch.int64)
+    assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == rows
+    datasets.Dataset.from_dict({"input_ids": [[1], [2, 3]], "label": [0, 1]}).to_parquet(tmp_path / "uneven.parquet")
+    (tmp_path / "uneven").mkdir()
+    (tmp_path / "uneven.parquet").rename(tmp_path / "uneven" / "train.parquet")
+    with pytest.raises(FedblendError, match=r"'x' is object of shape \[2\]; valid for data.kind = \"tokens\""):
+        load(tmp_path / "uneven", **options)

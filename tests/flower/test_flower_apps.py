@@ -182,6 +182,16 @@ def test_fed_augmix_augments_on_the_scale_of_inputs() -> None:
     torch.testing.assert_close(made.double(), expected.double(), rtol=1e-4, atol=1e-6)
 
 
+def test_an_app_of_tokens_computes_its_loss_and_mixes_none() -> None:
+    model, inputs = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(6, 3)), Inputs(shape=(2,), outputs=3)
+    ids, y = torch.tensor([[1, 8], [0, 2]]), torch.tensor([0, 2])
+    fields = {"terms": [], "round": 0, "seed": 2, "own": [0, 0]}
+    loss = BlendedLoss(model, inputs, {**fields, "objective": {"name": "plain"}}, {}, 0)(ids, y)
+    torch.testing.assert_close(loss, F.cross_entropy(model(ids), y))
+    with pytest.raises(FedblendError, match=r"'localmix' mixes, .* as ids of tokens"):
+        BlendedLoss(model, inputs, {**fields, "objective": {"name": "localmix"}}, {}, 0)(ids, y)
+
+
 def test_own_means_are_excluded_and_without_others_the_loss_is_plain() -> None:
     method = {"name": "naivemix", "objective": {"exclude_own": True}}
     app, alone = App(), FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)

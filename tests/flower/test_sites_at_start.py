@@ -14,6 +14,8 @@ from fedblend.experiment.setup import make_setup
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flower_helpers import Nodes
+from flwr.app import Message
+from helpers import tokens
 from test_flower import experiment, nodes
 from test_flower_faults import QUICK
 from test_lying_server import SAMPLES, OwnSite
@@ -24,11 +26,15 @@ from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
 from fedblend.flower.app_folder import FederationLimits
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import Sites
 
 pytestmark = pytest.mark.usefixtures("no_waits")
+
+NUMBERS = ("factor", "offset", "unit_factor", "unit_offset")
+"""What a message says of a scale of numbers."""
 
 
 def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
@@ -194,3 +200,60 @@ def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_pa
     assert "(client 1) takes no part: data: this site's samples cannot be loaded" in caplog.text
     unnumbered = next(node for node in grid.contexts if grid.client(node) == "no number")
     assert f"node {unnumbered} takes no part: partition-id" in caplog.text
+
+
+def write_tokens(folder: Path, **data: Any) -> dict[str, Any]:
+    """A site's own ids of tokens with their mask, and its site file; the experiment's fields for such data."""
+    folder.mkdir(exist_ok=True)
+    made = tokens(mask=True)
+    halves = {"x_train": made.train.x, "y_train": made.train.y, "x_test": made.test.x, "y_test": made.test.y}
+    np.savez(folder / "own.npz", **halves)
+    own = {"name": "npz", "path": "own.npz", **data}
+    (folder / "site.toml").write_text(write_toml({"data": own, "trusted": ["helpers:MaskedWords"]}))
+    model = {"name": "module", "path": "helpers:MaskedWords"}
+    server = {"name": "npz", "path": str(folder / "own.npz"), "kind": "tokens"}
+    iid = {"name": "iid", "clients": 3}
+    return {"data": server, "model": model, "partition": iid, "fraction": 1.0, "rounds": 1}
+
+
+def test_sites_with_tokens_train_on_their_ids(tmp_path: Path) -> None:
+    fields, *_ = [write_tokens(tmp_path / str(client), kind="tokens") for client in range(3)]
+    configs = [{"partition-id": client, "site": str(tmp_path / str(client) / "site.toml")} for client in range(3)]
+    asked = experiment(**fields)
+    start = make_setup(asked).weights()
+
+    finished = run(Nodes(configs), asked, tmp_path / "run", QUICK)
+
+    ids = tokens(mask=True).train.x[:, 0].unique()
+    moved = (finished.state.weights["embedding.weight"] != start["embedding.weight"]).any(1).nonzero()[:, 0]
+    # The rows of ids that occur, without that of padding, whose mask is 0.
+    assert moved.tolist() == [token for token in ids.tolist() if token]
+
+
+def test_a_site_that_does_not_declare_its_tokens_takes_no_part(tmp_path: Path) -> None:
+    fields = write_tokens(tmp_path / "server", kind="tokens")
+    write_tokens(tmp_path / "site")
+    site = str(tmp_path / "site" / "site.toml")
+    with pytest.raises(FedblendError, match=r"takes no part|data: this site"):
+        run(Nodes([{"partition-id": 0, "site": site}]), experiment(**fields), tmp_path / "run", QUICK)
+
+
+@pytest.mark.parametrize(
+    ("method", "forged", "said"),
+    [
+        ("naivemix", {}, "'means' mixes, averages or makes samples as numbers"),
+        ("fedavg", {"vocabulary": 12}, "the server's scale of inputs: it is not that of the site's text or tokens"),
+        ("fedavg", {name: [[1.0]] for name in NUMBERS}, "the server's scale of inputs: it is not that"),
+    ],
+)
+def test_a_site_does_not_compute_with_its_tokens_for_a_server_that_lies(
+    tmp_path: Path, method: str, forged: dict[str, Any], said: str
+) -> None:
+    fields = write_tokens(tmp_path / "site", kind="tokens")
+    told = describe_setup(make_setup(experiment(**fields)))
+    if forged:
+        told["scale"] = {"name": "none", "inverted": False, **forged}
+    grid = Nodes([{"partition-id": 0, "site": str(tmp_path / "site" / "site.toml")}])
+    asked = {"experiment": as_table(experiment(**fields, method=method)), "setup": told, "client": 0, "round": 0}
+    (reply,) = grid.send_and_receive([Message(pack(asked, to_record({})), 1000, "query.share")])
+    assert said in unpack(reply.content)[0]["fault"]

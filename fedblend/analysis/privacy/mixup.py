@@ -179,8 +179,8 @@ def make_mixtures(
     The result is a function of ``seed`` and ``repeat``. Raises :class:`FedblendError` for data that cannot be mixed,
     for too few clients with two labels, and for clients whose mixtures do not match.
     """
-    if data.task != "classification" or data.kind == "text":
-        kind = "text" if data.kind == "text" else data.task
+    if data.task != "classification" or data.kind in ("text", "tokens"):
+        kind = data.task if data.task != "classification" else data.kind
         raise FedblendError(
             f"data: '{data.name}' is {kind}, but mixing needs classes; valid: images or features with classes"
         )

@@ -45,9 +45,11 @@ class Hub:
     """Colours of the images; "as stored" needs images of one kind."""
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, without a test split."""
+    kind_: Literal["tokens"] | None = None
+    """What `inputs` holds: "tokens" for ids of tokens, as many in each row, which are not scaled."""
 
     def load(self) -> Dataset:
-        """Load x uint8 [n, C, H, W] or float32 [n, d], and y int64 [n] or float32 [n, q]."""
+        """Load x uint8 [n, C, H, W], float32 [n, d] or int64 tokens [n, T], and y int64 [n] or float32 [n, q]."""
         names = [self.train, *([self.test] if self.test else [])]
         splits = fetch_splits(self.dataset, self.subset, names)
         columns = self._columns(splits[0].features)
@@ -58,7 +60,8 @@ class Hub:
         if classes:
             arrays["classes"] = np.array(classes)
         files = {name: sha256_array(array) for name, array in arrays.items()}
-        return dataset_of(arrays, self.dataset.rstrip("/").split("/")[-1], Path(self.dataset), self.test_share, files)
+        name = self.dataset.rstrip("/").split("/")[-1]
+        return dataset_of(arrays, name, Path(self.dataset), self.test_share, files, self.kind_)
 
     def _columns(self, features: dict[str, Any]) -> dict[str, str]:
         """The columns of x, y and client. Raises for an unknown column, and if the default column is ambiguous."""

@@ -45,7 +45,8 @@ class Npz:
     """A data set of your own in one ``.npz`` file, with these arrays (no pickled objects):
 
     - ``x``: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] (C 1 or 3) are images; numbers [n, d] or
-      floats [n, channels, ...] are features.
+      floats [n, channels, ...] are features. With ``kind = "tokens"`` whole numbers [n, T] are ids of tokens, and
+      [n, 2, T] are ids with their attention mask.
     - ``y``: whole numbers 0 to classes - 1, or text: classes; whole numbers 0 and 1, or booleans, [n, L]: which of L
       labels a sample has; floats [n] or [n, q]: regression. Classes that do not begin at 0, or most of which never
       occur, are errors, unless ``classes`` names them. One-hot classes are an error, unless ``labels`` names them.
@@ -66,12 +67,14 @@ class Npz:
     """The file; in an experiment file relative to that file."""
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, for a file without a split."""
+    kind_: Literal["tokens"] | None = None
+    """What `x` holds: "tokens" for ids of tokens, which are not scaled (default: images or features, by its type)."""
 
     def load(self) -> Dataset:
-        """Load x uint8 [n, C, H, W] or float32 [n, ...], and y int64 [n], or float32 [n, L] or [n, q]."""
+        """Load x uint8 [n, C, H, W], float32 [n, ...] or int64 tokens, and y int64 [n], or float32 [n, L] or [n, q]."""
         path = existing_path(self.path, "data.path")
         arrays = read_arrays(path)
-        return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
+        return dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)}, self.kind_)
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.ndarray]:
@@ -171,7 +174,12 @@ def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> N
 
 
 def dataset_of(
-    arrays: dict[str, np.ndarray], name: str, source: Path, test_share: float, files: dict[str, str]
+    arrays: dict[str, np.ndarray],
+    name: str,
+    source: Path,
+    test_share: float,
+    files: dict[str, str],
+    kind: Literal["tokens"] | None = None,
 ) -> Dataset:
     """Make a data set of the arrays x, y, client, split, client_names, classes and labels (see :class:`Npz`).
 
@@ -179,7 +187,7 @@ def dataset_of(
     :class:`FedblendError` with the source and the invalid array.
     """
     _require_lengths(arrays, source)
-    kind, x = as_inputs(arrays["x"], source)
+    inputs, x = as_inputs(arrays["x"], source, kind)
     y, classes, labels = _targets(arrays["y"], arrays.get("classes"), arrays.get("labels"), source)
     client, names = _clients(arrays, source)
     if "split" in arrays:
@@ -194,7 +202,7 @@ def dataset_of(
         for rows in (~test, test)
     )
     facts: dict[str, Any] = {"source": str(source), "files": files, "notes": rule}
-    return check(Dataset(name, kind, train_half, test_half, classes, names, facts=facts, labels=labels))
+    return check(Dataset(name, inputs, train_half, test_half, classes, names, facts=facts, labels=labels))
 
 
 def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -216,8 +224,19 @@ def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
             )
 
 
-def as_inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], np.ndarray]:
-    """Images as uint8 [n, C, H, W], or features as float32 in their shape."""
+def as_inputs(
+    x: np.ndarray, path: Path, kind: Literal["tokens"] | None = None
+) -> tuple[Literal["image", "features", "tokens"], np.ndarray]:
+    """Images as uint8 [n, C, H, W], features as float32 in their shape, or tokens as int64."""
+    if kind == "tokens":
+        if x.size and x.dtype.kind in "iu" and (x.ndim == 2 or (x.ndim == 3 and x.shape[1] == 2)):
+            ids = x.astype(np.int64)
+            if ids.min() >= 0 and (ids.ndim == 2 or ids[:, 1].max() <= 1):
+                return "tokens", ids
+        raise FedblendError(
+            f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid for data.kind = \"tokens\": whole numbers from "
+            "0, [n, T], or [n, 2, T] with the attention mask (1 to read, 0 for padding) as each sample's second row"
+        )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:
             x = x[:, None]
@@ -231,7 +250,8 @@ def as_inputs(x: np.ndarray, path: Path) -> tuple[Literal["image", "features"], 
             return "features", x.astype(np.float32)
     raise FedblendError(
         f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid: images uint8 [n, H, W], [n, C, H, W] or "
-        "[n, H, W, C] with C 1 or 3; features as numbers [n, d] or floats [n, channels, ...]"
+        "[n, H, W, C] with C 1 or 3; features as numbers [n, d] or floats [n, channels, ...]; ids of tokens, whole "
+        'numbers [n, T] or [n, 2, T], with data.kind = "tokens"'
     )
 
 

@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ def from_torch(
     clients: Sequence[Any] | None = None,
     classes: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
+    kind: Literal["tokens"] | None = None,
 ) -> Npz:
     """Write data sets of PyTorch to an ``.npz`` file; return the part that reads it, for ``Experiment(data=...)``.
 
@@ -37,7 +38,8 @@ def from_torch(
     ``test`` has the same form, without ``clients``; by default a fifth of each client's samples is test. ``classes``
     and ``labels`` are their names. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a
     class), whole numbers or booleans (1 for each label that the sample has), or floats to predict. Pictures that were
-    scaled to [0, 1] are stored as the pixels that they were. A file that is there is replaced only if it was written
+    scaled to [0, 1] are stored as the pixels that they were. With ``kind="tokens"`` x are ids of tokens, whole numbers
+    [T], or [2, T] with their attention mask. A file that is there is replaced only if it was written
     so. Raises :class:`FedblendError`.
 
         data = fedblend.from_torch({"north": north, "south": south}, "two.npz")
@@ -73,7 +75,7 @@ def from_torch(
         raise FedblendError(f"{target}: cannot be written ({error.strerror})") from None
     finally:
         temporary.unlink(missing_ok=True)
-    return Npz(str(target))
+    return Npz(str(target), kind_=kind)
 
 
 def _require_own(target: Path) -> None:

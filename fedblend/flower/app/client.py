@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from fedblend.core import objective as objectives
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, tokens_refused
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Payload, hides
@@ -155,7 +155,13 @@ class BlendedLoss:
         self.context = objectives.Context(inputs.task, inputs.scale.to(self.device), shared, start)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the scalar loss of inputs x [B, ...] and targets y [B] (classes) or [B, q] (numbers)."""
+        """Return the scalar loss of inputs x [B, ...] and targets y [B] (classes) or [B, q] (numbers).
+
+        Raises :class:`FedblendError` for whole numbers, ids of tokens, where the objective computes with inputs.
+        """
+        for one in () if x.is_floating_point() else objectives.with_bases(self.objective):
+            if one.numeric_inputs:
+                raise tokens_refused(f"the objective '{one.name}'")
         batch = objectives.Batch(x, y)
         plan = objectives.StepPlan(np.array([len(y)]), len(y), self.round, self.own, self.entries)
         rows = self.objective.draw(self.rng, plan)

@@ -55,6 +55,8 @@ class AugMix(WithBase):
     gradient.
     """
 
+    numeric_inputs = True
+
     severity: Annotated[Float, Field(ge=0, le=10)] = 3.0
     """Severity s of the operations: levels are drawn from U(0.1, s) of 10; 0 gives plain cross-entropy.
 

@@ -185,7 +185,7 @@ def _channels_of_maps(spec: ModelSpec) -> dict[int, int]:
     """Number of channels after each layer of a staged model but the last, where its output is [B, C, H, W]."""
     channels = {}
     with evaluating(spec.model) as model:
-        hidden = spec.scale(torch.zeros(1, *spec.shape)).to(next(model.parameters()).device)
+        hidden = spec.scale(torch.zeros(1, *spec.shape, dtype=torch.int64)).to(next(model.parameters()).device)
         for layer in range(1, len(getattr(model, "stages", ()))):
             hidden = model(hidden, layer - 1, layer)
             if hidden.dim() == 4:

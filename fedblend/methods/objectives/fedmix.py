@@ -21,6 +21,7 @@ class MeanMix(Objective):
     """Base of NaiveMix and FedMix: an entry (x_g, y_g) for each batch or sample, and a small lambda."""
 
     needs = ("x", "y")
+    numeric_inputs = True
 
     lam: Fraction = 0.1
     """Mixing ratio: the share of the mean in a mixed sample."""
@@ -177,6 +178,8 @@ class HiddenMix(MeanMix):
     client's hidden states as constants, and so updates only the layers after ``layer``. A plain step then updates all
     layers; terms such as FedProx's are added to this step only.
     """
+
+    numeric_inputs = False
 
     layer: Count = 2
     """Layers before the hidden states that are mixed; the sharing must have the same."""

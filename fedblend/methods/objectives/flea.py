@@ -51,6 +51,11 @@ class FLea(Objective):
     decorrelation: NonNegative = 1.0
     """Weight of the distance correlation."""
 
+    @property
+    def numeric_inputs(self) -> bool:  # type: ignore[override]
+        """Whether distances between inputs are taken."""
+        return self.decorrelation > 0
+
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """``ratio`` float32 [steps, width] is b, and ``entry`` int64 [steps, width] the shared features."""
         shape = (len(plan.sizes), plan.width)

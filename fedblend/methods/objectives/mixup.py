@@ -39,6 +39,8 @@ class LocalMix(Objective):
     Each sample x_i is mixed with a sample x_j of its batch, drawn as a permutation: x~ = (1 - lambda) x_i + lambda x_j.
     """
 
+    numeric_inputs = True
+
     lam: Fraction | None = None
     """Mixing ratio (default: drawn from Beta(alpha, alpha) at each step)."""
     alpha: Positive = 1.0
@@ -69,6 +71,7 @@ class GlobalMixup(Objective):
     needs = ("x", "y")
     breaks_privacy = True
     reads_stored = True
+    numeric_inputs = True
 
     lam: Fraction | None = None
     """Mixing ratio, as in Table 5 (default: drawn from Beta(alpha, alpha) at each step)."""

@@ -17,7 +17,7 @@ from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import same_tensors
 from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
-from fedblend.data.scale import Scaler
+from fedblend.data.scale import OneHot, Scaler
 
 Stacked = dict[str, torch.Tensor]
 Spec = TypeVar("Spec", bound=ModelSpec)
@@ -33,7 +33,7 @@ def require_classes(step: str, spec: ModelSpec) -> None:
     """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
     if spec.task.kind != "classification":
         raise FedblendError(f"method.server_step: '{step}' needs classes, but these data have none")
-    if not isinstance(spec.scale, Scaler):
+    if isinstance(spec.scale, OneHot):
         raise FedblendError(f"method.server_step: '{step}' needs images or features, but these data are text")
     for name, first in same_tensors(spec.model).items():
         raise FedblendError(

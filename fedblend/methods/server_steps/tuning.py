@@ -18,6 +18,8 @@ from fedblend.methods.server_steps.points import Stacked, logits, ready, slopes_
 class Tuning(ServerStep):
     """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
 
+    numeric_inputs = True
+
     epochs: Annotated[Int, Field(ge=0)] = 10
     """Epochs over the points; 0 leaves the aggregate unchanged."""
     batch_size: Count = 32

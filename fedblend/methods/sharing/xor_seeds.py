@@ -42,6 +42,7 @@ class BaseSamples(Seeds):
     """Share nothing; the server trains on its own data, those of one client (XorMixFL's standalone learning)."""
 
     leaves_client = False
+    numeric_inputs = False
 
     server: Label = 0
     """The client that acts as the server, counted from 0."""
