@@ -17,9 +17,10 @@ from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_line
 from fedblend.core.errors import FedblendError, Stopped, brief, did_you_mean, listed
+from fedblend.experiment.changes import change_field
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
-from fedblend.experiment.tables import read_toml, set_field, write_toml
+from fedblend.experiment.tables import read_toml, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
@@ -175,7 +176,7 @@ def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequ
         table = {key: value for key, value in best.items() if key not in ("method", "variants")}
         table["method"] = chosen
         for name, value in values.items():
-            set_field(table, name, value)
+            change_field(table, name, value)
         write_atomically(folder / ADVISED, write_toml(table))
     write_json(folder / "advice.json", advice.table())
     write_atomically(folder / "advice.png", draw_advice(advice, data))

@@ -433,6 +433,25 @@ def words_of(cls: type) -> list[str]:
     return [FILE_WORDS.get(field, field) for field in fields_of(cls)]
 
 
+def takes(cls: type, option: str, value: Any) -> bool:
+    """Whether a class of parts has an option, as a file spells it, for which a value is valid by itself.
+
+    >>> [takes(find("partition", "iid"), "clients", value) for value in (20, 0)]
+    [True, False]
+    """
+    python = next((field for field, word in FILE_WORDS.items() if word == option), option)
+    if not dataclasses.is_dataclass(cls) or python not in fields_of(cls):
+        return False
+    try:
+        cls(**{python: value})
+    except WrongOption as wrong:
+        # Other options may be required.
+        return wrong.cls is cls and all(fault["loc"][:1] != (python,) for fault in wrong.error.errors())
+    except FedblendError:
+        return False
+    return True
+
+
 def has_option(part_or_table: Any, path: str) -> bool:
     """Whether ``a.b.c``, as a file spells it, names a field of a part or table, or one further inside.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedblend.core.errors import FedblendError, brief, did_you_mean
+from fedblend.experiment.tables import as_part
 
 Presets = dict[str, tuple[str, dict[str, Any]]]
 """Methods by name: a line of text, and the parts that differ from FedAvg's."""
@@ -285,7 +286,7 @@ def _how_to_combine(name: str, all_presets: Presets) -> str:
 def overlay(preset: Any, given: Any, where: str = "") -> Any:
     """Update a preset's part, or a list's parts by their names, with given options, and a part inside it likewise."""
     if isinstance(preset, list) and isinstance(given, Mapping):
-        parts = {part["name"]: part for part in ({"name": p} if isinstance(p, str) else p for p in preset)}
+        parts = {part["name"]: part for part in map(as_part, preset)}
         for name in given:
             if name not in parts:
                 raise FedblendError(f"{where}.{name}: there is no such part here; valid: {', '.join(parts) or 'none'}")
