@@ -101,10 +101,9 @@ def _details(word: str) -> list[RenderableType]:
     sections += map(_render, entries)
     if not sections:
         words = [*LISTS, *tables, *parts, *presets.presets(), *(name for kind in parts.values() for name in kind)]
-        raise FedblendError(
-            f"list: {brief(word)} is not valid{did_you_mean(word, words)}; valid: {', '.join(LISTS)}, a table "
-            f"({', '.join(tables)}), a kind of parts ({', '.join(parts)}), or any name in these lists"
-        )
+        meant = did_you_mean(word, words)
+        valid = f"; valid: {', '.join(LISTS)}, or the name of a table, a kind, a method or a part: fedblend list"
+        raise FedblendError(f"list: {brief(word)} is not valid{meant or valid}")
     return sections
 
 

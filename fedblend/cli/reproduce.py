@@ -15,7 +15,7 @@ from rich.text import Text
 from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
@@ -48,7 +48,7 @@ def parse_scale(text: str) -> Scale:
     for scale in SCALES:
         if scale == text:
             return scale
-    raise FedblendError(f"--scale {text!r} is not valid{did_you_mean(text, SCALES)}; valid: {', '.join(SCALES)}")
+    raise FedblendError(f"--scale {text!r} is not valid{or_valid(text, SCALES)}")
 
 
 def parse_only(texts: Sequence[str]) -> list[str]:
@@ -129,8 +129,7 @@ def show_list(paper: str | None, out: Path) -> None:
     """Print every item: its title, its data, and its results with the minutes that they took."""
     papers = all_papers()
     if paper is not None and paper not in papers:
-        raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
-                            f"{', '.join(papers)}")  # fmt: skip
+        raise FedblendError(f"reproduce: no such paper '{paper}'{or_valid(paper, papers)}")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE

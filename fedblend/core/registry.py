@@ -31,7 +31,7 @@ import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import ErrorDetails
 
-from fedblend.core.errors import FedblendError, brief, did_you_mean, legible
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, or_valid
 from fedblend.core.paths import absolute
 
 T = TypeVar("T")
@@ -153,9 +153,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     called as the base's.
     """
     if kind not in _registry:
-        raise FedblendError(
-            f"part: unknown kind {brief(kind)}{did_you_mean(str(kind), MODULES)}; valid: {', '.join(MODULES)}"
-        )
+        raise FedblendError(f"part: unknown kind {brief(kind)}{or_valid(str(kind), MODULES)}")
 
     def declare(cls: type[T]) -> type[T]:
         if not is_own(cls) and kind in (*BASES, *METHODS):
@@ -186,8 +184,7 @@ def _wrong_option(cls: type, error: pydantic.ValidationError) -> WrongOption:
     if first["type"] == "unexpected_positional_argument":
         text = f"{cls.__name__}: {len(options)} options at most; valid: {', '.join(options) or 'none'}"
     elif first["type"] == "unexpected_keyword_argument":
-        text = f"{cls.__name__}: no option {place}{did_you_mean(str(place), options)}; "
-        text += f"valid: {', '.join(options) or 'it takes no options'}"
+        text = f"{cls.__name__}: no option {place}{or_valid(str(place), options)}"
     else:
         option = options[place] if isinstance(place, int) else place
         spelled = f"{cls.__name__}.{FILE_WORDS.get(str(place), place)}:"
@@ -312,8 +309,7 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
         if field not in fields_of(cls):
             valid = words_of(cls)
             raise FedblendError(
-                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{did_you_mean(field, valid)}; "
-                f"valid: {', '.join(valid) or 'none, it takes no options'}"
+                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{or_valid(field, valid)}"
             )
     try:
         return cls(**given)
@@ -343,7 +339,8 @@ def find(kind: str, name: str, where: str | None = None) -> type:
 
 def unknown(kind: str, name: str, names: Collection[str], where: str) -> FedblendError:
     """The error for a name that is not one of the ``names`` of the parts of a kind."""
-    return FedblendError(f"{where}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}")
+    valid = or_valid(name, names, everything=f"fedblend list {kind}")
+    return FedblendError(f"{where}.name: unknown {kind} '{name}'{valid}")
 
 
 def is_own(cls: type) -> bool:

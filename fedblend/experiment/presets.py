@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedblend.core.errors import FedblendError, brief, did_you_mean
+from fedblend.core.errors import FedblendError, brief, or_valid
 from fedblend.experiment.tables import as_part
 
 Presets = dict[str, tuple[str, dict[str, Any]]]
@@ -262,8 +262,9 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
         return given
     all_presets = presets()
     if not isinstance(name, str) or name not in all_presets:
-        meant = _how_to_combine(str(name), all_presets) or did_you_mean(str(name), all_presets)
-        raise FedblendError(f"{where}.name: unknown method {brief(name)}{meant}; valid: {', '.join(all_presets)}")
+        meant = _how_to_combine(str(name), all_presets) or _how_to_name_a_part(name)
+        meant = meant or or_valid(str(name), all_presets, everything="fedblend list methods")
+        raise FedblendError(f"{where}.name: unknown method {brief(name)}{meant}")
     parts = dict(all_presets[name][1])
     for field, value in given.items():
         parts[field] = overlay(parts.get(field), value, f"{where}.{field}")
@@ -281,6 +282,18 @@ def _how_to_combine(name: str, all_presets: Presets) -> str:
         return ""
     parts = ", ".join(all_presets[second][1])
     return f' (to combine them, write method = {{name = "{first}", ...}} with the parts of {second}: {parts})'
+
+
+def _how_to_name_a_part(name: Any) -> str:
+    """What to write instead of a part of the user's own as a method; empty if the name is no ``module:Class``."""
+    if not isinstance(name, str) or ":" not in name:
+        return ""
+    cls = name.partition(":")[2]
+    return (
+        f': a method names a part of your own in the field of its kind; write {{ label = "{cls}", objective = {{ name '
+        f'= "{name}" }} }} in place of "{name}" for an objective; other fields: sharing, terms, personal, upload, '
+        "aggregator, server_step"
+    )
 
 
 def overlay(preset: Any, given: Any, where: str = "") -> Any:

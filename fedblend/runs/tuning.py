@@ -144,8 +144,11 @@ def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> 
         if not any(registry.has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
             raise FedblendError(
-                f"tune.fields: no method of the file has '{path}'{did_you_mean(path, known)}; valid: paths such as "
-                "train.lr, method.objective.lambda or method.terms.proximal.mu"
+                f"tune.fields: no method of the file has '{path}'"
+                + (
+                    did_you_mean(path, known)
+                    or "; valid: paths such as train.lr, method.objective.lambda or method.terms.proximal.mu"
+                )
             )
 
 
