@@ -116,8 +116,7 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
         suggestion = did_you_mean(name, valid, SIMILARITY)
         if name not in valid and suggestion:
             raise FedblendError(
-                f"{path}: the array {brief(name)} is unknown{suggestion}; give it that name, or one that is "
-                "not like it"
+                f"{path}: the array {brief(name)} is unknown{suggestion}; give it that name, or one that is not like it"
             )
 
 
