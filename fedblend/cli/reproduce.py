@@ -140,8 +140,8 @@ def show_list(paper: str | None, out: Path) -> None:
     rows = [_list_row(one, name, item, out) for one, name, item in chosen]
     _print_list(console, rows)
     console.print(Text("Data: * not at hand (see $FEDBLEND_DATA), + fetched when needed."), style="dim")
-    where = f"^ committed in {COMMITTED}" if COMMITTED.is_dir() else "committed ones are in fedblend's checkout"
-    console.print(Text(f"Results: yours in {out}; {where}."), style="dim", soft_wrap=True)
+    committed = "^ committed in evidence/results" if COMMITTED.is_dir() else "fedblend's checkout holds others"
+    console.print(Text(f"Results: yours, of --out; {committed}."), style="dim")
     for one, name, item in chosen:
         if item.missing:
             console.print(Text(f"Missing: {one}/{name}: {item.missing}"), style="dim")
