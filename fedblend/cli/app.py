@@ -286,15 +286,23 @@ def list_(
     show_list(what)
 
 
-@app.command(epilog="Example: fedblend new fedmix digits > my.toml && fedblend run my.toml")
+@app.command(epilog="Example: fedblend new fedmix digits --split dirichlet --alpha 0.1 --clients 100 > my.toml")
 def new(
     method: Annotated[str, typer.Argument(help="A method, as in: fedblend list methods.")],
     dataset: Annotated[str, typer.Argument(help="A data set, as in: fedblend list datasets.")],
+    split: Annotated[
+        str | None, typer.Option(help="A partition, as in: fedblend list partitions (default: the data set's usual).")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Concentration of a Dirichlet split: the smaller, the farther from IID.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.")] = None,
 ) -> None:
     """Print a commented experiment file that runs unchanged."""
     from fedblend.cli.new import new_file
 
-    typer.echo(new_file(method, dataset), nl=False)
+    options = {key: value for key, value in (("clients", clients), ("alpha", alpha)) if value is not None}
+    typer.echo(new_file(method, dataset, split, options), nl=False)
 
 
 @data_app.command(

@@ -17,6 +17,9 @@ from typing import Any
 FILE = "index.json"
 """The file in this package that holds the index."""
 
+NOT_GIVEN = "not given"
+"""The default, in words, of an option that a file may leave out."""
+
 
 @dataclass(frozen=True)
 class Option:

@@ -17,7 +17,7 @@ from fedblend.core import registry
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method, Train
-from fedblend.experiment.index import Entry, Index, Option
+from fedblend.experiment.index import NOT_GIVEN, Entry, Index, Option
 
 TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
 """The experiment itself, and its tables, by name."""
@@ -123,8 +123,6 @@ def field_paths() -> dict[str, str]:
 def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
-
-NOT_GIVEN = "not given"
 
 NOUNS = {"integer": "whole number", "number": "number", "string": "text", "array": "list", "object": "table"}
 
