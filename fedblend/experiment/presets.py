@@ -208,6 +208,9 @@ FAMILIES: dict[str, Presets] = {
 
 SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}
 
+START = ("fedavg", "fedprox", "fedlc", "fedmix", "server-means")
+"""Five methods to start with: the baseline, two that send nothing beside the model, and two blends."""
+
 PROXIMAL = {"name": "proximal"}
 
 WITH_PROXIMAL = ("Averaging", "Mixed data", "Training at the server", "Outputs in place of models", "One shot")
