@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -28,10 +29,12 @@ app = typer.Typer(
 )
 data_app = _group("Show data sets and how they are split.")
 privacy_app = _group("Measure how much shared samples reveal, and plan noise.")
+paper_app = _group("Answer a question of one of the papers.")
 federation_app = _group("Run experiments between real sites, over Flower.")
 site_app = _group("Manage a site's file, and show its record of what left it.")
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(paper_app, name="paper")
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
@@ -63,6 +66,19 @@ Baseline = Annotated[
     typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
 ]
 Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds in which sites must answer (default: 600).")]
+
+
+Command = Callable[..., None]
+
+
+def _of_paper(name: str, old: typer.Typer, **texts: str) -> Callable[[Command], Command]:
+    """Declare a command of the group ``paper``; its old place, in a group or at the top, works too, and is hidden."""
+
+    def declare(command: Command) -> Command:
+        old.command(name, hidden=True, **texts)(command)  # type: ignore[arg-type]
+        return paper_app.command(name, **texts)(command)  # type: ignore[arg-type]
+
+    return declare
 
 
 def _set_data_folder(folder: Path | None) -> Path | None:
@@ -322,9 +338,11 @@ def data_show(
     show_split(file, parse_changes(set_), out)
 
 
-@app.command(
-    short_help="Show how a wireless channel delivers each payload.",
-    epilog="Example: fedblend channel examples/mix2fld.toml",
+@_of_paper(
+    "channel",
+    app,
+    short_help="Show how a wireless channel delivers each payload (Mix2FLD).",
+    epilog="Example: fedblend paper channel examples/mix2fld.toml",
 )
 def channel(
     file: File,
@@ -341,7 +359,12 @@ def channel(
 # Analyse runs ---------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
+@_of_paper(
+    "points",
+    app,
+    short_help="Measure a run's class interior points (AggEnhance).",
+    epilog="Example: fedblend paper points runs/digits/aggenhance-seed0 --replay --out points",
+)
 def points(
     run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with one run.")],
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
@@ -362,9 +385,11 @@ def points(
     show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out, trust)
 
 
-@app.command(
-    short_help="Draw the decision boundaries of runs' models.",
-    epilog="Example: fedblend boundaries runs/toy --out toy.png",
+@_of_paper(
+    "boundaries",
+    app,
+    short_help="Draw the decision boundaries of runs' models (AggEnhance).",
+    epilog="Example: fedblend paper boundaries runs/toy --out toy.png",
 )
 def boundaries(
     runs: Runs,
@@ -414,9 +439,11 @@ def attack(
     show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
 
 
-@app.command(
-    short_help="Show when loss scaling switched lambda.",
-    epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches",
+@_of_paper(
+    "switches",
+    app,
+    short_help="Show when loss scaling switched lambda (Fed-AugMix).",
+    epilog="Example: fedblend paper switches runs/augmix/fed-augmix-seed0 --out switches",
 )
 def switches(
     run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with one run.")],
@@ -495,10 +522,11 @@ def privacy_samples(
     show_samples(file, parse_changes(set_), ratios, samples, devices, repeats, out, coordinated)
 
 
-@privacy_app.command(
+@_of_paper(
     "xor",
+    privacy_app,
     short_help="Measure how much XOR-encoded samples reveal of raw ones (XorMixFL).",
-    epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
+    epilog="Example: fedblend paper xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
 )
 def privacy_xor(
     file: File,

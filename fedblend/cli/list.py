@@ -22,8 +22,8 @@ LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model
 """The overviews, and the kind of parts of each; ``None`` where an overview has no single kind."""
 
 COSTS = (
-    "sends: what leaves a client, in each of its rounds or once. traffic: models up and down in a round, where FedAvg's "
-    "one up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them."
+    "sends: what leaves a client, in each of its rounds or once. traffic: models up and down in a round; FedAvg's one "
+    "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them."
 )
 """What the words of the list of methods mean."""
 
@@ -62,7 +62,7 @@ def _contents() -> RenderableType:
 
 
 def _methods() -> RenderableType:
-    """Some methods to start with, then all by family, with what each sends and costs; with FedProx's term names alone."""
+    """Five methods to start with, then all by family, with what each sends and costs; with FedProx's term: the names."""
     families = presets.families()
     *described, named = families
     width = max(len(name) for family in described for name in families[family])
