@@ -62,7 +62,7 @@ def _contents() -> RenderableType:
 
 
 def _methods() -> RenderableType:
-    """Five methods to start with, then all by family, with what each sends and costs; with FedProx's term: the names."""
+    """Five methods to start with, then all by family, with what each sends and costs; of FedProx's the names."""
     families = presets.families()
     *described, named = families
     width = max(len(name) for family in described for name in families[family])
