@@ -16,10 +16,11 @@ from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_line
-from fedblend.core.errors import FedblendError, Stopped, brief, did_you_mean, listed
+from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid
+from fedblend.experiment.changes import change_field
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
-from fedblend.experiment.tables import read_toml, set_field, write_toml
+from fedblend.experiment.tables import read_toml, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
@@ -51,7 +52,7 @@ def limits_of(megabytes: float | None, score: float | None, leaves: Sequence[str
     """The limits of the command line. Raises :class:`FedblendError` for an unknown kind of payload."""
     for kind in leaves or ():
         if kind not in (*KINDS, "none"):
-            raise FedblendError(f"--leaves {kind}: unknown; valid: {', '.join(KINDS)} or none")
+            raise FedblendError(f"--leaves {kind}: unknown{or_valid(kind, (*KINDS, 'none'))}")
     return Limits(megabytes, score, None if leaves is None else frozenset(leaves) - {"none"})
 
 
@@ -85,7 +86,8 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
     known, methods = presets(), options["methods"] or ()
     for method in methods:
         if method not in known:
-            raise FedblendError(f"--methods {method}: unknown method{did_you_mean(method, known)}; see fedblend list")
+            valid = or_valid(method, known, everything="fedblend list methods")
+            raise FedblendError(f"--methods {method}: unknown method{valid}")
     limits = limits_of(options["megabytes"], options["least"], options["leaves"])
     study, left_out = study_of(table, methods or CANDIDATES, limits)
     console, notes = Console(), Console(stderr=True)
@@ -175,7 +177,7 @@ def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequ
         table = {key: value for key, value in best.items() if key not in ("method", "variants")}
         table["method"] = chosen
         for name, value in values.items():
-            set_field(table, name, value)
+            change_field(table, name, value)
         write_atomically(folder / ADVISED, write_toml(table))
     write_json(folder / "advice.json", advice.table())
     write_atomically(folder / "advice.png", draw_advice(advice, data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -28,10 +29,12 @@ app = typer.Typer(
 )
 data_app = _group("Show data sets and how they are split.")
 privacy_app = _group("Measure how much shared samples reveal, and plan noise.")
+paper_app = _group("Answer a question of one of the papers.")
 federation_app = _group("Run experiments between real sites, over Flower.")
 site_app = _group("Manage a site's file, and show its record of what left it.")
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(paper_app, name="paper")
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
@@ -63,6 +66,19 @@ Baseline = Annotated[
     typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
 ]
 Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds in which sites must answer (default: 600).")]
+
+
+Command = Callable[..., None]
+
+
+def _of_paper(name: str, old: typer.Typer, **texts: str) -> Callable[[Command], Command]:
+    """Declare a command of the group ``paper``; its old place, in a group or at the top, works too, and is hidden."""
+
+    def declare(command: Command) -> Command:
+        old.command(name, hidden=True, **texts)(command)  # type: ignore[arg-type]
+        return paper_app.command(name, **texts)(command)  # type: ignore[arg-type]
+
+    return declare
 
 
 def _set_data_folder(folder: Path | None) -> Path | None:
@@ -286,15 +302,23 @@ def list_(
     show_list(what)
 
 
-@app.command(epilog="Example: fedblend new fedmix digits > my.toml && fedblend run my.toml")
+@app.command(epilog="Example: fedblend new fedmix digits --split dirichlet --alpha 0.1 --clients 100 > my.toml")
 def new(
     method: Annotated[str, typer.Argument(help="A method, as in: fedblend list methods.")],
     dataset: Annotated[str, typer.Argument(help="A data set, as in: fedblend list datasets.")],
+    split: Annotated[
+        str | None, typer.Option(help="A partition, as in: fedblend list partitions (default: the data set's usual).")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Concentration of a Dirichlet split: the smaller, the farther from IID.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.")] = None,
 ) -> None:
     """Print a commented experiment file that runs unchanged."""
     from fedblend.cli.new import new_file
 
-    typer.echo(new_file(method, dataset), nl=False)
+    options = {key: value for key, value in (("clients", clients), ("alpha", alpha)) if value is not None}
+    typer.echo(new_file(method, dataset, split, options), nl=False)
 
 
 @data_app.command(
@@ -314,9 +338,11 @@ def data_show(
     show_split(file, parse_changes(set_), out)
 
 
-@app.command(
-    short_help="Show how a wireless channel delivers each payload.",
-    epilog="Example: fedblend channel examples/mix2fld.toml",
+@_of_paper(
+    "channel",
+    app,
+    short_help="Show how a wireless channel delivers each payload (Mix2FLD).",
+    epilog="Example: fedblend paper channel examples/mix2fld.toml",
 )
 def channel(
     file: File,
@@ -333,7 +359,12 @@ def channel(
 # Analyse runs ---------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog="Example: fedblend points runs/digits/aggenhance-seed0 --replay --out points")
+@_of_paper(
+    "points",
+    app,
+    short_help="Measure a run's class interior points (AggEnhance).",
+    epilog="Example: fedblend paper points runs/digits/aggenhance-seed0 --replay --out points",
+)
 def points(
     run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with one run.")],
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
@@ -354,9 +385,11 @@ def points(
     show_points(run, (epochs, lr, batch_size), vae_epochs, replay, out, trust)
 
 
-@app.command(
-    short_help="Draw the decision boundaries of runs' models.",
-    epilog="Example: fedblend boundaries runs/toy --out toy.png",
+@_of_paper(
+    "boundaries",
+    app,
+    short_help="Draw the decision boundaries of runs' models (AggEnhance).",
+    epilog="Example: fedblend paper boundaries runs/toy --out toy.png",
 )
 def boundaries(
     runs: Runs,
@@ -406,9 +439,11 @@ def attack(
     show_attack(run, (round, client), attack, (images, steps, attacker, labels), options, out)
 
 
-@app.command(
-    short_help="Show when loss scaling switched lambda.",
-    epilog="Example: fedblend switches runs/augmix/fed-augmix-seed0 --out switches",
+@_of_paper(
+    "switches",
+    app,
+    short_help="Show when loss scaling switched lambda (Fed-AugMix).",
+    epilog="Example: fedblend paper switches runs/augmix/fed-augmix-seed0 --out switches",
 )
 def switches(
     run: Annotated[Path, typer.Argument(help="A run of fed-augmix, or the folder of a study with one run.")],
@@ -487,10 +522,11 @@ def privacy_samples(
     show_samples(file, parse_changes(set_), ratios, samples, devices, repeats, out, coordinated)
 
 
-@privacy_app.command(
+@_of_paper(
     "xor",
+    privacy_app,
     short_help="Measure how much XOR-encoded samples reveal of raw ones (XorMixFL).",
-    epilog="Example: fedblend privacy xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
+    epilog="Example: fedblend paper xor xormixfl.toml --blended 1,2,3 --mds --out pictures",
 )
 def privacy_xor(
     file: File,

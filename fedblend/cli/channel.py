@@ -1,4 +1,4 @@
-"""``fedblend channel``: print a channel's closed forms for the payloads of an experiment."""
+"""``fedblend paper channel``: print a channel's closed forms for the payloads of an experiment."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from fedblend import report
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
-from fedblend.core.errors import FedblendError, Stopped, brief, did_you_mean, listed, printable
+from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid, printable
 from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
@@ -44,7 +44,7 @@ def one_experiment(file: Path, changes: Sequence[str] | None, run: str | None) -
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
     if run is not None and run not in runs:
-        raise FedblendError(f"--run {run}: no such run{did_you_mean(run, runs)}; valid: {listed(list(runs))}")
+        raise FedblendError(f"--run {run}: no such run{or_valid(run, runs)}")
     return runs[run] if run is not None else next(iter(runs.values()))
 
 

@@ -21,6 +21,12 @@ from fedblend.experiment.index import Entry, index
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of parts of each; ``None`` where an overview has no single kind."""
 
+COSTS = (
+    "sends: what leaves a client, in each of its rounds or once. traffic: models up and down in a round; FedAvg's one "
+    "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them."
+)
+"""What the words of the list of methods mean."""
+
 METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "server_step")
 """The kinds whose parts are listed with a method."""
 
@@ -56,19 +62,25 @@ def _contents() -> RenderableType:
 
 
 def _methods() -> RenderableType:
-    """The named methods by family, one line each; those with FedProx's term by their names alone."""
+    """Five methods to start with, then all by family, with what each sends and costs; of FedProx's the names."""
     families = presets.families()
     *described, named = families
     width = max(len(name) for family in described for name in families[family])
+    everything = presets.presets()
+    lists = {"To start with": {name: everything[name] for name in presets.START}}
+    lists |= {family: families[family] for family in described}
     sections: list[RenderableType] = []
-    for family in described:
+    for family, methods in lists.items():
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True, min_width=width)
         table.add_column()
-        for name, (text, _) in families[family].items():
-            table.add_row(name, text)
+        for name, (text, _) in methods.items():
+            facts = index().methods[name]
+            shown = f"sends {', '.join(facts.leaves) or 'nothing'}; {', '.join(facts.costs)}"
+            table.add_row(name, Text.assemble(text, "\n", (shown, "dim")))
         sections += [Text(family, "bold"), table, Text()]
-    return Group(*sections, Text(named, "bold"), *map(Text, families[named]))
+    head = Text.assemble((named, "bold"), " (each sends and costs what it does without)")
+    return Group(*sections, head, *map(Text, families[named]), Text(f"\n{COSTS}"))
 
 
 def _overview(word: str) -> RenderableType:
@@ -101,10 +113,9 @@ def _details(word: str) -> list[RenderableType]:
     sections += map(_render, entries)
     if not sections:
         words = [*LISTS, *tables, *parts, *presets.presets(), *(name for kind in parts.values() for name in kind)]
-        raise FedblendError(
-            f"list: {brief(word)} is not valid{did_you_mean(word, words)}; valid: {', '.join(LISTS)}, a table "
-            f"({', '.join(tables)}), a kind of parts ({', '.join(parts)}), or any name in these lists"
-        )
+        meant = did_you_mean(word, words)
+        valid = f"; valid: {', '.join(LISTS)}, or the name of a table, a kind, a method or a part: fedblend list"
+        raise FedblendError(f"list: {brief(word)} is not valid{meant or valid}")
     return sections
 
 

@@ -5,12 +5,16 @@ The tables below are by data set; other data sets have the defaults of :func:`ne
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from fedblend.core import registry
+from fedblend.core.errors import FedblendError, or_valid
+from fedblend.core.registry import LARGEST_FLOAT, LARGEST_INT
 from fedblend.experiment import presets
-from fedblend.experiment.index import index
+from fedblend.experiment.index import NOT_GIVEN, index
 
 PARTITIONS = {
     "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
@@ -66,10 +70,40 @@ def _is_unsafe(method: Mapping[str, Any]) -> bool:
     return any(part.sends_raw_samples for part in parts)
 
 
-def new_file(method: str, dataset: str) -> str:
-    """A commented experiment file for a method and a data set.
+def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
+    """The lines of a partition by its name or the ``usual`` one, with options, and its number of clients if it has one.
 
-    Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name.
+    Raises :class:`FedblendError` for an unknown partition, one that needs more options, and an option that it lacks.
+    """
+    fields, known = tomllib.loads(usual), index().parts["partition"]
+    if name is None and not given:
+        return usual, fields.get("clients")
+    name = name or fields["name"]
+    if name not in known:
+        raise FedblendError(f"--split: unknown partition '{name}'{or_valid(name, known)}")
+    options = {option.name: option.default for option in known[name].options}
+    if "required" in options.values():
+        raise FedblendError(f"--split {name}: it needs {', '.join(options)}; write them in the file's [partition]")
+    for option, value in given.items():
+        if not 0 < value <= LARGEST_FLOAT:
+            raise FedblendError(f"--{option} {value}: valid: a number above 0")
+        if option not in options:
+            having = [one.name for one in known.values() if option in {each.name for each in one.options}]
+            raise FedblendError(
+                f"--{option}: the split '{name}' has no {option}; valid: --split with {' or '.join(having)}"
+            )
+    if name != fields["name"]:
+        usually = json.loads(options.get("clients", "null").replace(NOT_GIVEN, "null"))
+        fields = {"name": name} | ({"clients": min(usually, 20)} if usually else {})
+    fields |= given
+    head, *lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+    return "\n".join([f"{head}   # {known[name].summary.rstrip(':.')}", *lines]), fields.get("clients")
+
+
+def new_file(method: str, dataset: str, split: str | None = None, options: Mapping[str, float] | None = None) -> str:
+    """A commented experiment file for a method and a data set, with another partition than the usual or its options.
+
+    Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name, and for an option that a partition lacks.
     """
     parts = presets.expand({"name": method}, "method")
     known = index().parts["dataset"]
@@ -91,7 +125,8 @@ def new_file(method: str, dataset: str) -> str:
         dataset,
         'name = "classes"   # each client holds few classes: far from IID\nclients = 20\nclasses_per_client = 2',
     )
-    options = DATA_OPTIONS.get(dataset, "")
+    partition, clients = _split(partition, split, options or {})
+    cohort = min(COHORTS.get(dataset, 5), clients or LARGEST_INT)
     learning = LEARNING_RATES.get(dataset, "lr = 0.01")
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
@@ -102,7 +137,7 @@ target = 0.7         # "rounds to reach" in tables
 {unsafe if _is_unsafe(parts) else ""}{own_tests if method in presets.FAMILIES["Personal models"] else ""}
 [data]               # fedblend list datasets
 name = "{dataset}"
-{options}
+{DATA_OPTIONS.get(dataset, "")}
 [partition]          # which client holds which samples: fedblend list partitions
 {partition}
 
@@ -110,7 +145,7 @@ name = "{dataset}"
 {model}
 
 [train]              # local SGD at lr * lr_decay^(round - 1)
-cohort = {COHORTS.get(dataset, 5)}           # clients a round
+cohort = {cohort}           # clients a round
 epochs = 2
 batch_size = 10
 {learning}

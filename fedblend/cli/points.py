@@ -1,4 +1,4 @@
-"""``fedblend points`` and ``boundaries``: measure class interior points, and draw decision boundaries."""
+"""``fedblend paper points`` and ``boundaries``: measure class interior points, and draw decision boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fedblend privacy xor``: print and draw the sample privacy of seeds of target labels (XorMixFL, MixFL)."""
+"""``fedblend paper xor``: print and draw the sample privacy of seeds of target labels (XorMixFL, MixFL)."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from rich.text import Text
 from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
 from fedblend.papers.paths import OutputPaths, runs_of
 from fedblend.papers.plan import ItemPlan, plan_item
-from fedblend.papers.result import RESULT, read_result
+from fedblend.papers.result import COMMITTED, RESULT, read_committed_result, read_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.files import write_atomically
 from fedblend.runs.parallel import join_failures
@@ -48,7 +48,7 @@ def parse_scale(text: str) -> Scale:
     for scale in SCALES:
         if scale == text:
             return scale
-    raise FedblendError(f"--scale {text!r} is not valid{did_you_mean(text, SCALES)}; valid: {', '.join(SCALES)}")
+    raise FedblendError(f"--scale {text!r} is not valid{or_valid(text, SCALES)}")
 
 
 def parse_only(texts: Sequence[str]) -> list[str]:
@@ -79,8 +79,11 @@ def show_item(
             shown[0](what, done, total)
 
         result = run_item(planned, out, _runs_shown, on_step, jobs, device)
-    write_atomically(output.folder / PAGE, formatting.markdown(result, level=1))
+    absences = formatting.absences(result)
+    write_atomically(output.folder / PAGE, "\n".join([formatting.markdown(result, level=1), *absences]).rstrip() + "\n")
     _print_result(console, result)
+    for line in absences:
+        console.print(line, highlight=False, soft_wrap=True)
     runs = runs_of(planned, out)
     if runs:
         page = output.folder / REPORT
@@ -126,11 +129,10 @@ def _print_result(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def show_list(paper: str | None, out: Path) -> None:
-    """Print every item: its title, its data, and its results with the minutes that they took."""
+    """Print every item: its title, its data, its results with the minutes that they took, and committed results."""
     papers = all_papers()
     if paper is not None and paper not in papers:
-        raise FedblendError(f"reproduce: no such paper '{paper}'{did_you_mean(paper, papers)}; valid: "
-                            f"{', '.join(papers)}")  # fmt: skip
+        raise FedblendError(f"reproduce: no such paper '{paper}'{or_valid(paper, papers)}")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
@@ -138,6 +140,8 @@ def show_list(paper: str | None, out: Path) -> None:
     rows = [_list_row(one, name, item, out) for one, name, item in chosen]
     _print_list(console, rows)
     console.print(Text("Data: * not at hand (see $FEDBLEND_DATA), + fetched when needed."), style="dim")
+    committed = "^ committed in evidence/results" if COMMITTED.is_dir() else "fedblend's checkout holds others"
+    console.print(Text(f"Results: yours, of --out; {committed}."), style="dim")
     for one, name, item in chosen:
         if item.missing:
             console.print(Text(f"Missing: {one}/{name}: {item.missing}"), style="dim")
@@ -149,7 +153,7 @@ def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, (head, *column))) for head, *column in zip(heads, *rows, strict=True) if head != "what"]
     if console.width - sum(widths) - GAP * len(widths) < SHORTEST:
         heads = ("item", "what, data", "results")
-        rows = [(item, f"{what}\n{data}".strip(), *rest) for item, what, data, *rest in rows]
+        rows = [(item, f"{what}\n{data}".strip(), results.replace(", ", ",\n")) for item, what, data, results in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for head, *column in zip(heads, *rows, strict=True):
         # Only titles may wrap: the other columns are copied or compared.
@@ -164,18 +168,22 @@ def _list_row(paper: str, name: str, item: Item, out: Path) -> tuple[str, ...]:
     head, title = f"{paper}/{name}", item.title + (f" (also {', '.join(item.also)})" if item.also else "")
     if item.missing:
         return head, title, "", "missing"
-    results = [_result_text(scale, read_result(out, paper, name, scale)) for scale in SCALES]
+    results = [
+        _result_text(scale, read_result(out, paper, name, scale))
+        or _result_text(scale, read_committed_result(paper, name, scale), "^")
+        for scale in SCALES
+    ]
     return head, title, _data_text(plan_item(head)), ", ".join(filter(None, results)) or "none"
 
 
-def _result_text(scale: Scale, result: Mapping[str, Any]) -> str:
-    """The scale of a result, how many of its cells have values if not all have, and the minutes that it took."""
+def _result_text(scale: Scale, result: Mapping[str, Any], mark: str = "") -> str:
+    """The scale of a result, how many of its cells have values if not all have, and a mark or the minutes it took."""
     cells = [bool(cell["ours"]) for quantity in result.get("quantities", {}).values() for cell in quantity["cells"]]
     if not any(cells):
         return ""
     share = "" if all(cells) else f" {sum(cells)}/{len(cells)}"
     minutes = f" ({max(1, round(result['minutes']))} min)" if "minutes" in result else ""
-    return f"{scale}{share}{minutes}"
+    return f"{scale}{share}{mark or minutes}"
 
 
 def _data_text(planned: ItemPlan) -> str:

@@ -1,4 +1,4 @@
-"""``fedblend switches``: count the batches in which loss scaling took the large lambda, by repeating a run."""
+"""``fedblend paper switches``: count the batches in which loss scaling took the large lambda, by repeating a run."""
 
 from __future__ import annotations
 

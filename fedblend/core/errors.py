@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,9 @@ MESSAGE_LENGTH = 900
 
 LISTED = 10
 """Names that a message lists before it says how many more there are."""
+
+VALID_LENGTH = 300
+"""Most characters of the valid names that a message lists after an unknown one."""
 
 
 class FedblendError(Exception):
@@ -65,6 +69,33 @@ def did_you_mean(
     words |= {plain(other): one for other, one in others.items() if one in words.values()}
     near = difflib.get_close_matches(plain(word), words, n=1, cutoff=alike)
     return f" (did you mean '{words[near[0]]}'?)" if near else ""
+
+
+def or_valid(
+    word: str,
+    known: Iterable[object],
+    alike: float = 0.65,
+    others: Mapping[str, str] = MappingProxyType({}),
+    everything: str = "",
+) -> str:
+    """Return what a message on an unknown ``word`` goes on with: the known word that is meant, or the valid ones.
+
+    Of many valid words, those that fit into :data:`VALID_LENGTH` characters, how many more there are, and the command
+    that prints ``everything``. ``alike`` and ``others`` are as in :func:`did_you_mean`.
+
+    >>> print("unknown" + or_valid("x", ["lr", "epochs"]), "unknown" + or_valid("epoch", ["lr", "epochs"]), sep="\\n")
+    unknown; valid: lr, epochs
+    unknown (did you mean 'epochs'?)
+    >>> print(or_valid("x", range(100), everything="fedblend list train")[-55:])
+    71, 72, 73, 74, 75, 76 and 23 more: fedblend list train
+    """
+    names = [str(name) for name in known]
+    if meant := did_you_mean(word, names, alike, others):
+        return meant
+    ends = list(itertools.accumulate(len(name) + len(", ") for name in names))
+    fit = max(1, sum(end <= VALID_LENGTH for end in ends))
+    more = f" and {len(names) - fit} more" + (f": {everything}" if everything else "") if fit < len(names) else ""
+    return f"; valid: {', '.join(names[:fit]) or 'none'}{more}"
 
 
 def listed(names: Sequence[object]) -> str:

@@ -31,7 +31,7 @@ import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import ErrorDetails
 
-from fedblend.core.errors import FedblendError, brief, did_you_mean, legible
+from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, or_valid
 from fedblend.core.paths import absolute
 
 T = TypeVar("T")
@@ -157,9 +157,7 @@ def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     called as the base's.
     """
     if kind not in _registry:
-        raise FedblendError(
-            f"part: unknown kind {brief(kind)}{did_you_mean(str(kind), MODULES)}; valid: {', '.join(MODULES)}"
-        )
+        raise FedblendError(f"part: unknown kind {brief(kind)}{or_valid(str(kind), MODULES)}")
 
     def declare(cls: type[T]) -> type[T]:
         if not is_own(cls) and kind in (*BASES, *METHODS):
@@ -190,8 +188,7 @@ def _wrong_option(cls: type, error: pydantic.ValidationError) -> WrongOption:
     if first["type"] == "unexpected_positional_argument":
         text = f"{cls.__name__}: {len(options)} options at most; valid: {', '.join(options) or 'none'}"
     elif first["type"] == "unexpected_keyword_argument":
-        text = f"{cls.__name__}: no option {place}{did_you_mean(str(place), options)}; "
-        text += f"valid: {', '.join(options) or 'it takes no options'}"
+        text = f"{cls.__name__}: no option {place}{or_valid(str(place), options)}"
     else:
         option = options[place] if isinstance(place, int) else place
         spelled = f"{cls.__name__}.{FILE_WORDS.get(str(place), place)}:"
@@ -316,8 +313,7 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
         if field not in fields_of(cls):
             valid = words_of(cls)
             raise FedblendError(
-                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{did_you_mean(field, valid)}; "
-                f"valid: {', '.join(valid) or 'none, it takes no options'}"
+                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{or_valid(field, valid)}"
             )
     try:
         return cls(**given)
@@ -347,7 +343,8 @@ def find(kind: str, name: str, where: str | None = None) -> type:
 
 def unknown(kind: str, name: str, names: Collection[str], where: str) -> FedblendError:
     """The error for a name that is not one of the ``names`` of the parts of a kind."""
-    return FedblendError(f"{where}.name: unknown {kind} '{name}'{did_you_mean(name, names)}; valid: {', '.join(names)}")
+    valid = or_valid(name, names, everything=f"fedblend list {kind}")
+    return FedblendError(f"{where}.name: unknown {kind} '{name}'{valid}")
 
 
 def is_own(cls: type) -> bool:
@@ -435,6 +432,25 @@ def fields_of(cls: type) -> tuple[str, ...]:
 def words_of(cls: type) -> list[str]:
     """The names of a part's options, as files spell them."""
     return [FILE_WORDS.get(field, field) for field in fields_of(cls)]
+
+
+def takes(cls: type, option: str, value: Any) -> bool:
+    """Whether a class of parts has an option, as a file spells it, for which a value is valid by itself.
+
+    >>> [takes(find("partition", "iid"), "clients", value) for value in (20, 0)]
+    [True, False]
+    """
+    python = next((field for field, word in FILE_WORDS.items() if word == option), option)
+    if not dataclasses.is_dataclass(cls) or python not in fields_of(cls):
+        return False
+    try:
+        cls(**{python: value})
+    except WrongOption as wrong:
+        # Other options may be required.
+        return wrong.cls is cls and all(fault["loc"][:1] != (python,) for fault in wrong.error.errors())
+    except FedblendError:
+        return False
+    return True
 
 
 def has_option(part_or_table: Any, path: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedblend.core.engine import client_parts
-from fedblend.core.errors import did_you_mean
+from fedblend.core.errors import or_valid
 from fedblend.core.objective import ClientPart, Personal, with_bases
 from fedblend.experiment.fields import Method, Policy, Train, Validation
 
@@ -27,8 +27,7 @@ def check_metrics(
     for field, name in (("target_metric", target_metric), ("validation.metric", validation.metric)):
         if name is not None and name not in valid:
             raise ValueError(
-                f"{field}: '{name}' is not recorded{did_you_mean(name, valid)}; valid: {', '.join(valid)}, or another "
-                "metric that `metrics` lists"
+                f"{field}: '{name}' is not recorded{or_valid(name, [*valid, 'another metric that `metrics` lists'])}"
             )
     if validation.metric is not None and not validation.active:
         raise ValueError(

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 
 from fedblend.core import registry
 from fedblend.core.callbacks import require_own_files
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
 from fedblend.experiment import checks
@@ -313,7 +313,7 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
                 continue
             if key in top:
                 where = f"'{key}' is a top-level field: write it above the first [table]"
-                raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(valid)}")
+                raise FedblendError(f"{name}.{key}: unknown key ({where})")
             if name in TABLES:
                 option = _option_of_part(TABLES[name], given, OTHER_WORDS.get(key) or key)
                 raise _unknown_key(f"{name}.{key}", valid, option and f"{name}.{option}")
@@ -334,8 +334,8 @@ def _options_of_parts(table: Mapping[str, Any]) -> dict[str, list[str]]:
 def _unknown_key(path: str, known: Sequence[str], meant: str) -> FedblendError:
     """The error for an unknown key, with the field that is ``meant``, or if this is empty with the nearest one."""
     key = path.rpartition(".")[2]
-    suggestion = f" (did you mean '{meant}'?)" if meant else did_you_mean(key, known, others=OTHER_WORDS)
-    return FedblendError(f"{path}: unknown key{suggestion}; valid: {', '.join(known)}")
+    suggestion = f" (did you mean '{meant}'?)" if meant else or_valid(key, known, others=OTHER_WORDS)
+    return FedblendError(f"{path}: unknown key{suggestion}")
 
 
 def _option_of_part(model: type[BaseModel], given: Mapping[str, Any], key: str) -> str:

@@ -17,6 +17,9 @@ from typing import Any
 FILE = "index.json"
 """The file in this package that holds the index."""
 
+NOT_GIVEN = "not given"
+"""The default, in words, of an option that a file may leave out."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -49,11 +52,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class MethodEntry:
+    """What the parts of a named method declare."""
+
+    leaves: tuple[str, ...]
+    """What leaves a client, and how often if not in each of its rounds."""
+    costs: tuple[str, ...]
+    """A round's bytes in models up and down, in FedAvg's; what else travels; extra computation."""
+
+
+@dataclass(frozen=True)
 class Index:
-    """All tables by name, and all parts by kind and name, in the order of their declaration."""
+    """All tables by name, all parts by kind and name, in the order of their declaration, and all methods by name."""
 
     tables: dict[str, Entry]
     parts: dict[str, dict[str, Entry]]
+    methods: dict[str, MethodEntry]
 
     def as_text(self) -> str:
         """The content of the file."""
@@ -67,6 +81,7 @@ def index() -> Index:
     return Index(
         {name: _entry(**table) for name, table in content["tables"].items()},
         {kind: {name: _entry(**part) for name, part in parts.items()} for kind, parts in content["parts"].items()},
+        {name: MethodEntry(tuple(one["leaves"]), tuple(one["costs"])) for name, one in content["methods"].items()},
     )
 
 

@@ -14,10 +14,15 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from fedblend.core import registry
+from fedblend.core.engine import client_parts, first_server_state
+from fedblend.core.setup import model_spec
+from fedblend.core.upload import bytes_of
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method, Train
-from fedblend.experiment.index import Entry, Index, Option
+from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
+from fedblend.experiment.presets import presets
+from fedblend.experiment.setup import make_setup
 
 TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
 """The experiment itself, and its tables, by name."""
@@ -28,6 +33,7 @@ def index_of_code() -> Index:
     return Index(
         {entry.name: entry for entry in table_entries()},
         {kind: {entry.name: entry for entry in kind_entries(kind)} for kind in registry.MODULES},
+        {name: method_entry(name) for name in presets()},
     )
 
 
@@ -58,6 +64,40 @@ def part_entry(cls: Any) -> Entry:
         sends_raw_samples=sends_raw_samples(cls),
         leaves_client=getattr(cls, "leaves_client", False),
     )
+
+
+def method_entry(name: str) -> MethodEntry:
+    """What leaves a client with a named method, and what it costs, by the declarations of its parts."""
+    method = Method(name=name)
+    upload, sharing, step, parts = method.upload, method.sharing, method.server_step, client_parts(method).values()
+    shared = "raw samples" if sharing.unsafe else sharing.bytes_kind
+    is_shared = sharing.active and sharing.leaves_client
+    own = upload.trains and not upload.is_model
+    leaves = ["model" + " but own layers" * method.personal.keeps_layers] if upload.trains and upload.is_model else []
+    leaves += [upload.bytes_kind] if own else []
+    leaves += ["statistics" if part.sends_statistics else "extras" for part in parts if part.sends]
+    leaves += [shared + ("" if sharing.each_round else " once")] if is_shared else []
+    leaves += ["answers"] if step.queries_clients else []
+    leaves += ["raw samples"] if step.breaks_privacy else []
+    extras = _extras_in_models(name) if any(part.sends for part in parts) else 0.0
+    up = (upload.trains and upload.is_model) + extras
+    down = (upload.trains and not method.stateful_clients) or (sharing.reads_model and sharing.each_round)
+    below = "below " * method.personal.keeps_layers
+    costs = [f"traffic {below}{round((up + down + extras) / 2, 2):g}x"]
+    costs += [f"{upload.bytes_kind} up" + " and down" * any(term.uses_outputs for term in method.terms)] if own else []
+    costs += [f"{shared} to clients"] if sharing.sent_to_clients and method.objective.needs else []
+    costs += ["training at the server"] if any(registry.has_option(step, word) for word in ("epochs", "steps")) else []
+    costs += ["a second model at clients"] if method.personal.active else []
+    costs += [f"{steps} steps a batch"] if (steps := len(method.objective.phases())) > 1 else []
+    return MethodEntry(tuple(dict.fromkeys(leaves)), tuple(costs))
+
+
+def _extras_in_models(name: str) -> float:
+    """The bytes that parts send beside the model, in models: of the network ``cnn`` on the data set ``digits``."""
+    setup = make_setup(Experiment(data="digits", partition="iid", model="cnn", method=name))
+    weights = dict(setup.model.state_dict())
+    extras = first_server_state(setup.experiment.method, model_spec(setup, setup.model), weights, broadcast=True)
+    return bytes_of(extras) / bytes_of(weights)
 
 
 @functools.cache
@@ -123,8 +163,6 @@ def field_paths() -> dict[str, str]:
 def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
-
-NOT_GIVEN = "not given"
 
 NOUNS = {"integer": "whole number", "number": "number", "string": "text", "array": "list", "object": "table"}
 

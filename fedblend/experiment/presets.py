@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedblend.core.errors import FedblendError, brief, did_you_mean
+from fedblend.core.errors import FedblendError, brief, or_valid
+from fedblend.experiment.tables import as_part
 
 Presets = dict[str, tuple[str, dict[str, Any]]]
 """Methods by name: a line of text, and the parts that differ from FedAvg's."""
@@ -207,6 +208,9 @@ FAMILIES: dict[str, Presets] = {
 
 SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}
 
+START = ("fedavg", "fedprox", "fedlc", "fedmix", "server-means")
+"""Five methods to start with: the baseline, two that send nothing beside the model, and two blends."""
+
 PROXIMAL = {"name": "proximal"}
 
 WITH_PROXIMAL = ("Averaging", "Mixed data", "Training at the server", "Outputs in place of models", "One shot")
@@ -261,8 +265,9 @@ def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:
         return given
     all_presets = presets()
     if not isinstance(name, str) or name not in all_presets:
-        meant = _how_to_combine(str(name), all_presets) or did_you_mean(str(name), all_presets)
-        raise FedblendError(f"{where}.name: unknown method {brief(name)}{meant}; valid: {', '.join(all_presets)}")
+        meant = _how_to_combine(str(name), all_presets) or _how_to_name_a_part(name)
+        meant = meant or or_valid(str(name), all_presets, everything="fedblend list methods")
+        raise FedblendError(f"{where}.name: unknown method {brief(name)}{meant}")
     parts = dict(all_presets[name][1])
     for field, value in given.items():
         parts[field] = overlay(parts.get(field), value, f"{where}.{field}")
@@ -282,10 +287,22 @@ def _how_to_combine(name: str, all_presets: Presets) -> str:
     return f' (to combine them, write method = {{name = "{first}", ...}} with the parts of {second}: {parts})'
 
 
+def _how_to_name_a_part(name: Any) -> str:
+    """What to write instead of a part of the user's own as a method; empty if the name is no ``module:Class``."""
+    if not isinstance(name, str) or ":" not in name:
+        return ""
+    cls = name.partition(":")[2]
+    return (
+        f': a method names a part of your own in the field of its kind; write {{ label = "{cls}", objective = {{ name '
+        f'= "{name}" }} }} in place of "{name}" for an objective; other fields: sharing, terms, personal, upload, '
+        "aggregator, server_step"
+    )
+
+
 def overlay(preset: Any, given: Any, where: str = "") -> Any:
     """Update a preset's part, or a list's parts by their names, with given options, and a part inside it likewise."""
     if isinstance(preset, list) and isinstance(given, Mapping):
-        parts = {part["name"]: part for part in ({"name": p} if isinstance(p, str) else p for p in preset)}
+        parts = {part["name"]: part for part in map(as_part, preset)}
         for name in given:
             if name not in parts:
                 raise FedblendError(f"{where}.{name}: there is no such part here; valid: {', '.join(parts) or 'none'}")

@@ -57,8 +57,9 @@ Four fields turn one file into a study of several runs: all combinations of the 
   for each. Methods with the same preset are labelled by their different options, or by a `label` of their own.
 - **`seeds`** in place of `seed`: every random choice of a run follows from its seed, with the split.
 - **`[grid]`**: lists of values by field, the field's path in quotes. Every method of the file must have the field.
-- **`[[variants]]`**: more runs for each seed. Each is a table of fields that replace those of the file; the file's
-  methods and grid do not apply. Use it for runs that differ in more than a grid allows (`examples/heart.toml`).
+- **`[[variants]]`**: more runs for each seed. Each is a table of fields that replace those of the file (of a part with
+  another name, the options that both have stay the file's); the file's methods and grid do not apply. Use it for runs
+  that differ in more than a grid allows (`examples/heart.toml`).
   If each variant has a `method`, and the file has neither a method nor a grid, then only the variants run.
 
 ```toml

@@ -14,9 +14,9 @@ import pydantic
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
+from fedblend.experiment.changes import change_field, override
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.fields import LONGEST_NAME, Method
-from fedblend.experiment.presets import overlay
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.tables import set_field
 
@@ -60,7 +60,7 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
         if method is not None:
             one["method"] = copy.deepcopy(method)
         for path, value in cell.items():
-            set_field(one, path, value)
+            change_field(one, path, value)
         one["seed"] = seed
         label = " ".join(filter(None, [_label(one, method, methods, bool(words)), *words]))
         if words and len(label) > LONGEST_NAME:
@@ -114,14 +114,7 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
         if any(key in one for one in given):
             raise FedblendError(f"variants.{key}: applies to the whole file; write it at the top of the file")
     plain = {key: value for key, value in base.items() if key != "method"}
-    return [{**copy.deepcopy(plain), **{key: _override(plain.get(key), one[key]) for key in one}} for one in given]
-
-
-def _override(base: Any, given: Any) -> Any:
-    """A variant's value over the file's: options update those of a part or table; other values replace."""
-    if isinstance(base, str) and isinstance(given, Mapping):
-        base = {"name": base}
-    return overlay(base, given)
+    return [override(Experiment, plain, one) for one in given]
 
 
 def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:

@@ -29,6 +29,11 @@ def write_toml(table: Mapping[str, Any]) -> str:
     return tomli_w.dumps(dict(table))
 
 
+def as_part(spec: Any) -> Any:
+    """A part that is given by its name as a table; anything else unchanged."""
+    return {"name": spec} if isinstance(spec, str) else spec
+
+
 def set_field(table: dict[str, Any], path: str, value: Any) -> None:
     """Set ``a.b.c`` in nested tables, in place; a part that is given by its name becomes a table.
 
@@ -41,7 +46,7 @@ def set_field(table: dict[str, Any], path: str, value: Any) -> None:
     inner = table.get(word)
     name, _, option = rest.partition(".")
     if isinstance(inner, list) and option:
-        parts = [{"name": part} if isinstance(part, str) else dict(part) for part in inner]
+        parts = [dict(as_part(part)) for part in inner]
         named = [part for part in parts if part.get("name") == name]
         if not named:
             raise FedblendError(f"{path}: there is no part '{name}' in the list {word}")
@@ -49,7 +54,7 @@ def set_field(table: dict[str, Any], path: str, value: Any) -> None:
             set_field(part, option, value)
         table[word] = parts
         return
-    inner = {"name": inner} if isinstance(inner, str) else inner
+    inner = as_part(inner)
     table[word] = dict(inner) if isinstance(inner, Mapping) else {}
     set_field(table[word], rest, value)
 

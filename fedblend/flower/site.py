@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, printable
+from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
@@ -153,9 +153,7 @@ class Site(BaseModel):
     def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
         for kind in allow:
             if kind not in KINDS:
-                raise ValueError(
-                    f"'{kind}' is no kind of payload{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}"
-                )
+                raise ValueError(f"'{kind}' is no kind of payload{or_valid(kind, KINDS)}")
         return allow
 
     @pydantic.field_validator("trusted")
@@ -172,10 +170,7 @@ def read_site(path: str | Path) -> Site:
     table = read_toml(path)
     for field in table:
         if field not in Site.model_fields:
-            raise FedblendError(
-                f"{path}: {field}: unknown key{did_you_mean(field, Site.model_fields)}; "
-                f"valid: {', '.join(Site.model_fields)}"
-            )
+            raise FedblendError(f"{path}: {field}: unknown key{or_valid(field, Site.model_fields)}")
     try:
         return Site(**from_file({"audit": "audit.jsonl", **table}, path))
     except pydantic.ValidationError as error:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 
 Cells = Mapping[tuple[str, str], float]
 """Numbers by (row, column); cells without a number are left out. ``inf`` is a target that was never reached."""
@@ -125,7 +125,7 @@ def _operand(token: str, rows: Sequence[str] | None, columns: Sequence[str] | No
     row, at, column = rest.partition("@")
     for name, valid, what in ((row, rows, "row"), (column if at else "", columns, "column")):
         if name and valid is not None and not (matching(valid, name) if reduction and what == "row" else name in valid):
-            raise FedblendError(f"claim {text!r}: no {what} '{name}'{did_you_mean(name, valid)}")
+            raise FedblendError(f"claim {text!r}: no {what} '{name}'{or_valid(name, valid)}")
     if reduction and row and at:
         raise FedblendError(f"claim {text!r}: '{token}' is one cell, of which there is no {reduction}")
     return Operand(row or None, column if at else None, reduction or None)

@@ -20,6 +20,14 @@ SCALES = {
 }
 
 
+MORE_CELLS = {
+    "paper": "all rows and columns, without --only",
+    "laptop": "--scale paper",
+    "smoke": "--scale laptop or --scale paper",
+}
+"""How a result gets the rows and columns that a scale leaves out."""
+
+
 def heading(result: Mapping[str, Any]) -> list[str]:
     """Lines on the scale, the seeds, the differences from the paper's scale, and what is missing."""
     whole, paper = not (result["smaller"] or result["other_data"]), result["scale"] == "paper"
@@ -32,6 +40,24 @@ def heading(result: Mapping[str, Any]) -> list[str]:
     lines += [f"Failed: {what}: {why}." for what, why in result["faults"].items()]
     lines += ["Stopped early: some values are missing."] if result.get("stopped") else []
     lines += [result["note"]] if result["note"] else []
+    return lines
+
+
+def absences(result: Mapping[str, Any]) -> list[str]:
+    """A sentence each on why a result has no differences, no verdicts, or claims that are not measured."""
+    cells = [cell for quantity in result["quantities"].values() for cell in quantity["cells"]]
+    claims = result["claims"]
+    missing = sum(claim["verdict"] == "not measured" for claim in claims)
+    lines = []
+    if all(cell["paper"] is None for cell in cells):
+        lines.append("No differences: the paper states no number for these values.")
+    if not claims:
+        lines.append("No verdicts: this item has no claim that numbers decide.")
+    if missing:
+        lines.append(
+            f"{missing} of {len(claims)} claims not measured: they compare rows or columns that have no value here; "
+            f"to have them: {MORE_CELLS[result['scale']]}."
+        )
     return lines
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedblend import papers
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, did_you_mean, or_valid
 from fedblend.core.registry import Positive
 from fedblend.experiment.tables import read_toml
 
@@ -200,7 +200,7 @@ def _check_item(item: Item, where: str) -> None:
         for kind in (quantity.paper, quantity.spread):
             for row, numbers in kind.items():
                 if row not in item.rows:
-                    raise FedblendError(f"{where}.quantities.{name}: no row '{row}'{did_you_mean(row, item.rows)}")
+                    raise FedblendError(f"{where}.quantities.{name}: no row '{row}'{or_valid(row, item.rows)}")
                 if len(numbers) != width:
                     raise FedblendError(
                         f"{where}.quantities.{name}: row '{row}' has {len(numbers)} numbers, but there are {width} "

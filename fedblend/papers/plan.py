@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
 from fedblend.experiment.tables import set_field
@@ -266,7 +266,7 @@ def _key_of(word: str, item: Item) -> str:
     if word.lower() in labels:
         return labels[word.lower()]
     known = [key for key in lines if key]
-    raise FedblendError(f"--only {word}: no such row or column{did_you_mean(word, known)}; valid: {'; '.join(known)}")
+    raise FedblendError(f"--only {word}: no such row or column{or_valid(word, known)}")
 
 
 def _lines_to_show_and_run(
@@ -299,7 +299,7 @@ def _cell(
     row, column = item.rows[keys[0]], item.all_columns[keys[1]]
     name = row.base or column.base or item.base or ""
     if name not in bases:
-        raise FedblendError(f"base: no base '{name}'{did_you_mean(name, bases)}; valid: {', '.join(bases)}")
+        raise FedblendError(f"base: no base '{name}'{or_valid(name, bases)}")
     base = bases[name]
     table = copy.deepcopy(base.experiment) | {"name": paper}
     method = next((m for m in (row.method, column.method, item.method) if m is not None), None)

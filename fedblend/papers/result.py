@@ -19,6 +19,9 @@ from fedblend.runs.summary import costs
 
 RESULT = "result.json"
 
+COMMITTED = Path(__file__).parents[2] / "evidence" / "results"
+"""The results that fedblend's checkout holds; an installed fedblend has none."""
+
 Values = dict[tuple[str, str, str], dict[int, Any]]
 """Numbers (or paths of pictures) by (quantity, row, column), then by seed."""
 
@@ -222,6 +225,11 @@ def paper_numbers(item: Item, quantity: str) -> claims.Cells:
 def read_result(out: Path, paper: str, name: str, scale: str) -> dict[str, Any]:
     """The written result of an item at a scale; empty if there is none."""
     return read_json(out / paper / name / scale / RESULT)
+
+
+def read_committed_result(paper: str, name: str, scale: str) -> dict[str, Any]:
+    """The result of an item at a scale that fedblend's checkout holds; empty if there is none."""
+    return read_json(COMMITTED / paper / f"{name}-{scale}.json")
 
 
 def command(plan: ItemPlan, out: Path) -> str:

@@ -21,6 +21,7 @@ from fedblend.core import registry
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.paths import from_file, given_path, import_from
+from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study, add_experiment, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
@@ -279,7 +280,7 @@ def load_changed(
     for field, value in changes:
         _remove_from_grid(table, field)
         if value is not None:
-            _change_everywhere(table, field, partial(set_field, value=value))
+            _change_everywhere(table, field, partial(change_field, value=value))
     for field in [field for field, value in last.items() if value is None]:
         table = _without_field(table, field, seeds)
     return table

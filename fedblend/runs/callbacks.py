@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedblend.core.callbacks import Callback
-from fedblend.core.errors import FedblendError, listed
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import Count, Fraction, NonNegative, Positive, part
 from fedblend.core.setup import Setup
@@ -164,8 +164,8 @@ class Monitor(Callback):
         if name in numbers:
             self.seen.append((record.round, numbers[name]))
         elif record.evaluated and not self._may_have(name, record):
-            valid = listed([name for name in numbers if not name.startswith(("machine.", "bytes_"))])
-            raise FedblendError(f"callbacks: monitor: '{name}' is not measured in this run; valid: {valid}")
+            valid = or_valid(name, [one for one in numbers if not one.startswith(("machine.", "bytes_"))])
+            raise FedblendError(f"callbacks: monitor: '{name}' is not measured in this run{valid}")
         return name in numbers
 
     def _may_have(self, name: str, record: RoundRecord) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from fedblend.core.errors import FedblendError, listed
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.runs.groups import Group
 
 LEVEL = 0.95
@@ -141,6 +141,6 @@ def baselines(sets: Mapping[str, Sequence[Group]], wanted: str | None) -> dict[s
     if wanted is None:
         return {data: PLAIN if PLAIN in of_data else of_data[0] for data, of_data in names.items()}
     if not any(wanted in of_data for of_data in names.values()):
-        known = listed(list(dict.fromkeys(name for of_data in names.values() for name in of_data)))
-        raise FedblendError(f"baseline: '{wanted}' is none of these runs' methods; valid: {known}")
+        known = dict.fromkeys(name for of_data in names.values() for name in of_data)
+        raise FedblendError(f"baseline: '{wanted}' is none of these runs' methods{or_valid(wanted, known)}")
     return {data: wanted if wanted in of_data else None for data, of_data in names.items()}

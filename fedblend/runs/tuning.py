@@ -23,10 +23,11 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped, did_you_mean, missing_package
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
+from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
-from fedblend.experiment.tables import set_field, write_toml
+from fedblend.experiment.tables import write_toml
 from fedblend.runs import forms
 from fedblend.runs.callbacks import RecordListener
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
@@ -143,8 +144,11 @@ def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> 
         if not any(registry.has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
             raise FedblendError(
-                f"tune.fields: no method of the file has '{path}'{did_you_mean(path, known)}; valid: paths such as "
-                "train.lr, method.objective.lambda or method.terms.proximal.mu"
+                f"tune.fields: no method of the file has '{path}'"
+                + (
+                    did_you_mean(path, known)
+                    or "; valid: paths such as train.lr, method.objective.lambda or method.terms.proximal.mu"
+                )
             )
 
 
@@ -175,7 +179,7 @@ def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any
 def _with(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     changed = copy.deepcopy(dict(table))
     for path, value in values.items():
-        set_field(changed, path, value)
+        change_field(changed, path, value)
     return changed
 
 
@@ -377,15 +381,14 @@ def _best_file(plain: Mapping[str, Any], methods: list[Any], searches: list[Meth
 
 
 def _whole(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Searched values, those that are tables with all their options, as the experiment of a table resolves them."""
-    if not any(isinstance(value, Mapping) for value in values.values()):
-        return dict(values)
+    """Searched values, parts with all their options, as the experiment of a table resolves them."""
     resolved = as_table(resolve({key: value for key, value in table.items() if key != "seeds"}))
-
-    def at(path: str) -> Any:
+    whole = dict(values)
+    for path, value in values.items():
         found: Any = resolved
-        for word in path.split("."):
-            found = found[word]
-        return found
-
-    return {path: at(path) if isinstance(value, Mapping) else value for path, value in values.items()}
+        for word in path.removesuffix(".name").split("."):
+            found = found.get(word) if isinstance(found, Mapping) else None
+        if isinstance(value, (str, Mapping)) and isinstance(found, Mapping):
+            del whole[path]
+            whole[path.removesuffix(".name")] = found
+    return whole

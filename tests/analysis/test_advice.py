@@ -307,7 +307,7 @@ def test_advice_that_is_not_there_is_not_resumed_silently(tmp_path: Path) -> Non
         (("--methods", "fedmox"), "--methods fedmox: unknown method (did you mean 'fedmix'?)"),
         (
             ("--leaves", "photos"),
-            f"--leaves photos: unknown; valid: {', '.join(KINDS)} or none",
+            f"--leaves photos: unknown; valid: {', '.join(KINDS)}, none",
         ),
     ],
 )

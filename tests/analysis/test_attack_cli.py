@@ -220,7 +220,7 @@ def test_ctrl_c_ends_the_command_with_what_it_has(made: Path, tmp_path: Path, mo
     [
         (("--round", 9, "--client", 0), ["round: 9", "valid: 0 to 2"]),
         (("--round", 2, "--client", 7), ["client: 7", "clients 0 to 3"]),
-        (("--round", 2, "--client", 0, "--attack", "invgrat"), ["'invgrat'", "invgrad, dlg, idlg"]),
+        (("--round", 2, "--client", 0, "--attack", "invgrat"), ["'invgrat' (did you mean 'invgrad'?)"]),
         (("--round", 2, "--client", 0, "--steps", 3), ["steps: 3", "give images"]),
         (("--round", 2, "--client", 0, "--images", 10**6), ["images: 1000000", "client 0 holds"]),
         (("--round", 2, "--client", 0, "--labels", "some"), ["labels: 'some'", "true, inferred"]),

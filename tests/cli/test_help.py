@@ -8,13 +8,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli_helpers import here, lines_of, status, succeeded, words_of
+from cli_helpers import here, lines_of, refused, status, succeeded, words_of
 
 import fedblend
 from fedblend.core import registry
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
-from fedblend.experiment.options import kind_entries
+from fedblend.experiment.index import MethodEntry, index
+from fedblend.experiment.options import kind_entries, method_entry
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 # Help -----------------------------------------------------------------------------------------------------
 
 COMMANDS = (
-    *("run", "resume", "report", "compare", "list", "new", "inspect", "channel", "points", "boundaries"),
-    *("attack", "leaks", "reproduce", "switches", "data show", "privacy samples", "privacy xor"),
+    *("run", "resume", "report", "compare", "list", "new", "inspect", "attack", "leaks", "reproduce", "data show"),
+    *("privacy samples", *(f"paper {name}" for name in ("points", "boundaries", "switches", "channel", "xor"))),
     *(
         "site init",
         "site check",
@@ -42,6 +43,16 @@ COMMANDS = (
 def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = words_of(succeeded(here(*command.split(), "--help")).out)
     assert f"Example: fedblend {command} " in shown
+
+
+@pytest.mark.parametrize("old", ["points", "boundaries", "switches", "channel", "privacy xor"])
+def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old: str) -> None:
+    *outer, name = old.split()
+
+    shown = [here(*words, "--help").out.partition("\n")[2] for words in (old.split(), ("paper", name))]
+
+    assert shown[0] == shown[1] != ""
+    assert not re.search(rf"^  {name} ", here(*outer, "--help").out, re.M)
 
 
 def test_help_has_no_escapes_and_no_truncated_summary() -> None:
@@ -92,11 +103,42 @@ def test_the_list_of_methods_names_every_method() -> None:
         assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
-def test_the_list_of_methods_has_families_and_one_line_of_80_columns_for_each_method() -> None:
+def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns() -> None:
     shown = succeeded(here("list", "methods")).out.splitlines()
-    assert set(presets.families()) <= {line.strip() for line in shown}
-    assert len([line for line in shown if line.strip()]) == len(presets.families()) + len(presets.presets())
+    described = list(presets.families())[:-1]
+    assert set(described) <= {line.strip() for line in shown}
+    assert shown[0].strip() == "To start with"
+    first = [line.split()[0] for line in shown[1 : shown.index("Averaging")] if line[:1].strip()]
+    assert first == list(presets.START)
     assert max(len(line.rstrip()) for line in shown) <= 80
+
+
+@pytest.mark.parametrize(
+    ("method", "leaves", "costs"),
+    [
+        ("fedavg", ["model"], ["traffic 1x"]),
+        ("scaffold", ["model", "extras"], ["traffic 2x"]),
+        ("fedmix", ["model", "means once"], ["traffic 1x", "means to clients"]),
+        ("server-means", ["model", "means once"], ["traffic 1x", "training at the server"]),
+        ("flea", ["model", "features"], ["traffic 1x", "features to clients"]),
+        ("vhl", ["model"], ["traffic 1x", "noise to clients"]),
+        ("local-means", ["model"], ["traffic 1x"]),
+        ("fd", ["outputs"], ["traffic 0x", "outputs up and down"]),
+        ("mix2fld", ["outputs", "seeds once"], ["traffic 0.5x", "outputs up", "training at the server"]),
+        ("standalone", [], ["traffic 0x", "training at the server"]),
+        ("ditto", ["model"], ["traffic 1x", "a second model at clients"]),
+        ("fedbn", ["model but own layers"], ["traffic below 1x"]),
+        ("global-mixup", ["model", "raw samples once"], ["traffic 1x", "raw samples to clients"]),
+    ],
+)
+def test_the_list_says_what_a_method_sends_and_costs(method: str, leaves: list[str], costs: list[str]) -> None:
+    assert method_entry(method) == MethodEntry(tuple(leaves), tuple(costs)) == index().methods[method]
+
+
+def test_methods_send_and_cost_the_same_with_fedproxs_term() -> None:
+    methods = index().methods
+    for name in presets.families()["With FedProx's term"]:
+        assert methods[name] == methods[name.removeprefix("fedprox+")], name
 
 
 def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
@@ -131,6 +173,37 @@ def test_new_files_are_valid(method: str, dataset: str) -> None:
 @pytest.mark.parametrize("dataset", [d for d in registry.known("dataset") if d != "npz"])
 def test_new_files_of_every_data_set_are_valid(dataset: str) -> None:
     assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
+
+
+@pytest.mark.parametrize(
+    ("words", "partition", "cohort"),
+    [
+        (("--split", "dirichlet", "--alpha", 0.1, "--clients", 100), {"clients": 100, "alpha": 0.1}, 5),
+        (("--split", "dirichlet"), {"clients": 20}, 5),
+        (("--split", "xormixfl"), {"clients": 3}, 3),
+        (("--split", "natural"), {}, 5),
+        (("--clients", 4), {"clients": 4, "classes_per_client": 2}, 4),
+    ],
+)
+def test_a_new_file_has_the_split_that_was_asked_for(words: tuple, partition: dict, cohort: int) -> None:
+    made = tomllib.loads(succeeded(here("new", "fedmix", "digits", *words)).out)
+
+    resolve(made)
+    assert made["partition"].pop("name") == (words[1] if words[0] == "--split" else "classes")
+    assert (made["partition"], made["train"]["cohort"]) == (partition, cohort)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--alpha", 0.1), "--alpha: the split 'classes' has no alpha; valid: --split with dirichlet or lognormal"),
+        (("--split", "dirichle"), "--split: unknown partition 'dirichle' (did you mean 'dirichlet'?)"),
+        (("--split", "counts"), "--split counts: it needs counts"),
+        (("--split", "dirichlet", "--alpha", "nan"), "--alpha nan: valid: a number above 0"),
+    ],
+)
+def test_a_split_that_cannot_be_had_is_refused(words: tuple, said: str) -> None:
+    refused(here("new", "fedmix", "digits", *words), said)
 
 
 @pytest.mark.slow

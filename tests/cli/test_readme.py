@@ -194,11 +194,11 @@ def test_the_example_of_tokens_runs(
 
 
 def test_the_channel_command_takes_a_new_file(tmp_path: Path) -> None:
-    found = re.search(r"^\| `fedblend (channel my\.toml[^`]*)`", text("docs/commands.md"), re.MULTILINE)
+    found = re.search(r"^\| `fedblend paper (channel my\.toml[^`]*)`", text("docs/commands.md"), re.MULTILINE)
     assert found is not None
     command = shlex.split(found[1], comments=True)
     (tmp_path / "my.toml").write_text(here("new", "fedmix", "digits").out)
-    output = here("channel", tmp_path / "my.toml", *command[2:])
+    output = here("paper", "channel", tmp_path / "my.toml", *command[2:])
     assert output.code == 0
     assert "outage" in output.out
 

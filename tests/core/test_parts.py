@@ -179,7 +179,7 @@ def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told
     [
         ({"lam": 2.0}, "FedMix.lam: 2.0 is not valid: input should be less than or equal to 1"),
         ({"lam": "x"}, "FedMix.lam: 'x' is not valid: input should be a valid number"),
-        ({"lamb": 0.1}, "FedMix: no option lamb (did you mean 'lam'?); valid: lam, "),
+        ({"lamb": 0.1}, "FedMix: no option lamb (did you mean 'lam'?)"),
         ({"entries": "all"}, "FedMix.entries: 'all' is not valid: input should be"),
         ((2.0,), "FedMix.lam: 2.0 is not valid: input should be less than or equal to 1"),
         ((0.1, "batch", 0.0, -1.0), "FedMix.mixed_share: -1.0 is not valid"),
@@ -217,7 +217,7 @@ def test_a_part_of_another_kind_is_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("fedmixx", "objective.name: unknown objective 'fedmixx' (did you mean 'fedmix'?); valid: "),
+        ("fedmixx", "objective.name: unknown objective 'fedmixx' (did you mean 'fedmix'?)"),
         ({"name": "navemix"}, "(did you mean 'naivemix'?)"),
         (
             {"name": "fedmix", "lamda": 0.1},
@@ -235,7 +235,7 @@ def test_a_part_of_another_kind_is_refused() -> None:
         ({"name": "localmix", "alpha": 0}, "objective.alpha: 0 is not valid: "),
         ({"name": "localmix", "alpha": float("inf")}, "objective.alpha: inf is not valid: "),
         ({"name": "hidden-mix", "layer": 0}, "objective.layer: 0 is not valid: "),
-        ({"name": "plain", "lambda": 0.1}, "valid: none, it takes no options"),
+        ({"name": "plain", "lambda": 0.1}, "valid: none"),
         ({"lambda": 0.1}, "names no objective"),
         (3, "objective: 3 names no objective"),
         (None, "objective: None names no objective"),
@@ -333,7 +333,7 @@ def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:
         (
             "import fedblend\n\n@fedblend.part('objektive', 'mine')\nclass Mine: pass\n",
             3,
-            "part: unknown kind 'objektive' (did you mean 'objective'?); valid: dataset, scale, partition, model, ",
+            "part: unknown kind 'objektive' (did you mean 'objective'?)",
         ),
     ],
 )

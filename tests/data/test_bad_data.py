@@ -46,7 +46,7 @@ def with_nan() -> np.ndarray:
         (arrays(split=["train"] * 39 + ["tset"]), ("'split' holds 'tset'", "'test'")),
         (arrays(split=["train"] * 40), ("test half", "empty")),
         (arrays(client=np.ones(40)), ("'client'", "float64", "valid: ")),
-        (arrays(clients=np.arange(40) % 4), ("'clients' is unknown", "did you mean 'client'?", "client_names")),
+        (arrays(clients=np.arange(40) % 4), ("'clients' is unknown", "did you mean 'client'?")),
         (arrays(y=None, labels=np.arange(40) % 3), ("no array 'y'", "labels", "are needed")),
         (arrays(y=np.arange(40) % 3 + 1), ("begin at 1", "class 0 would have no sample", "number them from 0")),
         (arrays(y=np.arange(40) % 3 * 10), ("reach to 20", "only 3 of these 21 classes", "0, 10, 20", "'classes'")),

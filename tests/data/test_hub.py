@@ -68,7 +68,7 @@ def test_without_a_test_split_a_half_is_drawn(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "writers"}, r"data.client: there is no column 'writers' \(did you mean 'writer'\?\)"),
+        ({"client": "writers"}, r"data.client: there is no column 'writers' in '.+' \(did you mean 'writer'\?\)"),
         ({"label": "writer2"}, "data.label: there is no column"),
         ({"test": "validation"}, "cannot load the splits train, validation"),
         ({"subset": "other"}, "cannot load the splits train, test"),

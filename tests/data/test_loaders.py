@@ -342,7 +342,7 @@ def test_npz_separate_halves(tmp_path):
             r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to",
         ),
         ({"x": X[:0], "y": Y[:0]}, "holds no samples"),
-        ({"x": X, "y": Y, "clients": Y}, r"'clients' is unknown \(did you mean 'client'\?\); valid: x, y, client"),
+        ({"x": X, "y": Y, "clients": Y}, r"'clients' is unknown \(did you mean 'client'\?\); give it that name"),
         ({"x": X, "y": Y, "class_names": Y[:4]}, r"'class_names' is unknown \(did you mean 'classes'\?\)"),
         ({"x": X, "labels": Y}, r"holds no array 'y' \(but x, labels\)"),
         (

@@ -13,10 +13,12 @@ import torch
 from bad_input_helpers import fedmix, refused_at_once, run
 from cli_helpers import TINY, here, refused
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import VALID_LENGTH, FedblendError
 from fedblend.core.registry import build
 from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.presets import presets
 from fedblend.experiment.setup import make_setup
+from fedblend.experiment.study import expand
 from fedblend.experiment.tables import parse_value, read_toml
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -153,8 +155,8 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?", "valid: ")),
-        ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?", "methods, seeds, grid")),
+        ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?")),
+        ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?")),
         ({"lr": 0.1}, ("lr: unknown key", "did you mean 'train.lr'?")),
         ({"aggregator": "krum"}, ("aggregator: unknown key", "did you mean 'method.aggregator'?")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
@@ -163,11 +165,11 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"learning_rate": 0.1}, ("learning_rate: unknown key", "did you mean 'train.lr'?")),
         ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
-        ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'", "dropout")),
-        (fedmix(objective={"lamda": 0.1}), ("objective.lamda", "'lambda'", "taylor")),
+        ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'")),
+        (fedmix(objective={"lamda": 0.1}), ("objective.lamda", "'lambda'")),
         (fedmix(objctive={}), ("method.objctive", "'objective'")),
         ({"partition": {"name": "iid", "client": 3}}, ("partition.client:", "'clients'")),
-        ({"data": {"name": "digits", "path": "x"}}, ("data", "path", "takes no options")),
+        ({"data": {"name": "digits", "path": "x"}}, ("data", "path", "valid: none")),
     ],
 )
 def test_unknown_keys_come_with_a_suggestion(changes: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -177,14 +179,14 @@ def test_unknown_keys_come_with_a_suggestion(changes: dict[str, Any], words: tup
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'", "naivemix")),
-        ({"data": "digts"}, ("data.name", "'digts'", "'digits'", "mnist5k")),
-        ({"partition": "dirichle"}, ("partition.name", "'dirichle'", "'dirichlet'", "iid")),
-        ({"model": "mpl"}, ("model.name", "'mpl'", "'mlp'", "lenet5")),
-        ({"scale": "standart"}, ("scale.name", "'standart'", "'standard'", "unit")),
+        ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'")),
+        ({"data": "digts"}, ("data.name", "'digts'", "'digits'")),
+        ({"partition": "dirichle"}, ("partition.name", "'dirichle'", "'dirichlet'")),
+        ({"model": "mpl"}, ("model.name", "'mpl'", "'mlp'")),
+        ({"scale": "standart"}, ("scale.name", "'standart'", "'standard'")),
         ({"channel": "idael"}, ("channel.name", "'idael'", "'ideal'")),
-        (fedmix(objective="fedmx"), ("objective.name", "'fedmx'", "'fedmix'", "naivemix")),
-        (fedmix(sharing="mean"), ("sharing.name", "'mean'", "'means'", "raw")),
+        (fedmix(objective="fedmx"), ("objective.name", "'fedmx'", "'fedmix'")),
+        (fedmix(sharing="mean"), ("sharing.name", "'mean'", "'means'")),
         (fedmix(aggregator="meen"), ("aggregator.name", "'meen'", "'mean'")),
         (fedmix(terms=["proximl"]), ("terms[0].name", "'proximl'", "'proximal'")),
         ({"engine": "lop"}, ("engine", "'lop'", "'loop'")),
@@ -442,7 +444,7 @@ def test_image_models_refuse_text_and_features() -> None:
 
 @pytest.mark.parametrize("name", [{"a": 1}, ["fedmix"], 3])
 def test_a_methods_name_that_is_no_text(name: Any) -> None:
-    with pytest.raises(FedblendError, match=r"name: unknown method .*; valid: fedavg"):
+    with pytest.raises(FedblendError, match=r"name: unknown method .*(; valid: fedavg|did you mean 'fedmix')"):
         resolve({**TINY, "method": {"name": name}})
 
 
@@ -511,3 +513,27 @@ def test_deep_and_long_toml(text: str, tmp_path: Path) -> None:
     with pytest.raises(FedblendError, match="is not valid TOML"):
         read_toml(tmp_path / "deep.toml")
     assert parse_value(text[4:]) == text[4:]
+
+
+def test_a_part_of_ones_own_as_a_method_is_told_the_line_that_works() -> None:
+    told = expand_error({**TINY, "methods": ["mine:Mine"]})
+
+    assert '{ label = "Mine", objective = { name = "mine:Mine" } } in place of "mine:Mine"' in told
+    assert "fedavg" not in told
+
+
+def test_many_valid_names_are_listed_whole_and_few() -> None:
+    told = expand_error({**TINY, "method": "zzz"})
+
+    listed, _, command = told.partition("valid: ")[2].partition(" more: ")
+    names, _, others = listed.rpartition(" and ")
+    assert command == "fedblend list methods"
+    assert len(names) <= VALID_LENGTH
+    assert names.split(", ") == list(presets())[: len(names.split(", "))]
+    assert len(names.split(", ")) + int(others) == len(presets())
+
+
+def expand_error(table: dict[str, Any]) -> str:
+    with pytest.raises(FedblendError) as error:
+        expand(table)
+    return str(error.value)

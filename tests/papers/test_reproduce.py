@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,8 +35,8 @@ from fedblend.papers.measures.models import AfterTraining, Devices
 from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan, plan_item
+from fedblend.papers.result import COMMITTED, Values, _as_json, _claim, command, read_result, write_result
 from fedblend.papers.result import RESULT as RESULT_FILE
-from fedblend.papers.result import Values, _as_json, _claim, command, read_result, write_result
 from fedblend.papers.run_item import run_item
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Outcome, read
@@ -552,6 +553,10 @@ def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
     for name in all_papers()["mix2fld"].items:
         assert f"mix2fld/{name}" in output
     assert "smoke 4/8 (1 min)" in output
+    # What the checkout holds is no "none".
+    for path in (COMMITTED / "mix2fld").glob("*-paper.json"):
+        (line,) = (one for one in output.splitlines() if one.startswith(f"mix2fld/{path.stem.removesuffix('-paper')} "))
+        assert re.search(r"paper( \d+/\d+)?\^", line), line
 
     # In a narrow terminal titles and data wrap; nothing is cut off.
     monkeypatch.setenv("COLUMNS", "60")
@@ -563,6 +568,18 @@ def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
         assert f"mix2fld/{name} " in narrow
         for word in item.title.split():
             assert word in narrow
+
+
+def test_a_result_without_differences_or_verdicts_says_why() -> None:
+    no_number, numbers = ({"q": {"cells": [{"paper": one}]}} for one in (None, 1.0))
+    unmeasured = [{"verdict": "not measured"}, {"verdict": "holds"}]
+
+    assert formatting.absences({"quantities": numbers, "claims": unmeasured[1:]}) == []
+    pictures = formatting.absences({"quantities": no_number, "claims": []})
+    assert [line.partition(":")[0] for line in pictures] == ["No differences", "No verdicts"]
+    (line,) = formatting.absences({"quantities": numbers, "claims": unmeasured, "scale": "smoke"})
+    assert line.startswith("1 of 2 claims not measured")
+    assert "--scale laptop" in line
 
 
 def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:

@@ -362,6 +362,8 @@ def test_terminal_table_has_differences_to_the_baseline_over_equal_seeds(tmp_pat
     assert "-49.0 [-61.7, -36.3] (2 seeds)" in words
     with pytest.raises(FedblendError, match="baseline: 'fedprox' is none of these runs' methods"):
         compare(runs, baseline="fedprox")
+    with pytest.raises(FedblendError, match=r"baseline: 'fedmx' .* \(did you mean 'fedmix'\?\)$"):
+        compare(runs, baseline="fedmx")
 
 
 def test_a_target_on_validation_samples_says_so_and_is_no_line_among_test_scores(tmp_path):

@@ -330,8 +330,9 @@ def test_a_trial_that_reaches_its_target_was_not_ended_early(tmp_path: Path) -> 
     assert [(trial.rounds, trial.pruned) for trial in later.trials] == [(table["rounds"], False)] * 2
 
 
-def test_values_that_are_parts_leave_nothing_to_the_next_method(tmp_path: Path) -> None:
-    values = [{"name": "adam", "eps": 1e-3}, {"name": "adam"}]
+@pytest.mark.parametrize("second_value", [{"name": "adam"}, "adam"])
+def test_values_that_are_parts_leave_nothing_to_the_next_method(second_value: Any, tmp_path: Path) -> None:
+    values = [{"name": "adam", "eps": 1e-3}, second_value]
     methods = ["fedavg", "fedprox"]
     first, second = ([{"train.optimizer": value}] for value in values)
     searches = [

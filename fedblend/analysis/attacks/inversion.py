@@ -13,7 +13,7 @@ import torch
 from fedblend.analysis.attacks.labels import infer_labels
 from fedblend.analysis.attacks.search import DLG, IDLG, Attack, Box, InvGrad, Iterate
 from fedblend.analysis.attacks.victim import Victim
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.registry import explain
 from fedblend.core.trees import Tensors
 
@@ -127,9 +127,7 @@ def make_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
             )
         return attack
     if attack not in ATTACKS:
-        raise FedblendError(
-            f"attack: unknown attack '{attack}'{did_you_mean(attack, ATTACKS)}; valid: {', '.join(ATTACKS)}"
-        )
+        raise FedblendError(f"attack: unknown attack '{attack}'{or_valid(attack, ATTACKS)}")
     try:
         return ATTACKS[attack](**options)
     except pydantic.ValidationError as error:

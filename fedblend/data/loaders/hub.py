@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, did_you_mean, listed, missing_package
+from fedblend.core.errors import FedblendError, listed, missing_package, or_valid
 from fedblend.core.paths import absolute_folder
 from fedblend.core.registry import part
 from fedblend.data.loaders.files import TestShare, converted, sha256_array
@@ -76,8 +76,8 @@ class Hub:
             if column is None and (kind is None or len(fitting) == 1):
                 found |= {array: fitting[0]} if fitting else {}
             elif column is None or column not in kinds:
-                unknown = f"there is no column '{column}'{did_you_mean(column, kinds)}" if column else "name a column"
-                raise FedblendError(f"data.{option}: {unknown} in '{self.dataset}'; valid: {listed(list(kinds))}")
+                unknown = f"there is no column '{column}' in" if column else "name a column of"
+                raise FedblendError(f"data.{option}: {unknown} '{self.dataset}'{or_valid(column or '', kinds)}")
             else:
                 found[array] = column
         return found

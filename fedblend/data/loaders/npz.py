@@ -119,8 +119,7 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
         suggestion = did_you_mean(name, valid, SIMILARITY)
         if name not in valid and suggestion:
             raise FedblendError(
-                f"{path}: the array {brief(name)} is unknown{suggestion}; valid: {', '.join(valid)} (rename it if it "
-                "is none of these)"
+                f"{path}: the array {brief(name)} is unknown{suggestion}; give it that name, or one that is not like it"
             )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, missing_package
+from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
 from fedblend.data.loaders.npz import dataset_of, test_rows
@@ -251,10 +251,8 @@ def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | N
     for option, names in options.items():
         for name in filter(None, names):
             if name not in frame.columns:
-                meant = did_you_mean(name, frame.columns)
-                valid = listed(list(frame.columns))
                 hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
-                raise FedblendError(f"data.{option}: there is no column '{name}'{meant}; valid: {valid}{hint}")
+                raise FedblendError(f"data.{option}: there is no column '{name}'{or_valid(name, frame.columns)}{hint}")
         if len(set(names)) < len(names):
             double = next(name for i, name in enumerate(names) if name in names[:i])
             raise FedblendError(f"data.{option}: column '{double}' is listed twice; valid: each column once")

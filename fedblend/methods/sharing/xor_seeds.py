@@ -210,7 +210,7 @@ class XorSeeds(_TargetSeeds):
 
     Devices share once. A device sends the encoded sample, its label, and its dummy's label, which the server needs to
     decode. The XOR is no encryption. Where the dummy's pixel is 0, as most pixels of drawings on black are, the
-    target's pixel is sent in clear; `fedblend privacy xor` measures the share of such pixels. A device sends no seeds
+    target's pixel is sent in clear; `fedblend paper xor` measures the share of such pixels. A device sends no seeds
     of a target label of which it has no samples. The server then decodes other seeds of that label more than once, each
     time with another dummy (Algorithm 2).
     """
