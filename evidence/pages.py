@@ -35,6 +35,7 @@ from tables.comparisons import (
     personal_table,
     rate_table,
 )
+from tables.front import draw_front
 from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
@@ -181,6 +182,7 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     lambda: draw_study("femnist", "FEMNIST"),
     lambda: draw_study("fedmix-cifar10", "CIFAR10"),
     draw_maps,
+    draw_front,
 )
 """The functions that draw figures from results alone; others need the runs (run.py, inversion.py)."""
 
