@@ -17,7 +17,7 @@ PRICES = {
     "map-femnist": "FEMNIST",
     "map-shakespeare": "Shakespeare",
 }
-"""Data sets by how well an attacker tells members from what was shared. On Shakespeare many means are of few samples."""
+"""Data sets by how well an attacker tells members from what was shared; on Shakespeare many means hold few samples."""
 
 
 def draw_front() -> None:
@@ -29,29 +29,26 @@ def draw_front() -> None:
         for method in SHOWN:
             seeds = [[100 * accuracy for accuracy in run["accuracy"]] for run in groups[method]]
             mean, low, high = (list(map(pick, zip(*seeds, strict=True))) for pick in (statistics.mean, min, max))
-            rounds, colour = groups[method][0]["rounds"], styles[method].colour
-            panel.plot(rounds, mean, color=colour, linestyle=styles[method].dash, linewidth=1.8)
-            panel.fill_between(rounds, low, high, color=colour, alpha=BAND, linewidth=0)
-            above = method == "server-means"
-            panel.annotate(
-                method, (rounds[5], (high if above else low)[5]), (0, 8 if above else -14), textcoords="offset points",
-                color=colour, fontsize=9, ha="center",
-            )  # fmt: skip
+            rounds, style = groups[method][0]["rounds"], styles[method]
+            panel.plot(rounds, mean, color=style.colour, linestyle=style.dash, linewidth=1.8, label=method)
+            panel.fill_between(rounds, low, high, color=style.colour, alpha=BAND, linewidth=0)
         style_axes(panel, "round", "test accuracy (%)" if panel is axes[0] else "")
         panel.set_title(f"{data}, two classes a client", fontsize=9.5, color=INK, loc="left")
         panel.set_ylim(bottom=0)
+        panel.legend(loc="lower right", frameon=False, fontsize=9)
     price = axes[2]
-    options = [next(o for o in study_result(study)["advice"]["options"] if o["method"] == "virtual-means") for study in PRICES]
-    for place, option in enumerate(options):
-        model, means = (max(0.0, option["membership"][kind]) for kind in ("weights", "means"))
-        price.barh(place + 0.18, means, 0.32, color=styles["server-means"].colour)
-        price.barh(place - 0.18, model, 0.32, color=MUTED)
-        price.text(means + 0.02, place + 0.18, f"{means:.2f}", va="center", fontsize=8.5, color=INK)
-        price.text(model + 0.02, place - 0.18, f"{model:.2f}", va="center", fontsize=8.5, color=MUTED)
-    style_axes(price, "attacker's advantage (0 guesses, 1 certain)", "")
+    for place, study in enumerate(PRICES):
+        (option,) = (o for o in study_result(study)["advice"]["options"] if o["method"] == "virtual-means")
+        for kind, label, below in (("means", "class means", -0.18), ("weights", "the model", 0.18)):
+            value = max(0.0, option["membership"][kind])
+            colour = styles["server-means"].colour if kind == "means" else MUTED
+            price.barh(place + below, value, 0.32, color=colour, label=label if not place else None)
+            price.text(value + 0.02, place + below, f"{value:.2f}", va="center", fontsize=8.5, color=INK)
+    style_axes(price, "0: guessing, 1: certain", "")
     price.set_yticks(range(len(PRICES)), list(PRICES.values()), fontsize=8.5)
     price.set_xlim(0, 1.08)
     price.invert_yaxis()
+    price.legend(loc="upper right", frameon=False, fontsize=9)
     price.grid(False, axis="y")
-    price.set_title("what class means (model) reveal", fontsize=9.5, color=INK, loc="left")
+    price.set_title("Price: who was a member?", fontsize=9.5, color=INK, loc="left")
     save_png(figure, "front")
