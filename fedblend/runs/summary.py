@@ -147,7 +147,7 @@ def _row(g: Group) -> dict[str, Any]:
         "unfinished": len(g.unfinished),
         "status": status(g),
         "states": states(g),
-        "failed": bool(counted) and all(o.never_trained for o in counted),
+        "failed": all(o.never_trained for o in counted or g.outcomes),
         "diverged": [o.seed for o, values in zip(counted, series, strict=True) if not math.isfinite(values[-1])],
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
