@@ -99,7 +99,7 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
 
     - ``method``, ``seeds`` (number of runs in the means), ``finished`` and ``unfinished`` (numbers of runs), ``status``
       (of each run that is not finished), ``states`` (numbers of failed, stopped, killed, ... runs) and
-      ``failed`` (whether all failed in their first round, so that scores are of the untrained model);
+      ``failed`` (whether all failed in their first round or before: scores, if any, are of the untrained model);
       ``diverged``: the seeds in the means whose final measure is not a finite number;
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
