@@ -11,7 +11,7 @@ from torch import nn
 
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, require_memory
+from fedblend.core.errors import FedblendError, listed, require_memory
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
@@ -33,7 +33,9 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     _require_fit(model, sample, task, experiment)
     if features := experiment.method.upload.features(model, sample):
         task = replace(task, features=features)
-    return Setup(experiment, data, population, scale, model, task)
+    setup = Setup(experiment, data, population, scale, model, task)
+    _warn_of_noisy_variances(setup)
+    return setup
 
 
 def split(experiment: Experiment, data: Dataset) -> Population:
@@ -82,6 +84,20 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
                 f"{list(shape)}; valid: no augmentation"
             )
         one.require_possible(shape)
+
+
+def _warn_of_noisy_variances(setup: Setup) -> None:
+    """Warn where noise falls on running variances, which it can make negative."""
+    experiment = setup.experiment
+    if not getattr(experiment.protection, "size", 0.0) or not experiment.method.upload.is_model:
+        return
+    if variances := [name for name in setup.shared(setup.model.state_dict()) if name.endswith("running_var")]:
+        warnings.warn(
+            f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and noised "
+            "with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are then "
+            "hundreds of times too large; better: group norm, or the method fedbn, whose batch norms stay at the clients",
+            stacklevel=3,
+        )
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment) -> None:

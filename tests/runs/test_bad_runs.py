@@ -123,6 +123,78 @@ def test_one_failed_run_stops_no_other() -> None:
     }
 
 
+WHOLE = """
+from torch import nn
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.a = nn.Embedding(64, 2), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.a(self.e(x.flatten(1).long().clamp(0, 63)).flatten(1))
+"""
+"""A network that no gradient reaches the inputs of: FedMix fails in the trial before round 1."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs: int) -> None:
+    Path("whole.py").write_text(WHOLE)
+    model = {"name": "module", "path": "whole:Whole"}
+    methods = ["fedavg", {"label": "broken", "name": "fedmix"}]
+
+    outcome = run({"model": model, "methods": methods, "rounds": 1}, "--out", "out", "--jobs", jobs)
+
+    refused(outcome, "broken-seed0: RuntimeError", "not to have been used in the graph")
+    assert re.search(r"^ broken \* +0 +failed +— ", outcome.out, re.M)
+    stands = status(Path("out/broken-seed0"))
+    assert (stands["state"], stands["round"]) == ("failed", 0)
+    assert "not to have been used in the graph" in stands["reason"]
+    told = succeeded(here("compare", "out")).out
+    assert "Not begun" not in told
+    assert "digits (2)" not in told, "the failed run is of the same data"
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert re.search(r">failed<", page)
+    assert len(by_data(find_runs([Path("out")]))) == 1
+
+
+def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_status() -> None:
+    settings = {"grid": {"train.cohort": [2, 5]}, "partition": {"name": "iid", "clients": 4}, "rounds": 1}
+    refused(run(settings, "--out", "out", "--jobs", 1), "fedavg-cohort-5-seed0: train.cohort: 5 clients a round")
+
+    failed = Path("out/fedavg-cohort-5-seed0")
+    assert status(failed)["reason"].startswith("train.cohort: 5 clients a round, but only 4")
+    assert "fedavg (cohort=5)" in " ".join(succeeded(here("compare", "out")).out.split())
+    # Its file may be mended, as that of a run that has not begun.
+    mended = {**settings, "partition": {"name": "iid", "clients": 6}}
+    refused(run(mended, "--out", "out", "--jobs", 1, "--resume"), "partition.clients: 6 differs from 4")
+
+
+def test_a_run_from_python_that_fails_in_code_of_its_own_is_failed_and_goes_on_once_it_is_mended() -> None:
+    calls: list[int] = []
+
+    class Fails(Callback):
+        def on_run_begin(self, setup: Setup, state: RunState) -> None:
+            calls.append(state.round)
+
+    @part("model", "fails-once")
+    class FailsOnce(Model):
+        def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+            if not Path("mended").exists():
+                raise ZeroDivisionError("nothing to divide by")
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+    made = resolve({**TINY, "model": FailsOnce(), "rounds": 1})
+    with pytest.raises(ZeroDivisionError):
+        fedblend.run(made, "own")
+    assert status(Path("own")) == {"state": "failed", "round": 0, "reason": "nothing to divide by"}
+    Path("mended").touch()
+    fedblend.run(made, "own", resume=True, callbacks=[Fails()])
+    assert (status(Path("own"))["state"], calls) == ("done", [0])
+    assert RunDirectory(Path("own")).facts()["clients"]["number"] == 4
+
+
 def test_a_mistake_that_runs_share_is_told_once() -> None:
     missing = {"name": "npz", "path": "nowhere.npz"}
     shared = run({"data": missing, "methods": ["fedavg", "fedmix"], "seeds": [0, 1, 2]}, "--jobs", 1)
