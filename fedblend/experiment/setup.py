@@ -93,9 +93,9 @@ def _warn_of_noisy_variances(setup: Setup) -> None:
         return
     if variances := [name for name in setup.shared(setup.model.state_dict()) if name.endswith("running_var")]:
         warnings.warn(
-            f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and noised "
-            "with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are then "
-            "hundreds of times too large; better: group norm, or the method fedbn, whose batch norms stay at the clients",
+            f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and "
+            "noised with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are "
+            "then hundreds of times too large; better: group norm, or fedbn, whose batch norms stay at the clients",
             stacklevel=3,
         )
 

@@ -28,6 +28,8 @@ from cli_helpers import (
     write,
 )
 
+import fedblend
+from fedblend.experiment.config import resolve
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
 from fedblend.runs.groups import by_data
@@ -144,13 +146,15 @@ def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs:
     model = {"name": "module", "path": "whole:Whole"}
     methods = ["fedavg", {"label": "broken", "name": "fedmix"}]
 
-    outcome = run({"model": model, "methods": methods, "rounds": 1}, "--out", "out", "--jobs", jobs)
+    changes = {"model": model, "methods": methods, "rounds": 1, "engine": "auto"}
+    outcome = run(changes, "--out", "out", "--jobs", jobs)
 
-    refused(outcome, "broken-seed0: RuntimeError", "not to have been used in the graph")
+    assert outcome.code == 2
+    assert "broken-seed0: RuntimeError: The differentiated Tensor" in outcome.err
     assert re.search(r"^ broken \* +0 +failed +— ", outcome.out, re.M)
     stands = status(Path("out/broken-seed0"))
     assert (stands["state"], stands["round"]) == ("failed", 0)
-    assert "not to have been used in the graph" in stands["reason"]
+    assert "not have been used in the graph" in stands["reason"]
     told = succeeded(here("compare", "out")).out
     assert "Not begun" not in told
     assert "digits (2)" not in told, "the failed run is of the same data"
@@ -165,34 +169,38 @@ def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_
 
     failed = Path("out/fedavg-cohort-5-seed0")
     assert status(failed)["reason"].startswith("train.cohort: 5 clients a round, but only 4")
-    assert "fedavg (cohort=5)" in " ".join(succeeded(here("compare", "out")).out.split())
-    # Its file may be mended, as that of a run that has not begun.
-    mended = {**settings, "partition": {"name": "iid", "clients": 6}}
-    refused(run(mended, "--out", "out", "--jobs", 1, "--resume"), "partition.clients: 6 differs from 4")
+    assert re.search(r"^ .*cohort=5.* \* +0 +failed +— ", succeeded(here("compare", "out")).out, re.M)
 
 
-def test_a_run_from_python_that_fails_in_code_of_its_own_is_failed_and_goes_on_once_it_is_mended() -> None:
-    calls: list[int] = []
+@pytest.mark.parametrize("place", ["make_setup", "engines.plan_engine", "engines.make"])
+def test_a_run_from_python_that_fails_before_it_begins_is_failed_and_goes_on_once_mended(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = resolve({**TINY, "rounds": 1})
 
-    class Fails(Callback):
-        def on_run_begin(self, setup: Setup, state: RunState) -> None:
-            calls.append(state.round)
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nothing to divide by")
 
-    @part("model", "fails-once")
-    class FailsOnce(Model):
-        def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-            if not Path("mended").exists():
-                raise ZeroDivisionError("nothing to divide by")
-            return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
-
-    made = resolve({**TINY, "model": FailsOnce(), "rounds": 1})
-    with pytest.raises(ZeroDivisionError):
-        fedblend.run(made, "own")
+    with monkeypatch.context() as broken:
+        broken.setattr(f"fedblend.runs.runner.{place}", fail)
+        with pytest.raises(ZeroDivisionError):
+            fedblend.run(made, "own")
     assert status(Path("own")) == {"state": "failed", "round": 0, "reason": "nothing to divide by"}
-    Path("mended").touch()
-    fedblend.run(made, "own", resume=True, callbacks=[Fails()])
-    assert (status(Path("own"))["state"], calls) == ("done", [0])
-    assert RunDirectory(Path("own")).facts()["clients"]["number"] == 4
+
+    fedblend.run(made, "own", resume=True)
+
+    assert status(Path("own"))["state"] == "done"
+    assert find_runs([Path("own")])[0].facts()["clients"]["number"] == 4
+
+
+def test_a_run_that_is_interrupted_before_it_begins_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedblend.runs.runner.engines.plan_engine", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fedblend.run(resolve(TINY), "own")
+    assert not Path("own").exists()
 
 
 def test_a_mistake_that_runs_share_is_told_once() -> None:
