@@ -117,9 +117,9 @@ def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: b
 
 def _report(runs: Sequence[RunDirectory], page: Path, faults: list[str], tabled: bool) -> None:
     """Print a table of the runs if ``tabled``, and write their page. Raises :class:`FedblendError` of all faults."""
-    console, runs = Console(), [run for run in runs if run.metrics()]
+    console, runs = Console(), [run for run in runs if run.metrics() or run.status()["state"] == "failed"]
     try:
-        if runs:
+        if any(run.metrics() for run in runs):
             if tabled:
                 console.print(report.compare(runs, reasons=False))  # the error below has the reasons
             report.write(runs, page, page.with_suffix(".png"), trust=True)

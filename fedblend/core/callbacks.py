@@ -25,6 +25,8 @@ class Callback(Part):
 
     counts_anew: bool = False
     """Whether it counts from each start anew, so that a run which it ended goes on in a resume."""
+    reads_uploads: bool = False
+    """Whether ``on_updates`` finds each client's upload in ``result.uploads``; else they are freed as they come."""
     replaces: str = ""
     """A file in the run's folder that it replaces, and that no other callback may replace."""
 
@@ -35,7 +37,11 @@ class Callback(Part):
         """A round begins: its cohort, int64 [clients], is drawn and has downloaded what it needs."""
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
-        """The cohort has trained and its uploads have arrived; they are not aggregated yet."""
+        """The cohort has trained and its uploads have arrived; they are not aggregated yet.
+
+        With :attr:`reads_uploads`, ``result.uploads`` has the good ones by client: tables of tensors on the CPU, as the
+        server received them, after the protection. They take the memory of a cohort's models.
+        """
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """A round is made and evaluated. Return true to end the run after this round."""

@@ -48,6 +48,8 @@ class TrainTask:
     """What objective and terms keep at the server, by ``SLOT/name``; sent to every client of the cohort."""
     personal: bool = False
     """Whether this task trains the clients' personal models (:class:`fedblend.core.objective.Personal`)."""
+    keeps_uploads: bool = False
+    """Whether the result has each good upload, for a callback (:attr:`Callback.reads_uploads`)."""
 
     def has_own_model(self, client: int) -> bool:
         """Whether a client goes on from a model of its own, not from the global one."""
@@ -205,7 +207,7 @@ class CohortResult:
     partial: Any = None
     """What the aggregator kept of the good uploads."""
     uploads: dict[int, Tensors] = field(default_factory=dict)
-    """Good uploads of this process by client, where the server step looks at single ones."""
+    """Good uploads by client, where a callback reads them; where the server step looks at them, this process's own."""
     client_states: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """What clients keep from now on, by client and path, where they keep anything."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -315,7 +317,7 @@ def collect(
                 continue
             result.good.append((update.client, update.samples, update.loss))
             result.add_extras(update.client, extras, aggregator)
-            if method.server_step.looks_at_uploads:
+            if method.server_step.looks_at_uploads or task.keeps_uploads:
                 result.uploads[update.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, float(update.samples)
 

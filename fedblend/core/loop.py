@@ -167,7 +167,8 @@ class RoundLoop:
             states = {}
         mixed = sent if self.method.objective.needs else None
         outputs, broadcast = state.global_outputs, self._broadcast(state)
-        task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, broadcast)
+        reads = any(callback.reads_uploads for callback in self.callbacks)
+        task = TrainTask(state.round, state.weights, mixed, sizes, outputs, states, broadcast, keeps_uploads=reads)
         return BegunRound(state, task, cohort, pool, costs, facts)
 
     # Cohort and downlink ------------------------------------------------------------------------------------------
@@ -472,6 +473,12 @@ class RoundLoop:
             raise FedblendError(
                 f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
                 f"hold samples; valid: 1 to {holding}"
+            )
+        reading = [getattr(one, "name", type(one).__name__) for one in self.callbacks if one.reads_uploads]
+        if reading and method.aggregator.secure_aggregated:
+            raise FedblendError(
+                f"callbacks: {listed(reading)} reads each client's upload, which '{method.aggregator.name}' in "
+                "method.aggregator hides from the server; valid: another aggregator, such as mean"
             )
         if experiment.evaluates_each:
             own_tests(setup)

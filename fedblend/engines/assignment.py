@@ -60,16 +60,20 @@ def mean_lr(train: Train, round: int, steps: int, last: int) -> float:
     return train.lr_in(round) * (sum(factors) / len(factors) if factors else 1.0)
 
 
-def batches(
-    n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the samples of all steps in order, int64 [epochs * n], and the bounds of batches, int64 [steps + 1].
+def batches(n: int, train: Train, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the samples of all batches in order, int64 [positions], and the bounds of batches, int64 [batches + 1].
 
-    Each epoch is a new permutation of the n samples. Its last, smaller batch is kept, so that small clients train too.
-    With ``steps`` there are instead ``steps`` full batches of samples drawn with replacement.
+    Each epoch is a new permutation of the n samples. ``train.last_batch`` says what becomes of its last, smaller batch;
+    a client with fewer samples than a batch always trains on all of them. With ``train.steps`` there are instead so
+    many full batches of samples drawn with replacement.
     """
-    if steps and n:
-        return rng.integers(n, size=steps * size), size * np.arange(steps + 1)
-    order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if n else np.empty(0, np.int64)
-    starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
-    return order, np.array([*starts, epochs * n if n else 0], np.int64)
+    size, epochs = train.batch_size, train.epochs
+    if not n:
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
+    if train.steps:
+        return rng.integers(n, size=train.steps * size), size * np.arange(train.steps + 1)
+    of_epoch = train.batches_of(n) // epochs
+    used = min(n, of_epoch * size) if train.last_batch == "drop" else n
+    order = np.concatenate([rng.permutation(n)[:used] for _ in range(epochs)])
+    starts = used * np.arange(epochs)[:, None] + size * np.arange(of_epoch)
+    return order, np.append(starts, epochs * used)

@@ -273,6 +273,5 @@ def free_memory(device: torch.device) -> int:
 def _steps_a_round(setup: Setup) -> float:
     """Return the mean number of steps of all clients in a round."""
     train, sizes = setup.experiment.train, setup.population.sizes
-    if train.steps:
-        return float(train.cohort * train.steps)
-    return float(train.cohort * train.epochs * np.ceil(sizes[sizes > 0] / train.batch_size).mean())
+    samples, clients = np.unique(sizes[sizes > 0], return_counts=True)
+    return float(train.cohort * np.average([train.batches_of(n) for n in samples.tolist()], weights=clients))

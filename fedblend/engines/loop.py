@@ -165,7 +165,7 @@ class LoopEngine:
                 if "more than 1 value per channel" in str(error):
                     raise FedblendError(
                         f"model: batch norm cannot be trained on a batch of one sample, which client {client} has in "
-                        f"round {task.round + 1}; choose another train.batch_size, or group norm"
+                        f"round {task.round + 1}; valid: {self._larger_batches(int(task.sizes[client]))}, or group norm"
                     ) from None
                 if "mutate a captured Tensor" in str(error):
                     raise FedblendError(
@@ -174,12 +174,19 @@ class LoopEngine:
                     ) from None
                 raise
 
+    def _larger_batches(self, samples: int) -> str:
+        """Return the fields that give a client with so many samples no batch of one sample."""
+        if self.setup.experiment.train.batch_size == 1:
+            return "train.batch_size from 2"
+        steps = "train.steps, which draws full batches with replacement"
+        return steps if samples == 1 else f"train.last_batch = 'merge' or 'drop', {steps}"
+
     def assign(self, task: TrainTask, client: int) -> Assignment:
         """Draw a client's batches and the random numbers of its objective, and select its view of the pool."""
         seed, settings, method = self.setup.experiment.seed, self.setup.experiment.train, self.setup.experiment.method
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
-        order, bounds = batches(samples, settings.epochs, settings.batch_size, rng, settings.steps)
+        order, bounds = batches(samples, settings, rng)
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)

@@ -115,7 +115,11 @@ class Train(FrozenTable):
     steps: Count | None = None
     """Batches in a round, instead of epochs, of samples drawn with replacement (Mix2FLD: 6,400 of one sample)."""
     batch_size: Count = 10
-    """Samples in a batch; a client's last, smaller batch is used too."""
+    """Samples in a batch."""
+    last_batch: Literal["keep", "drop", "merge"] = "keep"
+    """The last batch of an epoch where it is smaller than `batch_size`: used as it is, left out, or added to the batch
+    before it. A client with fewer samples than `batch_size` has one batch of all of them in any case.
+    """
     accumulate: Count = 1
     """Batches of one epoch whose gradients make one step, as a batch with the samples of all of them would."""
     lr: Positive = 0.01
@@ -143,6 +147,15 @@ class Train(FrozenTable):
     clip_norm: Positive | None = None
     """Largest norm of a step's gradient; a larger gradient is scaled down to it (default: no clipping)."""
 
+    @pydantic.field_validator("epochs", mode="before")
+    @classmethod
+    def _require_whole(cls, given: Any) -> Any:
+        if isinstance(given, float):
+            raise ValueError(
+                "write a whole number from 1, or train.steps, the batches of a round, for a part of an epoch"
+            )
+        return given
+
     @property
     def state_keys(self) -> tuple[str, ...]:
         """Names of what the optimiser keeps for each parameter; none for SGD without momentum."""
@@ -151,7 +164,9 @@ class Train(FrozenTable):
 
     def batches_of(self, samples: int) -> int:
         """Batches in a round of a client with ``samples`` samples."""
-        return (self.steps or self.epochs * -(-samples // self.batch_size)) if samples else 0
+        full, rest = divmod(samples, self.batch_size)
+        of_epoch = full + (rest > 0) if self.last_batch == "keep" else max(1, full)
+        return (self.steps or self.epochs * of_epoch) if samples else 0
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round, counted from 0; of its first step, where it changes within the round."""

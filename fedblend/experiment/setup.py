@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, require_memory, tokens_refused
+from fedblend.core.errors import FedblendError, listed, require_memory, tokens_refused
 from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
@@ -49,7 +49,9 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
                 raise tokens_refused(f"method.{one.kind}: '{one.name}'")
     if features := experiment.method.upload.features(model, sample):
         task = replace(task, features=features)
-    return Setup(experiment, data, population, scale, model, task)
+    setup = Setup(experiment, data, population, scale, model, task)
+    _warn_of_noisy_variances(setup)
+    return setup
 
 
 def split(experiment: Experiment, data: Dataset) -> Population:
@@ -96,6 +98,20 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
                 f"{list(shape)}; valid: no augmentation"
             )
         one.require_possible(shape)
+
+
+def _warn_of_noisy_variances(setup: Setup) -> None:
+    """Warn where noise falls on running variances, which it can make negative."""
+    experiment = setup.experiment
+    if not getattr(experiment.protection, "size", 0.0) or not experiment.method.upload.is_model:
+        return
+    if variances := [name for name in setup.shared(setup.model.state_dict()) if name.endswith("running_var")]:
+        warnings.warn(
+            f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and "
+            "noised with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are "
+            "then hundreds of times too large; better: group norm, or fedbn, whose batch norms stay at the clients",
+            stacklevel=3,
+        )
 
 
 class _Casts(TorchDispatchMode):

@@ -182,7 +182,7 @@ class FlowerEngine:
                 upload = {name: sent[name] for name in like}
                 result.add_extras(client, {name: extras[name] for name in expected}, aggregator)
                 result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-                if server_step.looks_at_uploads and not server_step.queries_clients:
+                if task.keeps_uploads or (server_step.looks_at_uploads and not server_step.queries_clients):
                     result.uploads[client] = upload
                 yield upload, float(reply.fields["samples"])
 

@@ -36,7 +36,8 @@ AT_SITES = (
     *("metrics", "validation.clients", "validation.server"),
     *("evaluate_model", "policy.min_mean", "method.name", "method.label", "method.sharing", "method.objective"),
     *("method.terms", "method.personal", "method.upload", "method.stateful_clients", "method.aggregator"),
-    *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size", "train.lr"),
+    *("method.server_step", "train.cohort", "train.epochs", "train.steps", "train.batch_size"),
+    *("train.last_batch", "train.lr"),
     *("train.lr_decay", "train.momentum", "train.weight_decay", "train.clip_norm", "train.accumulate", "train.augment"),
     *("train.schedule", "train.schedule_in_round", "train.optimizer", "train.optimizer_state"),
 )
@@ -164,8 +165,15 @@ def check_steps(site: Site, experiment: Experiment, samples: int) -> None:
             f"train.schedule_in_round: '{train.schedule_in_round.name}': where rates differ within a round, {means} "
             "tell of the samples of some steps; valid: leave it out (train.schedule changes the rate between rounds)"
         )
+    if train.last_batch == "drop" and samples > train.batch_size and samples % train.batch_size:
+        raise RefusedByPolicy(
+            f"train.last_batch: 'drop' leaves other samples out in each epoch, by the server's seed, and {means} then "
+            "tell of these; valid: keep or merge"
+        )
     step = train.batch_size * train.accumulate
-    fewest = (samples > step and samples % step) or step
+    rest = samples % step if samples > step else 0
+    # A merged rest of the samples is part of the batch before it.
+    fewest = rest if rest >= (train.batch_size if train.last_batch == "merge" else 1) else step
     if fewest < site.min_mean:
         raise RefusedByPolicy(
             f"train.batch_size: {train.batch_size}: of {samples} samples a step would be of {fewest}, and {means} tell "

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import warnings
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import AfterValidator, Field
+from torch.nn import functional as F
 
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, brief, missing_package
@@ -261,9 +264,14 @@ class TorchMetric(Metric):
 
     In a file the path may be the name, and the options stand beside it:
     ``metrics = [{ name = "torchmetrics.classification:MulticlassCohenKappa", weights = "linear" }]``. The metric
-    receives logits (torchmetrics makes probabilities of them) and class indices, in multi-label data probabilities and
-    labels 0 and 1, in regression predictions and targets. Its options ``task``, ``num_classes``, ``num_labels`` and
-    ``num_outputs`` are set unless they are given. A result with one number a class is recorded by class.
+    receives probabilities (softmax outputs [n, C], float64) and class indices, in multi-label data probabilities
+    (sigmoid outputs) and labels 0 and 1, in regression predictions and targets. A binary metric receives the
+    probability of the second of two classes. The options ``task``, ``num_classes``, ``num_labels`` and ``num_outputs``
+    are set unless they are given. A result with one number a class is recorded by class.
+
+    torchmetrics gives many values that are not defined as 0. A value is taken for undefined where the targets alone fix
+    it: it is the same for outputs that are all right and all wrong. Of that kind are the AUROC, the recall and the F1
+    of a class that no sample has. Means over classes, labels or outputs leave such values out.
     """
 
     tasks = ("classification", "multi-label", "regression")
@@ -319,34 +327,82 @@ class TorchMetric(Metric):
             raise ValueError(f"'{self.path}' does not take the outputs of {task.kind}: {reason}") from None
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The metric; NaN where it gives one number a class."""
-        computed = self._computed(outputs, targets)
+        """The metric; NaN where it gives one number a class, and where it is not defined."""
+        computed = self._defined(outputs, targets)
         return float(computed) if computed.numel() == 1 else math.nan
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
         """The metric of each class, where it gives one number a class."""
-        computed = self._computed(outputs, targets)
+        computed = self._defined(outputs, targets)
         return computed.tolist() if computed.numel() > 1 else None
+
+    @functools.cached_property
+    def _takes(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self._made).parameters
 
     @property
     def _of_labels(self) -> bool:
         """Whether the metric takes the number of labels: a metric of classes or labels, and not of numbers."""
-        return "num_labels" in inspect.signature(self._made).parameters
+        return "num_labels" in self._takes
 
-    def _computed(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        takes, number = inspect.signature(self._made).parameters, outputs.shape[1]
+    def _defined(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The metric's value, or one a class, with NaN where the targets alone fix it."""
+        numbers, classes = targets.is_floating_point() and not self._of_labels, outputs.shape[1]
+        present = targets if targets.is_floating_point() else F.one_hot(targets, classes)
+        # Only where samples are alike: the other values are torchmetrics' own.
+        if (present != present[:1]).any(0).all():
+            return self._computed(outputs, targets)
+        right, wrong = 200.0 * present - 100, 100 - 200.0 * present
+        if numbers:
+            # Errors of two sizes: by convention R2 is 1 where nothing differs.
+            ramp = torch.arange(1.0, len(targets) + 1)[:, None]
+            right, wrong = targets + ramp, targets - 2 * ramp
+        each: dict[str, str] = {}
+        average = ""
+        for option, mean_of in (("average", ("macro", "weighted")), ("multioutput", ("uniform_average",))):
+            if option in self._takes and self._option(option) in mean_of:
+                each, average = {option: "none" if option == "average" else "raw_values"}, self._option(option)
+        try:
+            values, best, worst = (self._computed(of, targets, **each) for of in (outputs, right, wrong))
+        except (ValueError, IndexError):
+            # Such as R2 of one sample; the trial before the run has refused what is never possible.
+            return torch.tensor(math.nan)
+        values = values.where(best != worst, math.nan)
+        if not each:
+            return values
+        weights = present.sum(0).double() if average == "weighted" else torch.ones_like(values)
+        weights = weights.where(~values.isnan(), 0.0)
+        return (values.nan_to_num() * weights).sum() / weights.sum()
+
+    def _option(self, name: str) -> Any:
+        return self.options.get(name, self._takes[name].default)
+
+    def _computed(self, outputs: torch.Tensor, targets: torch.Tensor, **changed: Any) -> torch.Tensor:
+        """What torchmetrics computes, with some options ``changed``; a number, or one a class."""
+        number = outputs.shape[1]
         known: dict[str, Any] = {"num_outputs": number}
+        # torchmetrics takes logits for probabilities where all of them lie in [0, 1].
         if not targets.is_floating_point():
-            known = {"task": "multiclass", "num_classes": number}
+            known, outputs = {"task": "multiclass", "num_classes": number}, outputs.double().softmax(1)
         elif self._of_labels:
-            # torchmetrics takes logits for probabilities where all of them lie in [0, 1].
-            known, outputs, targets = {"task": "multilabel", "num_labels": number}, outputs.sigmoid(), targets.long()
-        options = {name: value for name, value in known.items() if name in takes} | dict(self.options)
-        if number == 1 and targets.is_floating_point():
+            known, targets = {"task": "multilabel", "num_labels": number}, targets.long()
+            outputs = outputs.double().sigmoid()
+        options = {name: value for name, value in known.items() if name in self._takes} | self.options | changed
+        if self._is_binary(options) and known.get("num_classes") == 2:
+            outputs = outputs[:, 1]
+        if number == 1 and "num_classes" not in known:
             outputs, targets = outputs[:, 0], targets[:, 0]
-        call = functools.partial(self._made, **options) if inspect.isfunction(self._made) else self._made(**options)
-        result = call(outputs, targets)
+        with warnings.catch_warnings():
+            # Of values that are not defined, which are left out.
+            warnings.simplefilter("ignore", UserWarning)
+            call = functools.partial(self._made, **options) if inspect.isfunction(self._made) else self._made(**options)
+            result = call(outputs, targets)
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else None
         if shape not in ((), (1,), (number,)):
             raise TypeError(f"its result is no number, and not one a class: {brief(result)}")
         return result.double()
+
+    def _is_binary(self, options: Mapping[str, Any]) -> bool:
+        """Whether the metric is one of classes, and takes no number of them."""
+        of_classes = ".classification." in f"{self._made.__module__}."
+        return options["task"] == "binary" if "task" in options else of_classes and "num_classes" not in self._takes

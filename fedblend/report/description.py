@@ -233,6 +233,8 @@ def _training(outcomes: Sequence[Outcome]) -> str:
         extra.append(f"pictures augmented by {' or '.join(names or 'nothing' for names in augments)}")
     if any(o.config["train"].get("accumulate", 1) > 1 for o in outcomes):
         extra.append(f"gradients of {field('accumulate')} batches accumulated")
+    if any(o.config["train"].get("last_batch", "keep") != "keep" for o in outcomes):
+        extra.append(f"smaller last batches: {field('last_batch')}")
     if any(o.config["train"].get("optimizer_state") == "keep" for o in outcomes):
         extra.append("each client keeps its optimizer's state")
     return text + (f" ({', '.join(extra)})" if extra else "") + "."

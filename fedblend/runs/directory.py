@@ -78,6 +78,11 @@ class RunDirectory:
         """Return whether a folder is a run directory; other programs have files of the configuration's name, too."""
         return os.path.isfile(path / CONFIG) and any(os.path.isfile(path / name) for name in (FACTS, SPLIT, METRICS))
 
+    @classmethod
+    def has_begun(cls, path: Path) -> bool:
+        """Return whether a folder is a run directory, and the run did not fail before it began."""
+        return cls.is_run(path) and any(os.path.isfile(path / name) for name in (SPLIT, METRICS))
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder for this process. The system releases the lock if the process is killed.
@@ -90,7 +95,7 @@ class RunDirectory:
 
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
         """Write the files that do not change during a run. The configuration is last, as it makes the folder a run."""
-        if self.is_run(self.path):
+        if self.has_begun(self.path):
             raise FedblendError(
                 f"{self.path}: another process has just started a run here; give another folder with --out"
             )
@@ -98,6 +103,14 @@ class RunDirectory:
         write_json(self.path / FACTS, facts)
         write_atomically(self.path / SPLIT, json.dumps(split))
         self.set_experiment(experiment)
+
+    def create_failed(self, experiment: Experiment, facts: dict[str, Any], reason: str) -> None:
+        """Write the files of a run that failed before it began: in its trial, or while its data or model were made."""
+        with self.locked():
+            if not self.has_begun(self.path):
+                write_json(self.path / FACTS, facts)
+                self.set_status("failed", 0, reason)
+                self.set_experiment(experiment)
 
     def experiment(self) -> Experiment:
         """Return the experiment of this run. Raises :class:`FedblendError` for an invalid configuration.

@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def never_trained(self) -> bool:
-        """Whether the run failed in its first round, so that only the untrained model was evaluated."""
+        """Whether the run failed in its first round or before, so that at most the untrained model was evaluated."""
         return self.state == "failed" and self.round == 0
 
     @property
@@ -170,8 +170,12 @@ def by_data(runs: Iterable[RunDirectory]) -> dict[str, list[Group]]:
     are numbered.
     """
     by_key: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in _read_all(runs):
-        by_key[_data_key(outcome)].append(outcome)
+    outcomes = _read_all(runs)
+    # A run that failed before its data were known belongs to those with the same data in their fields.
+    known = {str(one.config["data"]): _data_key(one) for one in outcomes if "data" in one.facts}
+    for outcome in outcomes:
+        key = _data_key(outcome)
+        by_key[key if "data" in outcome.facts else known.get(str(outcome.config["data"]), key)].append(outcome)
     named: dict[str, list[Group]] = {}
     times: Counter[str] = Counter()
     for outcomes in by_key.values():

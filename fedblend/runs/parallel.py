@@ -35,7 +35,7 @@ from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
 from fedblend.runs.faults import describe_fault, user_error
 from fedblend.runs.groups import EXECUTION
-from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, require_no_run
+from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, keep_failure, require_no_run
 from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, RoundRecord], None]
@@ -84,7 +84,7 @@ def _run_locked(
     # run that is there is refused. How a run was executed stays: a device may turn out not to be there.
     going = {}
     for slug, experiment in study.experiments.items():
-        if not RunDirectory.is_run(folder / slug):
+        if not RunDirectory.has_begun(folder / slug):
             going[slug] = as_table(experiment)
         elif resume:
             before = RunDirectory(folder / slug).experiment()
@@ -116,6 +116,8 @@ def _run_locked(
                 failed |= _run_sequentially(wave, folder, resume, on_record, on_timing, share)
             else:
                 failed |= _run_in_parallel(wave, folder, resume, parallel, on_record, on_timing)
+        for slug, reason in failed.items() if has_runs(folder) else ():
+            keep_failure(folder / slug, study.experiments[slug], reason)
         return failed
     except (KeyboardInterrupt, Stopped):
         if not has_runs(folder):
@@ -158,7 +160,7 @@ def join_failures(faults: Mapping[str, str], runs: int) -> str:
 
 def _require_same_experiments(study: Study, folder: Path) -> None:
     """Raise :class:`FedblendError` if an experiment differs from the one that its run began with."""
-    started = {slug: e for slug, e in study.experiments.items() if RunDirectory.is_run(folder / slug)}
+    started = {slug: e for slug, e in study.experiments.items() if RunDirectory.has_begun(folder / slug)}
     fields = {slug: first_difference(RunDirectory(folder / slug), experiment) for slug, experiment in started.items()}
     different = {slug: field for slug, field in fields.items() if field}
     if different:

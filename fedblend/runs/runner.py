@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -86,7 +86,7 @@ def execute(
     so do :class:`KeyboardInterrupt` and :class:`Stopped` of a callback. Any other error marks the run failed.
     """
     directory = RunDirectory(path)
-    exists = RunDirectory.is_run(path)
+    exists = RunDirectory.has_begun(path)
     if exists and not resume:
         raise FedblendError(
             f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
@@ -96,12 +96,13 @@ def execute(
     require_own_files([*experiment.callbacks, *callbacks])
     # A resumed run keeps its finished rounds, even if fewer are configured.
     experiment = experiment.model_copy(update={"rounds": max(experiment.rounds, checkpoint.round_of(path) or 0)})
-    # Built before the folder is created, so that an invalid experiment leaves no empty run.
-    setup = replace(make_setup(experiment), folder=path)
-    if exists:
-        directory.require_same_data(setup.data)
-    engines.require_device(experiment.device)
-    with one_thread():
+    with _failure_kept(path, experiment):
+        # Built before the folder is created, so that an invalid experiment leaves no empty run.
+        setup = replace(make_setup(experiment), folder=path)
+        if exists:
+            directory.require_same_data(setup.data)
+        engines.require_device(experiment.device)
+    with one_thread(), _failure_kept(path, experiment):
         if federate is not None:
             setup, engine, choice = federate(setup)
         else:
@@ -121,6 +122,24 @@ def execute(
         finally:
             engine.close()
     return FinishedRun(directory, setup, state)
+
+
+@contextmanager
+def _failure_kept(path: Path, experiment: Experiment) -> Iterator[None]:
+    """Keep an error in code inside the context, such as the user's model, as the status of a run; not one in fields."""
+    try:
+        yield
+    except FedblendError:
+        raise
+    except Exception as error:
+        keep_failure(path, experiment, str(error) or type(error).__name__)
+        raise
+
+
+def keep_failure(path: Path, experiment: Experiment, reason: str) -> None:
+    """Make the folder of a run that failed before it began; one that has begun, or a full disk, stays as it is."""
+    with suppress(FedblendError, OSError):
+        RunDirectory(path).create_failed(experiment, _process_facts(), reason)
 
 
 def require_no_run(folder: Path) -> None:
@@ -175,7 +194,7 @@ def _run(
         checkpoints.saved_round = before["round"]
         try:
             cut = None
-            if RunDirectory.is_run(directory.path):
+            if RunDirectory.has_begun(directory.path):
                 cut = directory.experiment() if before["state"] != "done" else None
                 directory.set_experiment(experiment)
                 # Runs of fedblend 0.1 lack the facts on privacy.
@@ -291,10 +310,8 @@ def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
         return
 
 
-def collect_facts(setup: Setup) -> dict[str, Any]:
-    """Return the facts that are needed to repeat a run and to interpret its numbers."""
-    sizes, device = setup.population.sizes, setup.experiment.device
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
+def _process_facts() -> dict[str, Any]:
+    """Return the facts of this process: its command, versions, and the folders of the user's parts."""
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
@@ -303,6 +320,15 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
+        "import_from": sorted(registry.imported_from),
+    }
+
+
+def collect_facts(setup: Setup) -> dict[str, Any]:
+    """Return the facts that are needed to repeat a run and to interpret its numbers."""
+    sizes, device = setup.population.sizes, setup.experiment.device
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
+    return _process_facts() | {
         "machine": {"system": platform.system(), "processor": platform.machine(), **gpu},
         "data": {
             "name": setup.data.name,
@@ -332,7 +358,6 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
         "partition": setup.population.notes,
         "privacy": privacy_facts(setup.experiment),
         "metrics": {metric.label: metric.larger_is_better for metric in setup.experiment.metrics},
-        "import_from": sorted(registry.imported_from),
     }
 
 

@@ -99,7 +99,7 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
 
     - ``method``, ``seeds`` (number of runs in the means), ``finished`` and ``unfinished`` (numbers of runs), ``status``
       (of each run that is not finished), ``states`` (numbers of failed, stopped, killed, ... runs) and
-      ``failed`` (whether all failed in their first round, so that scores are of the untrained model);
+      ``failed`` (whether all failed in their first round or before: scores, if any, are of the untrained model);
       ``diverged``: the seeds in the means whose final measure is not a finite number;
     - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
       ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
@@ -147,7 +147,7 @@ def _row(g: Group) -> dict[str, Any]:
         "unfinished": len(g.unfinished),
         "status": status(g),
         "states": states(g),
-        "failed": bool(counted) and all(o.never_trained for o in counted),
+        "failed": all(o.never_trained for o in counted or g.outcomes),
         "diverged": [o.seed for o, values in zip(counted, series, strict=True) if not math.isfinite(values[-1])],
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),

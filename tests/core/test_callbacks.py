@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from helpers import experiment, setup
+from safetensors.torch import load_file
 
 import fedblend
 from fedblend.core.callbacks import Callback
@@ -19,10 +22,13 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import EarlyStopping
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 
 TINY: dict[str, Any] = {"data": "toy", "partition": "natural", "model": {"name": "mlp", "hidden": []}, "rounds": 4}
 TINY |= {"train": {"cohort": 2, "epochs": 1}, "engine": "loop", "ranks": 1, "checkpoint_every": 3}
@@ -184,6 +190,83 @@ def test_a_file_names_callbacks_by_name_and_by_dotted_path(tmp_path: Path, monke
     assert RunDirectory(tmp_path / "run").experiment().callbacks == result.experiment.callbacks
     with pytest.raises(FedblendError, match=r"callbacks\[0\].name: unknown callback 'stopp'"):
         experiment(**TINY, callbacks=["stopp"])
+
+
+class Keeps(Callback):
+    """Keeps each round's uploads, by client."""
+
+    reads_uploads = True
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, dict[str, torch.Tensor]]] = []
+
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        self.rounds.append(dict(result.uploads))
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+def test_a_callback_that_reads_uploads_has_those_that_the_server_averages(engine: Any) -> None:
+    made = setup(train={"cohort": 3}, rounds=1, protection={"name": "noise", "scale": 0.1})
+    keeps, others = Keeps(), Diary()
+    loop = RoundLoop(made, engine(made), [keeps, others])
+
+    state = loop.run(*loop.start())
+
+    (sent,) = keeps.rounds
+    cohort = loop.draw_cohort(0)
+    shares = made.sizes(0)[cohort] / made.sizes(0)[cohort].sum()
+    assert list(sent) == cohort.tolist()
+    for name, tensor in state.weights.items():
+        mean = sum(share * sent[client][name].double() for client, share in zip(sent, shares, strict=True))
+        torch.testing.assert_close(tensor, mean.float())
+
+
+def test_without_such_a_callback_no_upload_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeps, "reads_uploads", False)
+    made = setup(train={"cohort": 3}, rounds=1)
+    keeps = Keeps()
+    loop = RoundLoop(made, LoopEngine(made), [keeps])
+
+    loop.run(*loop.start())
+
+    assert keeps.rounds == [{}]
+
+
+def test_uploads_of_all_ranks_reach_a_callback(tmp_path: Path) -> None:
+    kept = []
+    for ranks in (1, 2):
+        keeps = Keeps()
+        fedblend.run(experiment(**{**TINY, "rounds": 1, "ranks": ranks}), tmp_path / str(ranks), callbacks=[keeps])
+        kept.append(keeps.rounds)
+
+    (one,), (two,) = kept
+    assert list(one) == list(two)
+    assert all(torch.equal(tensor, two[client][name]) for client in one for name, tensor in one[client].items())
+
+
+def test_a_callback_cannot_read_uploads_that_the_aggregator_hides() -> None:
+    made = setup(train={"cohort": 3}, method={"name": "fedavg", "aggregator": "secure-mean"})
+
+    with pytest.raises(FedblendError, match=r"^callbacks: Keeps reads each client's upload, which 'secure-mean' in"):
+        RoundLoop(made, LoopEngine(made), [Keeps()])
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not in a package")
+def test_the_callback_of_the_documentation_keeps_each_clients_model(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    (block,) = [block for block in blocks if "reads_uploads" in block]
+    made: dict[str, Any] = {}
+    exec(block, made)
+
+    result = fedblend.run(
+        experiment(**{**TINY, "rounds": 1}), tmp_path / "run", callbacks=[made["KeepClients"](tmp_path / "clients")]
+    )
+
+    cohort = result.metrics["cohort"][1]
+    assert {file.name for file in (tmp_path / "clients").iterdir()} == {f"client-{c}.safetensors" for c in cohort}
+    assert (
+        load_file(tmp_path / "clients" / f"client-{cohort[0]}.safetensors").keys() == result.model.state_dict().keys()
+    )
 
 
 class Ends(Callback):

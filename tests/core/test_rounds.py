@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import BATCH_NORM, train, with_calls
+from federation_helpers import BATCH_NORM, stacked_gives_the_loops_state, train, with_calls
 from helpers import (
     engine_of,
     examples,
+    experiment,
     federation,
     federation_of,
     run,
@@ -123,7 +124,7 @@ def test_a_client_with_fewer_samples_than_a_batch_trains(method: str) -> None:
 def test_every_sample_is_seen_once_an_epoch_and_the_last_batch_is_kept(
     n: int, epochs: int, size: int, seed: int
 ) -> None:
-    order, bounds = batches(n, epochs, size, np.random.default_rng(seed))
+    order, bounds = batches(n, Train(epochs=epochs, batch_size=size), np.random.default_rng(seed))
 
     assert [sorted(order[e * n : (e + 1) * n]) for e in range(epochs)] == [list(range(n))] * epochs
     one_epoch = [size] * (n // size) + [n % size] * bool(n % size)
@@ -131,8 +132,66 @@ def test_every_sample_is_seen_once_an_epoch_and_the_last_batch_is_kept(
     assert (bounds[0], bounds[-1]) == (0, n * epochs)
 
 
+@pytest.mark.parametrize(
+    ("last", "sizes"),
+    [
+        ("keep", {3: [3], 4: [4], 5: [4, 1], 8: [4, 4], 11: [4, 4, 3], 0: []}),
+        ("drop", {3: [3], 4: [4], 5: [4], 8: [4, 4], 11: [4, 4], 0: []}),
+        ("merge", {3: [3], 4: [4], 5: [5], 8: [4, 4], 11: [4, 7], 0: []}),
+    ],
+)
+def test_a_smaller_last_batch_is_kept_dropped_or_merged(last: Any, sizes: dict[int, list[int]]) -> None:
+    settings_ = Train(epochs=2, batch_size=4, last_batch=last)
+    for n, wanted in sizes.items():
+        order, bounds = batches(n, settings_, np.random.default_rng(n))
+        rng = np.random.default_rng(n)
+        drawn = np.concatenate([rng.permutation(n)[: sum(wanted)] for _ in range(2)])
+
+        assert order.tolist() == drawn.tolist()
+        assert np.diff(bounds).tolist() == wanted * 2
+        assert settings_.batches_of(n) == 2 * len(wanted)
+
+
+@pytest.mark.parametrize("method", ["fedmix", "localmix"])
+@pytest.mark.parametrize("last", ["drop", "merge"])
+def test_stacks_train_on_dropped_and_merged_batches_as_the_loop_does(method: str, last: str) -> None:
+    groups = [range(2), range(2, 7), range(7, 18), range(18, 30), range(30, 40)]
+    made = setup(groups=groups, method=method, train={"cohort": 5, "batch_size": 4, "last_batch": last})
+
+    stacked_gives_the_loops_state(made, 2, 4)
+
+
+def test_batch_norm_trains_where_a_rest_of_one_sample_is_dropped_or_merged() -> None:
+    for last in ("drop", "merge"):
+        made = setup(model=BATCH_NORM, groups=[range(11)], train={"cohort": 1, "batch_size": 5, "last_batch": last})
+
+        assert not same(train(made, [0])[0].weights, made.weights())
+
+
+@pytest.mark.parametrize(
+    ("settings_", "samples", "words"),
+    [
+        ({"batch_size": 5}, 11, "train.last_batch = 'merge' or 'drop', train.steps, which draws"),
+        ({"batch_size": 5, "last_batch": "merge"}, 1, "valid: train.steps, which draws"),
+        ({"batch_size": 1, "last_batch": "merge"}, 11, "valid: train.batch_size from 2"),
+    ],
+)
+def test_batch_norm_on_a_batch_of_one_sample_is_told_what_works(
+    settings_: dict[str, Any], samples: int, words: str
+) -> None:
+    made = setup(model=BATCH_NORM, groups=[range(samples)], train={"cohort": 1, **settings_})
+
+    with pytest.raises(FedblendError, match=rf"client 0 has in round 1; .*{words}.*, or group norm"):
+        train(made, [0])
+
+
+def test_a_part_of_an_epoch_is_given_in_steps() -> None:
+    with pytest.raises(FedblendError, match=r"train\.epochs: 0\.5 is not valid: .*train\.steps"):
+        experiment(train={"epochs": 0.5})
+
+
 def test_each_epoch_is_a_fresh_permutation() -> None:
-    order, _ = batches(30, 2, 10, np.random.default_rng(0))
+    order, _ = batches(30, Train(), np.random.default_rng(0))
 
     assert order[:30].tolist() != order[30:].tolist()
     assert order[:30].tolist() != list(range(30))

@@ -428,7 +428,7 @@ def test_batch_norm_on_a_batch_of_one_sample_is_told_with_the_client_and_a_remed
         "model": {"name": "module", "path": "normed:Net"},
         "partition": {"name": "counts", "counts": [[4] * 10, [4] * 9 + [5]]},
     }
-    refused(run(changes), "one sample", "client 1", "round 1", "train.batch_size")
+    refused(run(changes), "one sample", "client 1", "round 1", "train.last_batch", "train.steps")
 
 
 def test_image_models_refuse_text_and_features() -> None:

@@ -18,9 +18,11 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from flower_helpers import Nodes
 from flwr.app import Message
 
+from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
 from fedblend.core.loop import RoundLoop
+from fedblend.core.registry import part
 from fedblend.core.sharing import Pool, rows_of
 from fedblend.core.state import RunState
 from fedblend.core.trees import digest_of
@@ -82,6 +84,34 @@ def test_data_that_stay_local_and_a_clients_own_weights_do_not_leave(tmp_path: P
         assert sum(shared) == 0
     model = sum(t.numel() * 4 for t in finished.state.weights.values())
     assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
+
+
+KEPT: list[dict[int, Any]] = []
+
+
+@part("callback", "keeps-uploads")
+class KeepsUploads(Callback):
+    """Keeps each round's uploads, by client."""
+
+    reads_uploads = True
+
+    def on_updates(self, task: Any, result: Any) -> None:
+        """Keep them."""
+        KEPT.append(dict(result.uploads))
+
+
+def test_a_callback_at_the_server_reads_each_sites_upload(tmp_path: Path) -> None:
+    KEPT.clear()
+    asked = experiment(rounds=1, callbacks=["keeps-uploads"])
+
+    run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5))
+    made = make_setup(asked)
+    loop = RoundLoop(made, LoopEngine(made), asked.callbacks)
+    loop.run(*loop.start())
+
+    sites, alone = KEPT
+    assert list(sites) == list(alone)
+    assert all(torch.equal(tensor, sites[client][name]) for client in alone for name, tensor in alone[client].items())
 
 
 # A site's side ---------------------------------------------------------------------------------------------

@@ -220,6 +220,129 @@ def test_torchmetrics_gives_numbers_by_class_and_errors_of_regression() -> None:
     assert not error.larger_is_better
 
 
+PATH = "torchmetrics.classification:"
+BOUNDED = THREE.sigmoid()
+"""Logits that torchmetrics alone would take for probabilities."""
+
+
+@pytest.mark.parametrize(("name", "own"), [("AUROC", "auc"), ("CalibrationError", "ece"), ("F1Score", "f1")])
+def test_metrics_of_torchmetrics_receive_probabilities(name: str, own: str) -> None:
+    pytest.importorskip("torchmetrics")
+    theirs, ours = metric("torchmetrics", path=f"{PATH}Multiclass{name}"), metric(own)
+
+    assert theirs.overall(BOUNDED, TARGETS) == pytest.approx(ours.overall(BOUNDED, TARGETS), rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "options"), [("BinaryAUROC", {}), ("AUROC", {"task": "binary"})])
+def test_a_binary_metric_receives_the_probability_of_the_second_class(name: str, options: dict[str, Any]) -> None:
+    pytest.importorskip("torchmetrics")
+    outputs, targets = BOUNDED[:, :2], (TARGETS > 0).long()
+    theirs = metric("torchmetrics", path=PATH + name, options=options)
+    theirs.require_possible(Task("classification", 2))
+
+    assert theirs.overall(outputs, targets) == pytest.approx(metric("auc").overall(outputs, targets))
+    with pytest.raises(ValueError, match="does not take the outputs of classification"):
+        theirs.require_possible(Task("classification", 3))
+
+
+LACKS_2 = torch.tensor([0, 1, 1, 1, 0, 0])
+"""Targets without class 2, which is predicted once."""
+FIRST = torch.zeros(6, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("targets", [LACKS_2, FIRST, TARGETS], ids=["lacks one", "has one", "has all"])
+@pytest.mark.parametrize(
+    ("name", "options", "own"),
+    [
+        ("AUROC", {}, "auc"),
+        ("AUROC", {"thresholds": [i / 1000 for i in range(1001)]}, "auc"),
+        ("Recall", {}, "balanced-accuracy"),
+        ("Accuracy", {}, "balanced-accuracy"),
+    ],
+)
+def test_classes_whose_value_is_not_defined_are_left_out_of_torchmetrics_means(
+    name: str, options: dict[str, Any], own: str, targets: torch.Tensor
+) -> None:
+    pytest.importorskip("torchmetrics")
+    theirs = metric("torchmetrics", path=f"{PATH}Multiclass{name}", options=options)
+    wanted = metric(own).overall(THREE, targets)
+
+    assert theirs.overall(THREE, targets) == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+    assert math.isnan(wanted) == (targets is FIRST and own == "auc")
+
+
+def test_classes_by_number_and_weighted_means_leave_undefined_values_out() -> None:
+    pytest.importorskip("torchmetrics")
+    path = f"{PATH}MulticlassAUROC"
+    one, two, _ = by_class = metric("auc").by_class(THREE, LACKS_2)
+
+    each = metric("torchmetrics", path=path, options={"average": "none"}).by_class(THREE, LACKS_2)
+    weighted = metric("torchmetrics", path=path, options={"average": "weighted"}).overall(THREE, LACKS_2)
+
+    assert each == pytest.approx(by_class, nan_ok=True)
+    assert weighted == pytest.approx((3 * one + 3 * two) / 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "without_first", "without_second"),
+    [
+        ("BinaryAUROC", math.nan, math.nan),
+        ("BinaryRecall", 4 / 6, math.nan),
+        ("BinaryF1Score", 8 / 10, math.nan),
+        ("BinarySpecificity", math.nan, 2 / 6),
+        ("BinaryAccuracy", 4 / 6, 2 / 6),
+    ],
+)
+def test_which_binary_metrics_one_class_leaves_undefined(
+    name: str, without_first: float, without_second: float
+) -> None:
+    pytest.importorskip("torchmetrics")
+    made = metric("torchmetrics", path=PATH + name)
+    outputs = logits([[0.2, 0.8]] * 4 + [[0.9, 0.1]] * 2)
+
+    found = [made.overall(outputs, FIRST + 1), made.overall(outputs, FIRST)]
+
+    assert found == pytest.approx([without_first, without_second], nan_ok=True)
+
+
+def test_a_label_that_all_samples_have_or_none_is_left_out_as_in_our_auc() -> None:
+    pytest.importorskip("torchmetrics")
+    labels = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0]])
+    made = metric("torchmetrics", path=f"{PATH}MultilabelAUROC")
+
+    assert made.overall(THREE, labels) == pytest.approx(metric("auc").overall(THREE, labels))
+    assert math.isnan(made.overall(THREE[:1], labels[:1]))
+
+
+@pytest.mark.parametrize("name", ["R2Score", "ExplainedVariance", "SpearmanCorrCoef"])
+def test_equal_targets_and_a_single_sample_leave_scores_of_regression_undefined(name: str) -> None:
+    pytest.importorskip("torchmetrics")
+    made = metric("torchmetrics", path=f"torchmetrics.regression:{name}")
+    outputs = torch.tensor([[1.0], [2.0], [4.0]])
+
+    for values in (outputs, outputs[:1]):
+        assert math.isnan(made.overall(values, torch.ones_like(values)))
+    error = metric("torchmetrics", path="torchmetrics.regression:MeanAbsoluteError")
+    assert error.overall(outputs, torch.ones_like(outputs)) == pytest.approx(4 / 3)
+
+
+def test_an_output_of_equal_targets_is_left_out_of_r2_of_torchmetrics() -> None:
+    pytest.importorskip("torchmetrics")
+    outputs = torch.tensor([[1.0, 2.0], [2.0, 5.0], [4.0, 6.0]])
+    targets = torch.tensor([[1.0, 2.0], [1.0, 4.0], [1.0, 9.0]])
+
+    made = metric("torchmetrics", path="torchmetrics.regression:R2Score")
+
+    assert made.overall(outputs, targets) == pytest.approx(metric("r2").overall(outputs, targets))
+
+
+@pytest.mark.filterwarnings("error")
+def test_undefined_values_of_torchmetrics_come_without_its_warnings() -> None:
+    pytest.importorskip("torchmetrics")
+
+    assert math.isnan(metric("torchmetrics", path=f"{PATH}MulticlassAUROC").overall(THREE, FIRST))
+
+
 @pytest.mark.parametrize(
     ("path", "options", "words"),
     [

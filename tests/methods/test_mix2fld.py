@@ -39,6 +39,7 @@ from fedblend.engines.assignment import batches
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.terms import Distill
 from fedblend.methods.server_steps.distill import DistillToModel
 from fedblend.methods.sharing.seeds import MixedSeeds
@@ -78,7 +79,7 @@ def test_mean_outputs_are_those_of_each_step_before_its_own_update(engine: Any, 
 
     for result in results:
         rng = np.random.Generator(np.random.Philox(key=_key(made, result.client)))
-        order, bounds = batches(result.samples, 2, batch, rng)
+        order, bounds = batches(result.samples, made.experiment.train, rng)
         x, y = made.samples(result.client, result.samples)
         x = made.scale(x).flatten(1)
         weight, bias = (t.clone() for t in made.weights().values())
@@ -399,12 +400,14 @@ def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
 
 
 def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:
-    order, bounds = batches(5, 2, 3, np.random.default_rng(0), steps=100)
+    train = Train(batch_size=3, steps=100)
+
+    order, bounds = batches(5, train, np.random.default_rng(0))
 
     assert len(order) == 300
     assert np.diff(bounds).tolist() == [3] * 100
     assert set(order.tolist()) == set(range(5))
-    assert len(batches(0, 2, 3, np.random.default_rng(0), steps=100)[0]) == 0
+    assert len(batches(0, train, np.random.default_rng(0))[0]) == 0
 
 
 def test_a_run_stops_where_little_changes() -> None:

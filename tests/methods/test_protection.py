@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, succeeded, write
+from federation_helpers import BATCH_NORM
 from helpers import examples, experiment, federation, images, local, numbers, run, same, same_state, setup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.analysis.privacy.statements import statements
 from fedblend.core.context import Task
+from fedblend.core.engine import TrainTask
+from fedblend.core.engine import protected as protected_upload
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Mechanism, ReleaseContext
@@ -109,7 +112,7 @@ def test_an_update_is_scaled_down_to_the_norm_and_a_shorter_one_stays(distributi
     assert length(sent, order) <= 3.0
     factor = 3.0 / length(UPLOAD, order)
     torch.testing.assert_close(sent["w"], factor * UPLOAD["w"])
-    assert sent["seen"] == 7
+    assert sent["seen"] == 0, "a whole number can have no noise, so that it does not leave"
     torch.testing.assert_close(protected(ClipAndNoise(clip=1e3))["w"], UPLOAD["w"])
 
 
@@ -157,6 +160,25 @@ def test_noise_is_of_the_size_asked_for_on_every_number_and_no_counter(distribut
     torch.testing.assert_close(by_clip["w"], sent["w"])
 
 
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_noise_is_on_all_that_a_client_sends_of_batch_norm(clip: float | None) -> None:
+    with pytest.warns(UserWarning, match=r"^protection: batch norm's running statistics \(norm.running_var, and"):
+        made = setup(model=BATCH_NORM, protection={"name": "noise", "scale": 0.5, "clip": clip})
+    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    (trained,) = LoopEngine(made).train(task, [0])
+
+    sent, _ = protected_upload(made, task, trained)
+
+    assert all((sent[name] != trained.weights[name]).all() for name in sent)
+    assert sent["norm.num_batches_tracked"] == 0
+
+
+def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    setup(model=BATCH_NORM, method="fedbn", protection={"name": "noise", "scale": 0.5})
+
+    assert not recwarn.list
+
+
 def test_noise_that_float32_would_round_away_is_refused() -> None:
     for options in ({"clip": 1.6e-44, "multiplier": 0.04}, {"scale": 1e-40}, {"clip": 1.0, "multiplier": 1e-31}):
         with pytest.raises(FedblendError, match=r"(scale|multiplier): noise of .* is too small for float32"):
@@ -168,7 +190,7 @@ def test_noise_that_float32_would_round_away_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"noise of 1e-31 on weights is too small for float32"):
         server.release(UPLOAD, START, ReleaseContext(100, 100, 0.1, np.random.default_rng(0)))
     # A round of learning rate 0 moves nothing.
-    assert same(protected(part, lr=0.0), START | {"seen": UPLOAD["seen"]})
+    assert same(protected(part, lr=0.0), START)
     assert protected(ClipAndNoise(clip=1e-29, multiplier=1.0))["w"].any()
 
 

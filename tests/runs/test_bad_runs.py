@@ -28,6 +28,8 @@ from cli_helpers import (
     write,
 )
 
+import fedblend
+from fedblend.experiment.config import resolve
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import find_runs
 from fedblend.runs.groups import by_data
@@ -121,6 +123,84 @@ def test_one_failed_run_stops_no_other() -> None:
         "fedavg-lr-1e+30-seed0": "failed",
         "fedavg-lr-0.05-seed0": "done",
     }
+
+
+WHOLE = """
+from torch import nn
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.a = nn.Embedding(64, 2), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.a(self.e(x.flatten(1).long().clamp(0, 63)).flatten(1))
+"""
+"""A network that no gradient reaches the inputs of: FedMix fails in the trial before round 1."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs: int) -> None:
+    Path("whole.py").write_text(WHOLE)
+    model = {"name": "module", "path": "whole:Whole"}
+    methods = ["fedavg", {"label": "broken", "name": "fedmix"}]
+
+    changes = {"model": model, "methods": methods, "rounds": 1, "engine": "auto"}
+    outcome = run(changes, "--out", "out", "--jobs", jobs)
+
+    assert outcome.code == 2
+    assert "broken-seed0: RuntimeError: The differentiated Tensor" in outcome.err
+    assert re.search(r"^ broken \* +0 +failed +— ", outcome.out, re.M)
+    stands = status(Path("out/broken-seed0"))
+    assert (stands["state"], stands["round"]) == ("failed", 0)
+    assert "not have been used in the graph" in stands["reason"]
+    told = succeeded(here("compare", "out")).out
+    assert "Not begun" not in told
+    assert "digits (2)" not in told, "the failed run is of the same data"
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert re.search(r">failed<", page)
+    assert len(by_data(find_runs([Path("out")]))) == 1
+
+
+def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_status() -> None:
+    settings = {"grid": {"train.cohort": [2, 5]}, "partition": {"name": "iid", "clients": 4}, "rounds": 1}
+    refused(run(settings, "--out", "out", "--jobs", 1), "fedavg-cohort-5-seed0: train.cohort: 5 clients a round")
+
+    failed = Path("out/fedavg-cohort-5-seed0")
+    assert status(failed)["reason"].startswith("train.cohort: 5 clients a round, but only 4")
+    assert re.search(r"^ .*cohort=5.* \* +0 +failed +— ", succeeded(here("compare", "out")).out, re.M)
+
+
+@pytest.mark.parametrize("place", ["make_setup", "engines.plan_engine", "engines.make"])
+def test_a_run_from_python_that_fails_before_it_begins_is_failed_and_goes_on_once_mended(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = resolve({**TINY, "rounds": 1})
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nothing to divide by")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"fedblend.runs.runner.{place}", fail)
+        with pytest.raises(ZeroDivisionError):
+            fedblend.run(made, "own")
+    assert status(Path("own")) == {"state": "failed", "round": 0, "reason": "nothing to divide by"}
+
+    fedblend.run(made, "own", resume=True)
+
+    assert status(Path("own"))["state"] == "done"
+    assert find_runs([Path("own")])[0].facts()["clients"]["number"] == 4
+
+
+def test_a_run_that_is_interrupted_before_it_begins_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedblend.runs.runner.engines.plan_engine", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fedblend.run(resolve(TINY), "own")
+    assert not Path("own").exists()
 
 
 def test_a_mistake_that_runs_share_is_told_once() -> None:

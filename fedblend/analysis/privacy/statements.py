@@ -18,13 +18,14 @@ MOST_ROUNDS = 12
 
 SCOPE = (
     "A guarantee covers the payloads that it names, when all data of one client (or one sample) are replaced by "
-    "others. The number of samples of each client, the scale of inputs, and the test accuracy count as public. The "
-    "guarantee holds for one run. Runs on the same data add up: other seeds, points of a grid, repetitions, and the "
-    "run whose model this one starts from. The guarantee does not cover the training loss and the list of participants "
-    "that a simulation writes into its log, nor scores on samples that clients hold out or keep for validation: these "
-    "leave without noise. It does not cover what the scores decide either, such as the best round, or the end of a run "
-    "at a target. A simulation draws noise and cohorts from streams keyed by the seed, so "
-    "that a run can be repeated. Whoever knows the seed can remove the noise, and knows the cohorts."
+    "others. Weights include batch norm's running statistics, which are clipped and noised alike; its counters of "
+    "batches do not leave. The number of samples of each client, the scale of inputs, and the test accuracy count as "
+    "public. The guarantee holds for one run. Runs on the same data add up: other seeds, points of a grid, "
+    "repetitions, and the run whose model this one starts from. The guarantee does not cover the training loss and "
+    "the list of participants that a simulation writes into its log, nor scores on samples that clients hold out or "
+    "keep for validation: these leave without noise. It does not cover what the scores decide either, such as the "
+    "best round, or the end of a run at a target. A simulation draws noise and cohorts from streams keyed by the "
+    "seed, so that a run can be repeated. Whoever knows the seed can remove the noise, and knows the cohorts."
 )
 """The assumptions of every (epsilon, delta)."""
 

@@ -79,6 +79,7 @@ class DistributedEngine:
                     "groups": groups,
                     "lost": sorted(lost),
                     "pool": (task.pool is not None) if new_pool else "unchanged",
+                    "keeps_uploads": task.keeps_uploads,
                 },
                 task_tensors(task, new_pool),
             )
@@ -95,6 +96,9 @@ class DistributedEngine:
                 uploads += [(in_order(upload, task.weights), n) for upload, n in received]
                 weight += fields["weight"]
                 result.client_states |= by_client("client/", tensors)
+                kept = {c: in_order(t, task.weights) for c, t in by_client("kept/", tensors).items()}
+                # A new table: this rank answers a server step's questions for its own clients only.
+                result.uploads = result.uploads | kept
                 result.sum_extras(strip_prefix("extras/", tensors))
                 received_extras = by_client("each_extras/", tensors)
                 result.each_extras |= {c: self.inner.to_device(extras) for c, extras in received_extras.items()}
@@ -167,6 +171,7 @@ def _sorted(result: CohortResult, uploads: list[WeightedUpload], clients: Sequen
     position = {client: i for i, client in enumerate(clients)}
     order = sorted(range(len(result.good)), key=lambda i: position[result.good[i][0]])
     result.good = [result.good[i] for i in order]
+    result.uploads = {client: result.uploads[client] for client, _, _ in result.good if client in result.uploads}
     result.refused.sort(key=lambda one: position[one["client"]])
     if not isinstance(result.partial, Sums):
         result.partial = [uploads[i] for i in order]

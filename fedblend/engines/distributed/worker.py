@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def serve(ranks: Ranks, setup: Setup | None = None) -> None:
         else:
             if fields["pool"] != "unchanged":
                 pool = pool_from(tensors) if fields["pool"] else None
-            task = task_from(fields["round"], tensors, pool, setup)
+            task = replace(task_from(fields["round"], tensors, pool, setup), keeps_uploads=fields["keeps_uploads"])
             _collect(setup, inner, ranks, fields, task)
 
 
@@ -126,6 +127,7 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
     }
     states = for_clients("client/", result.client_states)
     extras = add_prefix("extras/", result.extras) | for_clients("each_extras/", result.each_extras)
-    ranks.send(summary, upload_tensors(uploads) | states | extras)
+    kept = for_clients("kept/", result.uploads) if task.keeps_uploads else {}
+    ranks.send(summary, upload_tensors(uploads) | states | extras | kept)
     if isinstance(sums, Sums):
         reduce_sums(ranks, sums, 0.0, inner.to_device(upload_like(setup, task)))

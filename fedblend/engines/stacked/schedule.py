@@ -68,7 +68,7 @@ class Stack:
         samples = [self.engine.setup.samples(one.client, one.samples) for one in clients]
         starts = np.cumsum([0, *(one.samples for one in clients)])
         orders = [one.order + start for one, start in zip(clients, starts[:-1], strict=True)]
-        places = max((len(order) for order in orders), default=0) + self.full
+        places = max((len(order) for order in orders), default=0) + int(self.sizes.max(initial=0))
         self.rows = to_device(torch.from_numpy(_padded(orders, places)), self.device)
         self.x, self.y = (to_device(torch.cat(half), self.device) for half in zip(*samples, strict=True))
         self.drawn = {

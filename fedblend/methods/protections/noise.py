@@ -26,7 +26,8 @@ class ClipAndNoise(Protection):
     gradients (appendix A.4). That hinders an attacker but gives no (epsilon, delta).
 
     With clipping, an update that is not finite counts as 0, so that the rejection of a client reveals nothing about its
-    data. Integer tensors (batch norm's counters) are sent unchanged.
+    data. Norm and noise are of all floating-point tensors, batch norm's running statistics among them. Integer tensors,
+    such as batch norm's counters, can have no noise: the round's own are sent in their place.
     """
 
     distribution: Literal["gaussian", "laplace"] = "gaussian"
@@ -68,6 +69,7 @@ class ClipAndNoise(Protection):
         size = self.size if self.side == "client" else 0.0
         if self.clip is None and not size:
             return dict(upload)
+        upload = {name: tensor if tensor.is_floating_point() else start[name] for name, tensor in upload.items()}
         unit = lr if self.on == "gradients" else 1.0
         change = changes(upload, start)
         if self.clip is not None:
