@@ -216,12 +216,13 @@ def speed_rows() -> list[list[str]]:
 
 
 def brief_section() -> str:
-    """One row a processor, one column a job: how many times as fast as the fastest peer."""
-    factors: dict[str, dict[str, str]] = {}
-    for processor, job, *_, factor, _ in speed_rows():
-        factors.setdefault(processor, {})[job] = f"{factor}x"
-    jobs = tuple(SPEED_JOBS.values())
-    return markdown(("processor", *jobs), [[name, *(of.get(job, "") for job in jobs)] for name, of in factors.items()])
+    """Speed in one sentence: how many times as fast as the fastest peer, from the slowest to the fastest case."""
+    processors, jobs, peers, *_, factors, _ = zip(*speed_rows(), strict=True)
+    (peer,), times = {*peers}, sorted(map(float, factors))
+    return (
+        f"In the fastest other framework ({peer}) a round of federated averaging takes {times[0]} to {times[-1]} times as "
+        f"long ([{len({*jobs})} models, {len({*processors})} processors](docs/benchmarks.md))."
+    )
 
 
 def speeds(timed: Table, peer: Table) -> list[str]:
