@@ -220,8 +220,8 @@ def brief_section() -> str:
     processors, jobs, peers, *_, factors, _ = zip(*speed_rows(), strict=True)
     (peer,), times = {*peers}, sorted(map(float, factors))
     return (
-        f"In the fastest other framework ({peer}) a round of federated averaging takes {times[0]} to {times[-1]} times as "
-        f"long ([{len({*jobs})} models, {len({*processors})} processors](docs/benchmarks.md))."
+        f"In the fastest other framework ({peer}) a round of federated averaging takes {times[0]} to {times[-1]} times "
+        f"as long ([{len({*jobs})} models, {len({*processors})} processors](docs/benchmarks.md))."
     )
 
 
