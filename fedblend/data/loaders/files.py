@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -200,8 +201,8 @@ def read_table(path: Path, columns: int) -> np.ndarray:
     return numbers.reshape(-1, columns)
 
 
-def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> Image:
-    """Read an image file in one of Pillow's modes, such as "RGB".
+def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str, upright: bool = True) -> Image:
+    """Read an image file in one of Pillow's modes, "L" or "RGB" (see :func:`converted`).
 
     ``formats`` are Pillow's names of the formats that are read, whatever the file's name. Without them Pillow chooses
     the format by the file's first bytes, and runs Ghostscript on an EPS file. Raises :class:`FedblendError` with
@@ -213,23 +214,39 @@ def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> 
     damaged = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
     try:
         with Image.open(regular_file(path), formats=formats) as image:
-            return converted(image, mode, path)
+            return converted(image, mode, path, upright)
     except UnidentifiedImageError:
         raise FedblendError(f"{path}: is damaged or no image (valid: {', '.join(formats)}); {remedy}") from None
     except (*damaged, struct.error, Image.DecompressionBombError) as error:
         raise FedblendError(f"{path}: is damaged or no image ({legible(error)}); {remedy}") from None
 
 
-def converted(image: Image, mode: str, where: object) -> Image:
-    """An image in another mode. Raises :class:`FedblendError` for 16-bit, 32-bit and float pixels.
+def converted(image: Image, mode: str | None, where: object, upright: bool = True) -> Image:
+    """A picture as viewers show it, in mode "L" or "RGB"; without a ``mode`` grey pictures are "L", all others "RGB".
 
-    Pillow would cut them at 255.
+    The colours of a palette are looked up, transparent pixels lie on white, and with ``upright`` the picture is turned
+    by its EXIF orientation. Raises :class:`FedblendError` for 16-bit, 32-bit and float pixels, which Pillow would cut
+    at 255, and for several frames, of which Pillow would take one.
     """
+    from PIL import Image, ImageOps
+
     if image.mode[0] in "IF":
         raise FedblendError(
             f"{where}: has more than 8 bits a channel (mode {image.mode}); valid: images of 8 bits, or an .npz file of "
             "floats"
         )
+    frames = False
+    # A GIF that was closed has only the frame that was loaded.
+    with contextlib.suppress(ValueError):
+        frames = getattr(image, "is_animated", False)
+    # In MPO, the format of photos from some phones, the first frame is the photo.
+    if frames and image.format != "MPO":
+        raise FedblendError(f"{where}: holds several frames; valid: one picture, such as a file for each frame")
+    if upright:
+        image = ImageOps.exif_transpose(image)
+    mode = mode or ("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if image.mode in ("P", "PA", "LA", "RGBA") or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert(mode)
 
 
