@@ -37,12 +37,17 @@ def of_torch(path: Path) -> np.ndarray:
         return stored([picture, picture], path.with_suffix(".npz"))[0]
 
 
-def of_hub(path: Path) -> np.ndarray:
-    class Split(dict[str, Any]):
-        features = {"picture": type("Image", (), {})()}
+class Split(dict[str, Any]):
+    """A split of the Hub with a column of pictures."""
 
+    def __init__(self, pictures: list[Any]) -> None:
+        super().__init__(picture=pictures)
+        self.features = {"picture": type("Image", (), {})()}
+
+
+def of_hub(path: Path) -> np.ndarray:
     with Image.open(path) as picture:
-        x = Hub("a/set")._array(Split(picture=[picture]), "picture")[0]
+        x = Hub("a/set")._array(Split([picture]), "picture")[0]
     return x[None] if x.ndim == 2 else x.transpose(2, 0, 1)
 
 
@@ -176,11 +181,8 @@ def test_more_than_8_bits_are_refused(kind: type[np.generic], load: Loader, tmp_
 
 
 def test_a_hub_row_without_a_picture_is_refused() -> None:
-    class Split(dict[str, Any]):
-        features = {"picture": type("Image", (), {})()}
-
-    with pytest.raises(FedblendError, match="data.inputs: 'picture' is empty in row 1; valid: an image in each row"):
-        Hub("a/set")._array(Split(picture=[rgb(RED), None]), "picture")
+    with pytest.raises(FedblendError, match="'picture' is empty in row 1; valid: an image"):
+        Hub("a/set")._array(Split([rgb(RED), None]), "picture")
 
 
 def test_a_picture_whose_file_is_closed_is_stored(tmp_path: Path) -> None:
