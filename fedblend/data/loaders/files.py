@@ -9,8 +9,8 @@ import os
 import stat
 import struct
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, legible, listed
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, brief, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.registry import Float
 
@@ -270,6 +270,83 @@ def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
     return test
 
 
+# Names that differ in blanks, and samples in both halves ----------------------------------------------------
+
+
+def trimmed(name: str) -> str:
+    """A name without blanks around it and with single blanks within; a name of blanks alone as it is.
+
+    >>> trimmed("  New   York "), trimmed(" ")
+    ('New York', ' ')
+    """
+    return " ".join(name.split()) or name
+
+
+def warn_of_blanks(names: Collection[str], where: str) -> None:
+    """Warn of different names that are read as one because only blanks differ."""
+    if more := len(names) - len({trimmed(name) for name in names}):
+        example = next(name for name in names if name != trimmed(name))
+        warnings.warn(
+            f"{where}: {more} of {len(names)} names differ from others in blanks only, such as {brief(example)}; "
+            "such names are read as one",
+            stacklevel=2,
+        )
+
+
+def _with_joined_names(data: Dataset) -> Dataset:
+    """The data set with trimmed names of clients and classes, of which those that are then the same are one."""
+    for field in ("client_names", "classes"):
+        names: tuple[str, ...] = getattr(data, field)
+        numbers: dict[str, int] = {}
+        places = np.array([numbers.setdefault(trimmed(name), len(numbers)) for name in names], np.int64)
+        warn_of_blanks(names, f"data set '{data.name}', {field}")
+        data = replace(data, **{field: tuple(numbers)})
+        if len(numbers) == len(names):
+            continue
+        for half, samples in (("train", data.train), ("test", data.test)):
+            if field == "classes":
+                samples = replace(samples, y=torch.from_numpy(places)[samples.y])
+            elif samples.client is not None:
+                samples = replace(samples, client=places[samples.client])
+            data = replace(data, **{half: samples})
+    return data
+
+
+def warn_of_repeats(data: Dataset) -> None:
+    """Warn of test samples that are training samples too: scores on them are too good."""
+    if count := repeats(data.train, data.test):
+        warnings.warn(
+            f"data set '{data.name}': {count:,} of {len(data.test):,} test samples are training samples too (equal "
+            "inputs and targets), so that test scores are too good; remove repeated samples, or keep all copies in one "
+            "half",
+            stacklevel=2,
+        )
+
+
+def repeats(train: Samples, test: Samples) -> int:
+    """How many test samples equal a training sample in the bytes of input and target.
+
+    Only samples whose inputs have a sum in common, weighted at random modulo 2^64, are compared.
+    """
+    halves = [(_rows(half.x), _rows(half.y)) for half in (train, test)]
+    words = [x.view(f"u{math.gcd(x.shape[1], 8)}") for x, _ in halves]
+    weights = stream(0, "repeats").integers(1, 2**64, words[0].shape[1], np.uint64)
+    # Block by block: NumPy converts words to 64 bits.
+    step = max(1, BLOCK // len(weights))
+    sums = [np.concatenate([one[i : i + step] @ weights for i in range(0, len(one), step)]) for one in words]
+    common = np.intersect1d(*sums)
+    whole = [
+        np.concatenate([x[likely], y[likely]], 1).view(f"V{x.shape[1] + y.shape[1]}").ravel()
+        for (x, y), likely in zip(halves, (np.isin(one, common) for one in sums), strict=True)
+    ]
+    return int(np.isin(whole[1], whole[0]).sum()) if len(common) else 0
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of each row, uint8 [n, bytes]."""
+    return tensor.reshape(len(tensor), -1).contiguous().numpy().view(np.uint8)
+
+
 # Checks ----------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +360,7 @@ def _test_share_hint(data: Dataset) -> str:
 
 
 def check(data: Dataset) -> Dataset:
-    """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
+    """Return ``data`` if it is sound, with names that differ in blanks only as one; else raise :class:`FedblendError`.
 
     Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
     classes lie in ``0..classes-1``, and labels are 0 or 1.
@@ -323,4 +400,4 @@ def check(data: Dataset) -> Dataset:
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= len(data.classes):
                 raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
-    return data
+    return _with_joined_names(data)
