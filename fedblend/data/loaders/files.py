@@ -295,21 +295,22 @@ def warn_of_blanks(names: Collection[str], where: str) -> None:
 
 def _with_joined_names(data: Dataset) -> Dataset:
     """The data set with trimmed names of clients and classes, of which those that are then the same are one."""
-    for field in ("client_names", "classes"):
-        names: tuple[str, ...] = getattr(data, field)
-        numbers: dict[str, int] = {}
-        places = np.array([numbers.setdefault(trimmed(name), len(numbers)) for name in names], np.int64)
-        warn_of_blanks(names, f"data set '{data.name}', {field}")
-        data = replace(data, **{field: tuple(numbers)})
-        if len(numbers) == len(names):
-            continue
-        for half, samples in (("train", data.train), ("test", data.test)):
-            if field == "classes":
-                samples = replace(samples, y=torch.from_numpy(places)[samples.y])
-            elif samples.client is not None:
-                samples = replace(samples, client=places[samples.client])
-            data = replace(data, **{half: samples})
-    return data
+    clients, of_client = _joined(data.client_names, f"data set '{data.name}', clients")
+    classes, of_class = _joined(data.classes, f"data set '{data.name}', classes")
+    halves = [data.train, data.test]
+    if len(clients) < len(of_client):
+        halves = [replace(half, client=None if half.client is None else of_client[half.client]) for half in halves]
+    if len(classes) < len(of_class):
+        halves = [replace(half, y=torch.from_numpy(of_class)[half.y]) for half in halves]
+    return replace(data, train=halves[0], test=halves[1], client_names=clients, classes=classes)
+
+
+def _joined(names: Collection[str], where: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The different trimmed names in their order, and the place of each given name among them."""
+    warn_of_blanks(names, where)
+    numbers: dict[str, int] = {}
+    places = [numbers.setdefault(trimmed(name), len(numbers)) for name in names]
+    return tuple(numbers), np.array(places, np.int64)
 
 
 def warn_of_repeats(data: Dataset) -> None:
@@ -334,12 +335,14 @@ def repeats(train: Samples, test: Samples) -> int:
     # Block by block: NumPy converts words to 64 bits.
     step = max(1, BLOCK // len(weights))
     sums = [np.concatenate([one[i : i + step] @ weights for i in range(0, len(one), step)]) for one in words]
-    common = np.intersect1d(*sums)
+    likely = np.isin(sums[1], sums[0])
+    if not likely.any():
+        return 0
     whole = [
-        np.concatenate([x[likely], y[likely]], 1).view(f"V{x.shape[1] + y.shape[1]}").ravel()
-        for (x, y), likely in zip(halves, (np.isin(one, common) for one in sums), strict=True)
+        np.concatenate([x[rows], y[rows]], 1).view(f"V{x.shape[1] + y.shape[1]}").ravel()
+        for (x, y), rows in zip(halves, (np.isin(sums[0], sums[1][likely]), likely), strict=True)
     ]
-    return int(np.isin(whole[1], whole[0]).sum()) if len(common) else 0
+    return int(np.isin(whole[1], whole[0]).sum())
 
 
 def _rows(tensor: torch.Tensor) -> np.ndarray:

@@ -119,7 +119,7 @@ class TableFile:
                     _require_categories(name, frame[name].dropna())
                 else:
                     _require_finite(frame[name], path)
-                    if not by_client:
+                    if not by_client and frame[name].dtype.kind != "b":
                         _require_different(frame[name])
                 if train is not None:
                     form_of(frame.loc[train, [name]])
