@@ -627,13 +627,19 @@ def app_(
 )
 def init(
     path: Annotated[Path, typer.Argument(help="The site file to write.")] = Path("site.toml"),
-    data: Annotated[Path | None, typer.Option(help="This site's samples (.npz; a table: docs/deployment.md).")] = None,
+    data: Annotated[Path | None, typer.Option(help="This site's samples: .npz, or a table (.csv, .parquet).")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="A table's column to predict (repeatable).")] = None,
+    missing: Annotated[str | None, typer.Option(help="A table's empty cells: refuse, mean or drop.")] = None,
+    features: Annotated[
+        list[str] | None, typer.Option(help="A table's column of features (repeatable; default: all others).")
+    ] = None,
     min_mean: Annotated[int, typer.Option(min=1, help="Fewest samples that a shared mean may cover.")] = 2,
 ) -> None:
     """Write a commented site file: where data are, what may leave, and how much of it."""
     from fedblend.cli.federation import init_site
 
-    init_site(path, data, min_mean)
+    chosen = {"target": target[0] if target and len(target) == 1 else target, "missing": missing, "features": features}
+    init_site(path, data, min_mean, {option: value for option, value in chosen.items() if value})
 
 
 @site_app.command(

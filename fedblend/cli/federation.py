@@ -7,9 +7,10 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.table import Column, Table
 
@@ -240,8 +241,8 @@ def _require_done(run: Path, log: str, ended: Sequence[str] = ()) -> None:
     )
 
 
-def init_site(path: Path, data: Path | None, min_mean: int) -> None:
-    """Write a new site file, and print what ``data`` holds.
+def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write a new site file, and print what ``data`` holds; ``table`` has the options of a table.
 
     Raises :class:`FedblendError` if ``path`` exists, or ``data`` cannot be loaded.
     """
@@ -249,12 +250,14 @@ def init_site(path: Path, data: Path | None, min_mean: int) -> None:
 
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
-    held = None if data is None else _load(data)
+    if data is None and table:
+        raise FedblendError(f"--data: is missing beside --{next(iter(table))}; give this site's table")
+    held = None if data is None else _load(data, table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}") from None
-    write_atomically(path, site_text(path, data, min_mean=min_mean))
+    write_atomically(path, site_text(path, data, min_mean=min_mean, table=table))
     read_site(path)
     console = Console()
     if held is not None:
@@ -340,19 +343,22 @@ def _keys_of(path: Path, key: str, peers: str | None) -> str:
     return f"Key: client {owners[0]} of the {len(table)} in {peers}"
 
 
-def _load(path: Path) -> Dataset:
+def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
     """Load the samples that a new site file names."""
     from fedblend.core import registry
+    from fedblend.data.loaders.table import SUFFIXES, read_frame
+    from fedblend.flower.site import samples_of
 
     if not path.is_file():
-        raise FedblendError(f"--data {path}: no such file; give this site's samples (.npz)")
-    if path.suffix in (".csv", ".tsv", ".parquet"):
-        raise FedblendError(
-            f"--data {path}: is a table; valid: an .npz file. For a table write the site file without --data, and give "
-            'it [data] with name = "table", path and target (docs/deployment.md, A site with a table)'
-        )
+        raise FedblendError(f"--data {path}: no such file; give this site's samples (.npz, or a table: .csv, .parquet)")
+    is_table = path.suffix.lower() in SUFFIXES
+    if is_table and "target" not in table:
+        columns = list(read_frame(path).columns)
+        raise FedblendError(f"--target: is missing; {path} is a table; valid: the column to predict: {listed(columns)}")
+    if table and not is_table:
+        raise FedblendError(f"--{next(iter(table))}: {path} is no table; valid: with {', '.join(SUFFIXES)}")
     try:
-        return cast("Dataset", registry.build("dataset", {"name": "npz", "path": str(path.absolute())}).load())
+        return cast("Dataset", registry.build("dataset", samples_of(path, table), "data").load())
     except FedblendError as error:
         raise FedblendError(f"--data: {error}") from None
 

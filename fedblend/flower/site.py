@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -414,9 +415,6 @@ NO_DATA = """
 
 DATA = """
 # This site's samples; their test half stays at this site and is not used.
-[data]
-name = "npz"
-path = {path}
 """
 
 
@@ -428,10 +426,14 @@ def site_text(
     sharings: int = 1,
     trusted: Sequence[str] = (),
     rounds: int = MOST_ROUNDS,
+    table: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """Return the commented content of a new site file at ``path``, with the samples in ``data`` (an ``.npz`` file)."""
+    """Return the commented content of a new site file at ``path``, with the samples in ``data``.
+
+    ``data`` is an ``.npz`` file, or a table with the options ``table``.
+    """
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
-    table = NO_DATA if data is None else DATA.format(path=_toml(str(data.absolute())))
+    samples = NO_DATA if data is None else DATA + write_toml({"data": samples_of(data, table)})
     return SITE_FILE.format(
         path=printable(str(path.absolute())),
         others=others,
@@ -441,8 +443,13 @@ def site_text(
         sharings=sharings,
         rounds=rounds,
         audit=_toml(f"{path.stem}.audit.jsonl"),
-        data=table,
+        data=samples,
     )
+
+
+def samples_of(data: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data set of a file as in an experiment file: an ``.npz`` file, or a table with its options."""
+    return {"name": "table" if table else "npz", "path": str(data.absolute()), **table}
 
 
 def _toml(text: str) -> str:

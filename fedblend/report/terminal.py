@@ -107,9 +107,12 @@ class WrappedTable:
         return replace(self, heading=heading, names=names, columns=columns, title=title, lead=lead, notes=notes)
 
     def _tables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        if self.lead:
-            yield Text(self.lead)
         begin, title = 0, self.title
+        if self.lead:
+            if title:
+                yield Text(title, style="bold")
+            yield Text(self.lead)
+            title = None
         while begin < len(self.columns):
             end = begin + 1
             while end < len(self.columns) and self._fits(self.columns[begin : end + 1], console, options):
@@ -162,8 +165,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
         columns.append((column.heading, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
-    lead = "\n".join([*([f"{title}:"] if title else []), *found]) if (found := verdict(rows, baseline)) else ""
-    return WrappedTable("method", names, columns, title, lead, "\n".join(notes))
+    return WrappedTable("method", names, columns, title, "\n".join(verdict(rows, baseline)), "\n".join(notes))
 
 
 def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:

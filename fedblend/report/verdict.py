@@ -129,10 +129,10 @@ def _price(row: MethodRow, base: MethodRow) -> str:
         if name.startswith("bytes_up.") and number and not base.get(name)
     }
     sent, of_base = (one["bytes_up"] + one["bytes_down"] for one in (row, base))
-    times = f"{sent / of_base:.2f} times the bytes of {base['method']}"
+    times = f"{sent / of_base:.2f} times" if of_base else f"{megabytes(sent)} beside"
     beside = listed([f"{megabytes(number)} of {kind}" for kind, number in more.items()])
     extra = f"its clients also send {beside}; " if more else ""
-    return f"Price of {row['method']}: {extra}all rounds together take {times}."
+    return f"Price of {row['method']}: {extra}all rounds together take {times} the bytes of {base['method']}."
 
 
 def _interval(one: Difference, digits: int, factor: float = 1, unit: str = "") -> str:

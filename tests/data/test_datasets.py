@@ -12,8 +12,10 @@ from datasets_helpers import cifar, refused
 
 from fedblend.cli.new import new_file
 from fedblend.experiment.config import resolve
+from fedblend.experiment.index import index
 
 OURS = ("cifar10", "cifar100", "emnist", "femnist", "fer2013", "har", "heart", "leaf-shakespeare", "voc2007")
+DOWNLOADED = {"hub", "mnist", "fashion-mnist"}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -48,3 +50,24 @@ def test_a_folder_of_data_sets_on_the_command_line(tmp_path, monkeypatch):
     file.write_text('rounds = 0\ndata = "cifar10"\npartition = {name = "iid", clients = 2}\ntrain.cohort = 2\n')
     succeeded(here("run", file, "--data", "sets", "--out", "out"))
     refused_by_cli(here("run", file, "--data", "nowhere", "--out", "out2"), "--data nowhere: there is no such folder")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_new_file_says_where_its_data_set_comes_from(name, monkeypatch):
+    monkeypatch.delenv("FEDBLEND_DATA", raising=False)
+    message = refused(r"\$FEDBLEND_DATA is not set", name)
+    address, folder = re.search(r"get them from (.+) and put them into (.+)/ under", message).groups()
+    text = new_file("fedavg", name)
+    assert f"# {name}: get it before you run, fedblend does not download it: {address}\n" in text
+    assert f"# Put its files into $FEDBLEND_DATA/{folder}\n" in text
+
+
+def test_a_new_file_says_which_data_sets_are_downloaded_or_need_an_extra():
+    said = {name: new_file("fedavg", name) for name in index().parts["dataset"]}
+    said = {
+        name: text.partition(f"# {name}: ")[2].splitlines()[0] for name, text in said.items() if f"# {name}: " in text
+    }
+    assert {name for name, text in said.items() if text.startswith("the first run downloads it")} == DOWNLOADED
+    assert {name for name, text in said.items() if "needs the extra" in text} == {"hub", "mnist5k", "shakespeare"}
+    # All others are part of fedblend, or the user's own.
+    assert said.keys() == {*OURS, *DOWNLOADED, "mnist5k", "shakespeare"}

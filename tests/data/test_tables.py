@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import wave
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -491,6 +493,69 @@ def test_from_torch_takes_an_iterable_data_set_as_a_list(clients: list[int] | No
         "list(DATA_SET) of an iterable"
     )
     assert len(fedblend.from_torch(list(Stream()), tmp_path / "it.npz", clients=clients).load().train) == 16
+
+
+class Named(NamedTuple):
+    """A sample whose fields are in another order than those of a pair."""
+
+    label: int
+    image: np.ndarray
+
+
+@dataclass
+class Record:
+    """A sample with fields."""
+
+    target: int
+    pixel_values: np.ndarray
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, y: {"label": y, "img": x, "id": "a"},
+        lambda x, y: UserDict(pixel_values=torch.tensor(x), labels=torch.tensor(y)),
+        lambda x, y: Named(y, x),
+        lambda x, y: Record(y, x),
+        lambda x, y: [x, y],
+    ],
+    ids=["a dict", "a mapping", "a named tuple", "a dataclass", "a list"],
+)
+def test_named_fields_are_input_and_target(form: Callable[[np.ndarray, int], Any], tmp_path: Path) -> None:
+    samples = [form(x, y) for x, y in PIXELS]
+    data = fedblend.from_torch(samples, tmp_path / "x.npz", test=samples).load()
+    assert np.array_equal(data.train.x.numpy(), np.stack([x for x, _ in PIXELS]))
+    assert data.train.y.tolist() == [0, 1] * 5
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (
+            {"image": PIXELS[0][0], "label": 0, "labels": 0},
+            "a sample has the fields image, label, labels, of which",
+        ),
+        ({"image": PIXELS[0][0], "x": PIXELS[0][0], "y": 0}, "choose them: [(one[INPUT], one[TARGET]) for one in"),
+        ({"input_ids": [1, 2], "label": 0}, "the fields input_ids, label, of which not exactly one is an input (x, im"),
+        ((PIXELS[0][0], 0, 1), "a sample is a tuple of 3 entries; valid: pairs (x, y)"),
+        ((PIXELS[0][0],), "a sample is a tuple of 1 entries"),
+        ("ab", "a sample is a str"),
+        (torch.zeros(2), "a sample is a Tensor"),
+        (({"input_ids": [1, 2]}, 0), "an input or a target is a dict, not numbers"),
+        ((None, 0), "an input or a target is a NoneType, not numbers"),
+    ],
+)
+def test_samples_of_an_unknown_form_are_refused(sample: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(FedblendError) as error:
+        fedblend.from_torch([sample, sample], tmp_path / "x.npz")
+    assert said in str(error.value)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_halves_are_no_clients(tmp_path: Path) -> None:
+    with pytest.raises(FedblendError, match=r"the keys train, test are halves, not clients; valid: .*test=data"):
+        fedblend.from_torch({"train": PIXELS, "test": PIXELS}, tmp_path / "x.npz")
 
 
 def test_from_torch_takes_tensors_that_require_a_gradient(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_new_site_file_is_written_only_for_samples_that_can_be_loaded(tmp_path
     path = tmp_path / "site.toml"
     for name, content, words in (
         ("empty.npz", b"", "is no valid .npz archive"),
-        ("x.csv", b"a,b\n1,2\n", "is a table; valid: an .npz file"),
+        ("x.csv", b"a,b\n1,2\n", "x.csv is a table; valid: the column to predict: a, b"),
         ("missing.npz", None, "no such file"),
     ):
         data = tmp_path / name
@@ -78,6 +78,32 @@ def test_a_new_site_file_is_written_only_for_samples_that_can_be_loaded(tmp_path
     outcome = here("site", "init", path, "--data", write_samples(tmp_path / "good.npz"))
     assert outcome.code == 0
     assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in outcome.out
+
+
+def test_a_new_site_file_takes_a_table_with_its_options(tmp_path: Path) -> None:
+    path, data = tmp_path / "site.toml", tmp_path / "north.csv"
+    data.write_text(
+        "age,dose,note,ill\n" + "".join(f"{i},{i or ''},n{i},{'no' if i % 2 else 'yes'}\n" for i in range(30))
+    )
+    options = ("--target", "ill", "--missing", "mean", "--features", "age", "--features", "dose")
+
+    shown = succeeded(here("site", "init", path, "--data", data, *options)).out
+
+    assert "Samples: 24 to train on, 6 for tests (not used); shape 2; 2 classes: no, yes" in shown
+    held = read_site(path).data
+    assert (held.name, held.path, held.target, held.missing) == ("table", str(data), "ill", "mean")
+    assert held.features == ["age", "dose"]
+    assert "no fault found" in succeeded(here("site", "check", path)).out
+
+    new = tmp_path / "new.toml"
+    refused(here("site", "init", new, "--data", data, "--target", "ill"), "2 faults: (1) ", "'dose' is empty", "'note'")
+    refused(here("site", "init", new, *options), "--data: is missing beside --target")
+    samples = write_samples(tmp_path / "a.npz")
+    refused(here("site", "init", new, "--data", samples, *options), "--target: ", "a.npz is no table; valid: with .csv")
+    assert not new.exists()
+    # A check tells the faults of a table that has changed since.
+    data.write_text(data.read_text().replace("2,2,", "2,?,").replace("3,3,", "inf,3,"))
+    refused(here("site", "check", path), "2 faults: (1) ", "'age' holds infinity", "'dose' holds numbers, but 1 of")
 
 
 def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path: Path) -> None:

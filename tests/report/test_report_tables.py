@@ -71,7 +71,7 @@ def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, si
 
 @pytest.mark.parametrize(("seeds", "exact", "best"), [(2, False, None), (3, False, None), (4, False, 1), (2, True, 1)])
 def test_two_or_three_equal_differences_are_bold_only_of_what_is_counted(seeds, exact, best):
-    rows = [method_row(*[20.0] * seeds), method_row(*[10.0] * seeds)]
+    rows = [method_row(*(base + seed for seed in range(seeds))) for base in (20.0, 10.0)]
     assert (
         best_row(rows, Column("rounds", lambda row: f"{row['mb']:.0f}", lambda row: row["mb"], -1, "", exact)) == best
     )

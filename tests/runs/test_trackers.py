@@ -118,7 +118,11 @@ def test_a_number_that_no_round_will_have_ends_the_run_at_its_first_round(monito
     record = RoundRecord(
         1, loss=1.0, uploads=2, cohort=[0, 1], metrics={"auc": None}, client_metrics={"auc": {"tested": 0}}
     )
-    told = f"monitor: '{monitor}' is not measured in this run; valid: loss, client_metrics.auc.tested, uploads"
+    told = f"monitor: '{monitor}' is not measured in this run" + (
+        r" \(did you mean 'client_metrics.auc.tested'\?\)"
+        if monitor.startswith("client")
+        else "; valid: loss, client_metrics.auc.tested, uploads"
+    )
     with pytest.raises(FedblendError, match=told):
         EarlyStopping(monitor).on_round_end(None, record)  # type: ignore[arg-type]
 

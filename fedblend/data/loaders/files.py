@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import stat
 import struct
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError, legible, listed
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError, brief, legible, listed
 from fedblend.core.random import stream
 from fedblend.core.registry import Float
 
@@ -200,8 +201,8 @@ def read_table(path: Path, columns: int) -> np.ndarray:
     return numbers.reshape(-1, columns)
 
 
-def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> Image:
-    """Read an image file in one of Pillow's modes, such as "RGB".
+def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str, upright: bool = True) -> Image:
+    """Read an image file in one of Pillow's modes, "L" or "RGB" (see :func:`converted`).
 
     ``formats`` are Pillow's names of the formats that are read, whatever the file's name. Without them Pillow chooses
     the format by the file's first bytes, and runs Ghostscript on an EPS file. Raises :class:`FedblendError` with
@@ -213,23 +214,39 @@ def read_image(path: Path, formats: tuple[str, ...], mode: str, remedy: str) -> 
     damaged = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
     try:
         with Image.open(regular_file(path), formats=formats) as image:
-            return converted(image, mode, path)
+            return converted(image, mode, path, upright)
     except UnidentifiedImageError:
         raise FedblendError(f"{path}: is damaged or no image (valid: {', '.join(formats)}); {remedy}") from None
     except (*damaged, struct.error, Image.DecompressionBombError) as error:
         raise FedblendError(f"{path}: is damaged or no image ({legible(error)}); {remedy}") from None
 
 
-def converted(image: Image, mode: str, where: object) -> Image:
-    """An image in another mode. Raises :class:`FedblendError` for 16-bit, 32-bit and float pixels.
+def converted(image: Image, mode: str | None, where: object, upright: bool = True) -> Image:
+    """A picture as viewers show it, in mode "L" or "RGB"; without a ``mode`` grey pictures are "L", all others "RGB".
 
-    Pillow would cut them at 255.
+    The colours of a palette are looked up, transparent pixels lie on white, and with ``upright`` the picture is turned
+    by its EXIF orientation. Raises :class:`FedblendError` for 16-bit, 32-bit and float pixels, which Pillow would cut
+    at 255, and for several frames, of which Pillow would take one.
     """
+    from PIL import Image, ImageOps
+
     if image.mode[0] in "IF":
         raise FedblendError(
             f"{where}: has more than 8 bits a channel (mode {image.mode}); valid: images of 8 bits, or an .npz file of "
             "floats"
         )
+    frames = False
+    # A GIF that was closed has only the frame that was loaded.
+    with contextlib.suppress(ValueError):
+        frames = getattr(image, "is_animated", False)
+    # In MPO, the format of photos from some phones, the first frame is the photo.
+    if frames and image.format != "MPO":
+        raise FedblendError(f"{where}: holds several frames; valid: one picture, such as a file for each frame")
+    if upright:
+        image = ImageOps.exif_transpose(image)
+    mode = mode or ("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if image.mode in ("P", "PA", "LA", "RGBA") or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert(mode)
 
 
@@ -253,6 +270,86 @@ def draw_test_half(groups: np.ndarray, share: float, name: str) -> np.ndarray:
     return test
 
 
+# Names that differ in blanks, and samples in both halves ----------------------------------------------------
+
+
+def trimmed(name: str) -> str:
+    """A name without blanks around it and with single blanks within; a name of blanks alone as it is.
+
+    >>> trimmed("  New   York "), trimmed(" ")
+    ('New York', ' ')
+    """
+    return " ".join(name.split()) or name
+
+
+def warn_of_blanks(names: Collection[str], where: str) -> None:
+    """Warn of different names that are read as one because only blanks differ."""
+    if more := len(names) - len({trimmed(name) for name in names}):
+        example = next(name for name in names if name != trimmed(name))
+        warnings.warn(
+            f"{where}: {more} of {len(names)} names differ from others in blanks only, such as {brief(example)}; "
+            "such names are read as one",
+            stacklevel=2,
+        )
+
+
+def _with_joined_names(data: Dataset) -> Dataset:
+    """The data set with trimmed names of clients and classes, of which those that are then the same are one."""
+    clients, of_client = _joined(data.client_names, f"data set '{data.name}', clients")
+    classes, of_class = _joined(data.classes, f"data set '{data.name}', classes")
+    halves = [data.train, data.test]
+    if len(clients) < len(of_client):
+        halves = [replace(half, client=None if half.client is None else of_client[half.client]) for half in halves]
+    if len(classes) < len(of_class):
+        halves = [replace(half, y=torch.from_numpy(of_class)[half.y]) for half in halves]
+    return replace(data, train=halves[0], test=halves[1], client_names=clients, classes=classes)
+
+
+def _joined(names: Collection[str], where: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The different trimmed names in their order, and the place of each given name among them."""
+    warn_of_blanks(names, where)
+    numbers: dict[str, int] = {}
+    places = [numbers.setdefault(trimmed(name), len(numbers)) for name in names]
+    return tuple(numbers), np.array(places, np.int64)
+
+
+def warn_of_repeats(data: Dataset) -> None:
+    """Warn of test samples that are training samples too: scores on them are too good."""
+    if count := repeats(data.train, data.test):
+        warnings.warn(
+            f"data set '{data.name}': {count:,} of {len(data.test):,} test samples are training samples too (equal "
+            "inputs and targets), so that test scores are too good; remove repeated samples, or keep all copies in one "
+            "half",
+            stacklevel=2,
+        )
+
+
+def repeats(train: Samples, test: Samples) -> int:
+    """How many test samples equal a training sample in the bytes of input and target.
+
+    Only samples whose inputs have a sum in common, weighted at random modulo 2^64, are compared.
+    """
+    halves = [(_rows(half.x), _rows(half.y)) for half in (train, test)]
+    words = [x.view(f"u{math.gcd(x.shape[1], 8)}") for x, _ in halves]
+    weights = stream(0, "repeats").integers(1, 2**64, words[0].shape[1], np.uint64)
+    # Block by block: NumPy converts words to 64 bits.
+    step = max(1, BLOCK // len(weights))
+    sums = [np.concatenate([one[i : i + step] @ weights for i in range(0, len(one), step)]) for one in words]
+    likely = np.isin(sums[1], sums[0])
+    if not likely.any():
+        return 0
+    whole = [
+        np.concatenate([x[rows], y[rows]], 1).view(f"V{x.shape[1] + y.shape[1]}").ravel()
+        for (x, y), rows in zip(halves, (np.isin(sums[0], sums[1][likely]), likely), strict=True)
+    ]
+    return int(np.isin(whole[1], whole[0]).sum())
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of each row, uint8 [n, bytes]."""
+    return tensor.reshape(len(tensor), -1).contiguous().numpy().view(np.uint8)
+
+
 # Checks ----------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +363,7 @@ def _test_share_hint(data: Dataset) -> str:
 
 
 def check(data: Dataset) -> Dataset:
-    """Return ``data`` if it is sound; raise :class:`FedblendError` naming what is not.
+    """Return ``data`` if it is sound, with names that differ in blanks only as one; else raise :class:`FedblendError`.
 
     Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
     classes lie in ``0..classes-1``, and labels are 0 or 1.
@@ -306,4 +403,4 @@ def check(data: Dataset) -> Dataset:
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= len(data.classes):
                 raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
-    return data
+    return _with_joined_names(data)

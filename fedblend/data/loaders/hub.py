@@ -93,10 +93,14 @@ class Hub:
         if type(split.features[column]).__name__ != "Image":
             return np.asarray(split.with_format("numpy")[column][:])
         modes = {"grey": "L", "rgb": "RGB"}
-        images = []
+        images: list[np.ndarray] = []
         for image in split[column]:
-            mode = modes.get(self.colour, "L" if image.mode in ("1", "L") else "RGB")
-            images.append(np.asarray(converted(image, mode, f"data.dataset: an image of '{column}'"), np.uint8))
+            if image is None:
+                raise FedblendError(
+                    f"data.inputs: '{column}' is empty in row {len(images)}; valid: an image in each row"
+                )
+            where = f"data.dataset: an image of '{column}'"
+            images.append(np.asarray(converted(image, modes.get(self.colour), where), np.uint8))
         self._require_one_shape([image.shape for image in images], column)
         return np.stack(images)
 

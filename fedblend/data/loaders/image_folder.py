@@ -13,7 +13,15 @@ import torch
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import TestShare, check, draw_test_half, existing_path, read_image, regular_file
+from fedblend.data.loaders.files import (
+    TestShare,
+    check,
+    draw_test_half,
+    existing_path,
+    read_image,
+    regular_file,
+    warn_of_repeats,
+)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -118,7 +126,9 @@ def load_classes(
     train, test_half = (
         Samples(torch.from_numpy(x), torch.from_numpy(y), owner if clients else None) for x, y, owner in arrays
     )
-    return check(Dataset(root.name, kind, train, test_half, tuple(classes), tuple(clients), facts=facts))
+    data = check(Dataset(root.name, kind, train, test_half, tuple(classes), tuple(clients), facts=facts))
+    warn_of_repeats(data)
+    return data
 
 
 def _halves(root: Path) -> list[Path]:

@@ -17,7 +17,16 @@ import torch
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, require_memory
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import TestShare, check, draw_test_half, existing_path, regular_file, sha256_file
+from fedblend.data.loaders.files import (
+    TestShare,
+    check,
+    draw_test_half,
+    existing_path,
+    regular_file,
+    sha256_file,
+    trimmed,
+    warn_of_repeats,
+)
 
 # The archive ----------------------------------------------------------------------------------------------
 
@@ -201,7 +210,9 @@ def dataset_of(
         for rows in (~test, test)
     )
     facts: dict[str, Any] = {"source": str(source), "files": files, "notes": rule}
-    return check(Dataset(name, inputs, train_half, test_half, classes, names, facts=facts, labels=labels))
+    data = check(Dataset(name, inputs, train_half, test_half, classes, names, facts=facts, labels=labels))
+    warn_of_repeats(data)
+    return data
 
 
 def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -295,7 +306,7 @@ def _label_matrix(
 
 def _require_different(names: Sequence[str], array: str, path: Path) -> None:
     """Raise :class:`FedblendError` for a name that occurs twice: results are kept by name."""
-    if double := [name for name, count in Counter(names).items() if count > 1]:
+    if double := [name for name, count in Counter(map(trimmed, names)).items() if count > 1]:
         raise FedblendError(
             f"{path}: '{array}' has a name twice ({brief(double[0])}); valid: {len(names)} different names"
         )

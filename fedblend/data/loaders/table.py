@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +14,15 @@ import numpy as np
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import TestShare, draw_test_half, existing_path, regular_file, sha256_file
+from fedblend.data.loaders.files import (
+    TestShare,
+    draw_test_half,
+    existing_path,
+    regular_file,
+    sha256_file,
+    trimmed,
+    warn_of_blanks,
+)
 from fedblend.data.loaders.npz import dataset_of, test_rows
 
 if TYPE_CHECKING:
@@ -32,6 +42,9 @@ is one with any share of so few different texts, such as ? for unknown."""
 
 FEW = 256
 """A column keeps so many levels, as many as a pixel has, or half of its different numbers in float32, or is refused."""
+
+ROOM = 700
+"""Characters of messages that a list of faults gives in full."""
 
 
 @part("dataset", "table")
@@ -84,34 +97,47 @@ class TableFile:
             "split": [self.split],
             "features": features,
         }
-        _require_columns(frame, options)
-        self._require_features(features, uses, path)
+        faults = Faults()
+        _require_columns(frame, options, faults)
+        with faults.of("data.features"):
+            self._require_features(features, uses, path)
+        faults.require_none()
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
-        self._require_no_gaps(frame, [*uses, *(features if self.missing == "refuse" else [])], path)
-        arrays: dict[str, np.ndarray] = {"y": _targets(frame[targets], self.task)}
+        arrays: dict[str, np.ndarray] = {name: _labels(frame[column]) for name, column in self._named() if column}
+        with faults.of("empty cells"):
+            self._require_no_gaps(frame, [*uses, *(features if self.missing == "refuse" else [])], path)
+        with faults.of(f"data.target ({listed(targets)})"):
+            arrays["y"] = _targets(frame[targets], self.task)
+        train = None
+        with faults.of(f"data.split ({self.split})"):
+            train = self._training_rows(arrays, len(frame), path)
+        by_client = self.standardize == "client" and self.client is not None
+        for name in features:
+            with faults.of(f"'{name}'"):
+                if frame[name].dtype.kind not in "iufb":
+                    _require_categories(name, frame[name].dropna())
+                else:
+                    _require_finite(frame[name], path)
+                    if not by_client and frame[name].dtype.kind != "b":
+                        _require_different(frame[name])
+                if train is not None:
+                    form_of(frame.loc[train, [name]])
+        faults.require_none()
+        assert train is not None
         if arrays["y"].dtype == bool:
             arrays["labels"] = np.array(targets, str)
-        arrays |= {name: _labels(frame[column]) for name, column in self._named() if column}
-        groups = arrays.get("client", arrays["y"] if arrays["y"].ndim == 1 else np.zeros(len(frame)))
-        if "split" not in arrays:
-            numbers = np.unique(groups, return_inverse=True)[1] if groups.dtype.kind != "f" else np.zeros(len(frame))
-            arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
-        train = ~test_rows(arrays["split"], path)
-        for name in features:
-            if frame[name].dtype.kind in "iufb":
-                _require_finite(frame[name], path)
-            else:
-                _require_categories(name, frame[name].dropna())
-        if self.standardize == "client" and "client" in arrays:
+        for name in (name for name in [*uses, *features] if frame[name].dtype.kind not in "iufb"):
+            warn_of_blanks(frame[name].dropna().astype(str).unique().tolist(), f"{path}: column '{legible(name)}'")
+        if by_client:
             if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
                 raise FedblendError(
                     f"data.standardize: 'client' takes means of a client's training rows, but '{legible(lacking[0])}' "
                     f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
                 )
             frame = _standardized(frame, features, arrays["client"], train)
-        for name in (name for name in features if frame[name].dtype.kind in "iuf"):
-            _require_different(frame[name])
+            for name in (name for name in features if frame[name].dtype.kind in "iuf"):
+                _require_different(frame[name])
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
@@ -123,6 +149,17 @@ class TableFile:
 
     def _named(self) -> Sequence[tuple[str, str | None]]:
         return ("client", self.client), ("split", self.split)
+
+    def _training_rows(self, arrays: dict[str, np.ndarray], n: int, path: Path) -> np.ndarray | None:
+        """The training rows, bool [n]; the split is drawn if there is none, and ``None`` if what it needs is wrong."""
+        if "split" not in arrays:
+            groups = arrays.get("client", arrays.get("y"))
+            if groups is None:
+                return None
+            no_groups = groups.ndim > 1 or groups.dtype.kind == "f"
+            numbers = np.zeros(n) if no_groups else np.unique(groups, return_inverse=True)[1]
+            arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
+        return ~test_rows(arrays["split"], path)
 
     def _require_features(self, features: Sequence[str], uses: Mapping[str, str], path: Path) -> None:
         """Raise :class:`FedblendError` without features, for columns of another use, and for those without a name."""
@@ -247,15 +284,41 @@ def _read_text(path: Path, categories: Collection[str], codes: Collection[str | 
     return frame
 
 
-def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | None]]) -> None:
+class Faults(dict[str, str]):
+    """What is wrong with a table, by what is at fault, so that one message reports all of it."""
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Keep the message of a :class:`FedblendError` instead of raising it."""
+        try:
+            yield
+        except FedblendError as error:
+            self[name] = str(error)
+
+    def require_none(self) -> None:
+        """Raise :class:`FedblendError` with the kept messages; of those beyond :data:`ROOM`, only what is at fault."""
+        if not self:
+            return
+        texts = list(self.values())
+        told = max(1, sum(length <= ROOM for length in itertools.accumulate(map(len, texts))))
+        first = [f"({number}) {text}" if len(texts) > 1 else text for number, text in enumerate(texts[:told], 1)]
+        if rest := list(self)[told:]:
+            first.append(f"also at fault: {listed([legible(name, 40) for name in rest])}")
+        raise FedblendError((f"{len(texts)} faults: " if len(texts) > 1 else "") + "; ".join(first))
+
+
+def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | None]], faults: Faults) -> None:
+    """Keep a fault for each column that an option names and the table lacks, or that it names twice."""
     for option, names in options.items():
         for name in filter(None, names):
             if name not in frame.columns:
                 hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
-                raise FedblendError(f"data.{option}: there is no column '{name}'{or_valid(name, frame.columns)}{hint}")
+                faults[f"data.{option}: '{name}'"] = (
+                    f"data.{option}: there is no column '{name}'{or_valid(name, frame.columns)}{hint}"
+                )
         if len(set(names)) < len(names):
             double = next(name for i, name in enumerate(names) if name in names[:i])
-            raise FedblendError(f"data.{option}: column '{double}' is listed twice; valid: each column once")
+            faults[f"data.{option}"] = f"data.{option}: column '{double}' is listed twice; valid: each column once"
 
 
 def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
@@ -296,9 +359,12 @@ def _labels(column: pd.Series[Any]) -> np.ndarray:
 
 
 def _texts(column: pd.Series[Any]) -> np.ndarray:
-    """A column's cells as text, object [n]; ``None`` for empty cells."""
+    """A column's cells as trimmed text, object [n]; ``None`` for empty cells."""
+    import pandas as pd
+
     # Not as NumPy's text: pandas 3 cuts all texts to one letter where a cell is empty.
-    texts = column.astype(str).to_numpy(object)
+    numbers, different = pd.factorize(column.astype(str).to_numpy(object))
+    texts = np.array([*map(trimmed, different), None], object)[numbers]
     texts[column.isna().to_numpy()] = None
     return texts
 
@@ -324,7 +390,7 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
         else:
-            categories[str(name)] = sorted(column.dropna().astype(str).unique())
+            categories[str(name)] = sorted({*_texts(column)} - {None})
             if len(categories[str(name)]) > MAX_CATEGORIES:
                 raise FedblendError(
                     f"data.features: column '{name}' has {len(categories[str(name)])} different texts; valid: up to "
@@ -396,20 +462,26 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
 
     Raises :class:`FedblendError` for a missing column, for text where there were numbers, and for infinity.
     """
-    parts = []
+    parts, faults = [], Faults()
     for name in form["columns"]:
-        if name not in frame.columns:
-            raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
-        column = frame[name]
-        if name in form["categories"]:
-            parts.append(_texts(column)[:, None] == np.array(form["categories"][name], object))
-        elif column.dtype.kind in "iufb":
-            _require_finite(column, path)
-            parts.append(column.to_numpy(np.float64, na_value=np.nan)[:, None])
-            parts[-1] = np.where(np.isnan(parts[-1]), form["fill"][name], parts[-1])
-        else:
-            raise FedblendError(f"{path}: column '{legible(name)}' holds text; valid: numbers, as in the training data")
+        with faults.of(f"'{name}'"):
+            parts.append(_encode_column(frame, name, form, path))
+    faults.require_none()
     return np.concatenate(parts, 1).astype(np.float32)
+
+
+def _encode_column(frame: pd.DataFrame, name: str, form: Mapping[str, Any], path: Path) -> np.ndarray:
+    """The features of one column, [n, 1], or [n, texts] of 0 and 1."""
+    if name not in frame.columns:
+        raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
+    column = frame[name]
+    if name in form["categories"]:
+        return np.equal.outer(_texts(column), np.array([*map(trimmed, form["categories"][name])], object))
+    if column.dtype.kind not in "iufb":
+        raise FedblendError(f"{path}: column '{legible(name)}' holds text; valid: numbers, as in the training data")
+    _require_finite(column, path)
+    numbers = column.to_numpy(np.float64, na_value=np.nan)[:, None]
+    return np.where(np.isnan(numbers), form["fill"][name], numbers)
 
 
 def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
@@ -421,7 +493,7 @@ def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
             instead = "the training mean" if known is None else "none of its texts"
             rows = "row" if empty == 1 else "rows"
             lines.append(f"column '{legible(name)}' is empty in {empty} {rows}, taken as {instead}")
-        if known is not None and (strange := sorted({*_texts(frame[name])} - {*known, None})):
+        if known is not None and (strange := sorted({*_texts(frame[name])} - {*map(trimmed, known), None})):
             texts = listed([f"'{legible(text)}'" for text in strange])
             lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")
     return lines

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,18 @@ import numpy as np
 
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.paths import given_path
+from fedblend.data.loaders.files import converted
+from fedblend.data.loaders.image_folder import HALVES
 from fedblend.data.loaders.npz import Npz, kind_of
 
 Samples = Any
-"""An object with ``len`` and pairs (x, y) by number, such as a ``torch.utils.data.Dataset``."""
+"""An object with ``len`` and samples by number, such as a ``torch.utils.data.Dataset``."""
+
+FIELDS = {
+    "x": ("x", "image", "img", "pixel_values", "input", "inputs", "features", "data"),
+    "y": ("y", "label", "labels", "target", "targets"),
+}
+"""Names of the input and of the target in samples with named fields, as data sets of Hugging Face have them."""
 
 MARK = "from_torch"
 """An array of the files that :func:`from_torch` has written, which it may replace."""
@@ -36,11 +45,13 @@ def from_torch(
     A file, because a run can then be resumed, attacked and reported by other processes. ``train`` is one data set for
     each client by name, or one for all, with ``clients`` (a number or a name for each sample) if it has clients.
     ``test`` has the same form, without ``clients``; by default a fifth of each client's samples is test. ``classes``
-    and ``labels`` are their names. Samples are pairs (x, y) of arrays, tensors or pictures; y is a whole number (a
-    class), whole numbers or booleans (1 for each label that the sample has), or floats to predict. Pictures that were
-    scaled to [0, 1] are stored as the pixels that they were. With ``kind="tokens"`` x are ids of tokens, whole numbers
-    [T], or [2, T] with their attention mask. A file that is there is replaced only if it was written
-    so. Raises :class:`FedblendError`.
+    and ``labels`` are their names. Samples are pairs (x, y) of arrays, tensors or pictures, or have named fields
+    (a dict, a named tuple, a dataclass) of which one is an input and one a target, such as ``image`` and ``label``
+    (:data:`FIELDS`); other fields are left out. y is a whole number (a class), whole numbers or booleans (1 for each
+    label that the sample has), or floats to predict. Pillow's pictures are stored as viewers show them: a palette's
+    colours, transparent pixels on white, upright by EXIF. Pictures that were scaled to [0, 1] are stored as the pixels
+    that they were. With ``kind="tokens"`` x are ids of tokens, whole numbers [T], or [2, T] with their attention mask.
+    A file that is there is replaced only if it was written so. Raises :class:`FedblendError`.
 
         data = fedblend.from_torch({"north": north, "south": south}, "two.npz")
         fedblend.run(fedblend.Experiment(data=data, partition="natural"))
@@ -102,6 +113,11 @@ def _half(
         return x, y, None if clients is None else _owners(clients)
     if not given:
         raise FedblendError("from_torch: there are no clients; give a data set for each")
+    if "train" in given and {*given} <= {name for names in HALVES for name in names}:
+        raise FedblendError(
+            f"from_torch: the keys {listed(list(given))} are halves, not clients; valid: a data set for each client by "
+            'name, or one half, such as from_torch(data["train"], path, test=data["test"])'
+        )
     pairs = [_stack(samples, f"client {name}") for name, samples in given.items()]
     owner = np.repeat([str(name) for name in given], [len(y) for _, y in pairs])
     x, y = (_join(name, "clients", [pair[i] for pair in pairs]) for i, name in enumerate("xy"))
@@ -137,11 +153,10 @@ def _join(name: str, owners: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _stack(samples: Samples, whose: str) -> tuple[np.ndarray, np.ndarray]:
     """All samples as arrays [n, ...] and [n] or [n, q]."""
     try:
-        pairs: Iterable[tuple[Any, Any]] = (samples[i] for i in range(len(samples)))
-        columns = list(zip(*pairs, strict=True))
-        if len(columns) != 2:
-            raise ValueError("its samples are no pairs (x, y)" if columns else "it holds no samples")
-        x, y = (np.stack([_array(entry) for entry in column]) for column in columns)
+        pairs = [_pair(samples[i]) for i in range(len(samples))]
+        if not pairs:
+            raise ValueError("it holds no samples")
+        x, y = (np.stack([_array(entry) for entry in column]) for column in zip(*pairs, strict=True))
     except (ValueError, TypeError, LookupError) as error:
         numbered = hasattr(samples, "__len__")
         valid = "pairs (x, y) of one shape" if numbered else "samples by number, such as list(DATA_SET) of an iterable"
@@ -149,9 +164,39 @@ def _stack(samples: Samples, whose: str) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
+def _pair(sample: Any) -> tuple[Any, Any]:
+    """The input and the target of a sample. Raises :class:`ValueError` for a sample of unknown form."""
+    if dataclasses.is_dataclass(sample):
+        sample = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    elif hasattr(sample, "_asdict"):
+        sample = sample._asdict()
+    if isinstance(sample, Mapping):
+        x, y = ([name for name in names if name in sample] for names in FIELDS.values())
+        if len(x) == len(y) == 1:
+            return sample[x[0]], sample[y[0]]
+        inputs, targets = (", ".join(names) for names in FIELDS.values())
+        raise ValueError(
+            f"a sample has the fields {listed(list(sample))}, of which not exactly one is an input ({inputs}) and one "
+            f"a target ({targets}); choose them: [(one[INPUT], one[TARGET]) for one in DATA_SET]"
+        )
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        entries = f" of {len(sample)} entries" if isinstance(sample, tuple | list) else ""
+        raise ValueError(f"a sample is a {type(sample).__name__}{entries}")
+    return sample[0], sample[1]
+
+
 def _array(entry: Any) -> np.ndarray:
-    """An array, a tensor of any device, also one that requires a gradient, or a picture as an array."""
-    return np.asarray(entry.detach().cpu() if hasattr(entry, "detach") else entry)
+    """An array, a tensor of any device, also one that requires a gradient, or a picture as [H, W] or [C, H, W]."""
+    from PIL import Image
+
+    if isinstance(entry, Image.Image):
+        pixels = np.asarray(converted(entry, None, "from_torch: a picture"))
+        return pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    array = np.asarray(entry.detach().cpu() if hasattr(entry, "detach") else entry)
+    if array.dtype.kind == "O":
+        # NumPy would pickle objects.
+        raise ValueError(f"an input or a target is a {type(entry).__name__}, not numbers")
+    return array
 
 
 def _as_pixels(x: np.ndarray) -> np.ndarray:

@@ -125,7 +125,8 @@ class Voc2007:
         """The objects of one image, each uint8 [size, size, 3]."""
         from PIL import Image
 
-        image = read_image(path, FORMATS, "RGB", "download it again")
+        # Boxes count in the pixels as they are stored.
+        image = read_image(path, FORMATS, "RGB", "download it again", upright=False)
         for one in objects:
             if one.box[2] > image.width or one.box[3] > image.height:
                 raise FedblendError(

@@ -1,0 +1,219 @@
+"""Names that differ in blanks only, and samples that stand in both halves, in each loader of one's own data."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets_helpers import load, refused
+from PIL import Image
+
+import fedblend
+from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.errors import FedblendError
+from fedblend.data.loaders.files import check, repeats
+from fedblend.data.loaders.table import TableFile, encode, form_of, guesses, read_frame
+
+CLIENTS = ["H1", "H1 ", " H1", "H2"]
+JOINED = [0, 0, 0, 1]
+
+
+def of_table(folder: Path) -> Dataset:
+    half = ["train"] * 4 + ["test"] * 4
+    rows = {"x": range(8), "y": ["a", "b", "b ", "a"] * 2, "site": CLIENTS * 2, "half": half}
+    pd.DataFrame(rows).to_csv(folder / "t.csv", index=False)
+    return TableFile(str(folder / "t.csv"), "y", client="site", split="half").load()
+
+
+def of_npz(folder: Path) -> Dataset:
+    x, y = np.arange(8.0)[:, None], np.array(["a", "b", "b ", "a"] * 2)
+    np.savez(folder / "t.npz", x=x, y=y, client=np.array(CLIENTS * 2), split=np.repeat(["train", "test"], 4))
+    return load("npz", path=folder / "t.npz")
+
+
+def of_torch(folder: Path) -> Dataset:
+    def given(first: int) -> dict[str, Any]:
+        return {
+            name: [(np.full(1, first + i), label)]
+            for i, (name, label) in enumerate(zip(CLIENTS, ["a", "b", "b ", "a"], strict=True))
+        }
+
+    return fedblend.from_torch(given(0), folder / "t.npz", test=given(4)).load()
+
+
+def of_folders(folder: Path) -> Dataset:
+    for i, (client, label) in enumerate(zip(CLIENTS, ["a", "b", "b ", "a"], strict=True)):
+        for half in ("train", "test"):
+            path = folder / "set" / half / client / label / "0.png"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(np.full((1, 1), i + 4 * (half == "test"), np.uint8)).save(path)
+    return load("image-folder", path=folder / "set", clients=True)
+
+
+@pytest.mark.parametrize("read", [of_table, of_npz, of_torch, of_folders])
+def test_names_that_differ_in_blanks_only_are_one(read: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="2 of 4 names differ from others in blanks only, such as '(H1 | H1)'"):
+        data = read(tmp_path)
+    assert (data.client_names, data.classes) == (("H1", "H2"), ("a", "b"))
+    for half in (data.train, data.test):
+        assert half.client is not None
+        order = half.x.flatten(1)[:, 0].argsort().numpy()
+        assert half.client[order].tolist() == JOINED
+        assert half.y[order].tolist() == [0, 1, 1, 0]
+
+
+def test_users_of_leaf_that_differ_in_blanks_only_are_one(tmp_path: Path) -> None:
+    for half, shade in (("train", 0.0), ("test", 1.0)):
+        (tmp_path / half).mkdir()
+        user = {"x": [[shade] * 784], "y": [0]}
+        document = {"users": ["w", "w "], "num_samples": [1, 1], "user_data": {"w": user, "w ": user}}
+        (tmp_path / half / "a.json").write_text(json.dumps(document))
+    with pytest.warns(UserWarning, match="clients: 1 of 2 names differ from others in blanks only, such as 'w '"):
+        data = load("femnist", path=tmp_path)
+    assert data.client_names == ("w",)
+    assert data.train.client is not None
+    assert data.train.client.tolist() == [0, 0]
+
+
+def test_classes_that_are_blanks_stay_as_they_are() -> None:
+    half = Samples(torch.zeros(3, 1), torch.tensor([0, 1, 2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = check(Dataset("text", "features", half, half, (" ", "\n", "a b ")))
+    assert data.classes == (" ", "\n", "a b")
+
+
+@pytest.mark.parametrize("array", ["classes", "client_names", "labels"])
+def test_listed_names_may_not_differ_in_blanks_only(array: str, tmp_path: Path) -> None:
+    y = np.array([[0, 1], [1, 1]] * 3) if array == "labels" else np.arange(6) % 2
+    names = {array: np.array(["a b", "a  b"])}
+    np.savez(tmp_path / "t.npz", x=np.zeros((6, 2)), y=y, client=np.arange(6) % 2, **names)
+    refused(f"'{array}' has a name twice", "npz", path=tmp_path / "t.npz")
+
+
+def test_categories_of_a_table_and_of_a_prediction_are_trimmed(tmp_path: Path) -> None:
+    rows = {"ward": ["north", "south ", "north ", "south"], "y": ["a", "b"] * 2, "half": ["train"] * 3 + ["test"]}
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="column 'ward': 2 of 4 names differ from others in blanks only"):
+        data = TableFile(str(tmp_path / "t.csv"), "y", split="half").load()
+    assert data.train.x.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert data.test.x.tolist() == [[0, 1]]
+    new = pd.DataFrame({"ward": [" south", "east"]})
+    # Runs of before version 0.3 have texts with their blanks.
+    for known in (["north", "south"], [" north", "south "]):
+        form = {"columns": ["ward"], "categories": {"ward": known}, "fill": {}}
+        assert encode(new, form, tmp_path).tolist() == [[0, 1], [0, 0]]
+        assert guesses(new, form) == ["column 'ward' holds 'east', of which the training data had none"]
+
+
+def test_a_client_with_two_spellings_is_scaled_as_one(tmp_path: Path) -> None:
+    rows = {"x": [1.0, 3.0, 1.0, 3.0], "y": ["a", "b"] * 2, "site": ["A", "A ", "B", "B"], "half": [0, 0, 0, 1]}
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="column 'site'"):
+        data = TableFile(str(tmp_path / "t.csv"), "y", client="site", split="half", standardize="client").load()
+    assert data.train.x.flatten().tolist() == [-1, 1, 0]
+
+
+# Samples in both halves ------------------------------------------------------------------------------------------
+
+
+def samples(x: Any, y: Any, kind: torch.dtype = torch.float32) -> Samples:
+    return Samples(torch.tensor(x, dtype=kind), torch.tensor(y))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 2, 3, 8])
+def test_only_equal_inputs_with_equal_targets_are_repeats(kind: torch.dtype, width: int) -> None:
+    train = samples([[i] * width for i in (1, 2, 3, 3)], [0, 1, 0, 1], kind)
+    test = samples([[i] * width for i in (1, 2, 3, 3, 4)], [0, 0, 1, 1, 0], kind)
+    assert repeats(train, test) == 3
+
+
+def test_samples_with_the_same_sum_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ones:
+        def integers(self, low: int, high: int, size: int, kind: type[np.generic]) -> np.ndarray:
+            return np.ones(size, kind)
+
+    monkeypatch.setattr("fedblend.data.loaders.files.stream", lambda *address: Ones())
+    train = samples([[1, 2], [5, 0]], [0, 0], torch.int64)
+    assert repeats(train, samples([[2, 1], [0, 5], [1, 2]], [0, 0, 0], torch.int64)) == 1
+
+
+def test_rows_are_the_same_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedblend.data.loaders.files.BLOCK", 4)
+    train = samples([[i, 0.5] for i in range(50)], [0] * 50)
+    assert repeats(train, samples([[i, 0.5] for i in range(40, 60)], [0] * 20)) == 10
+
+
+@pytest.mark.parametrize("repeated", [0, 1])
+def test_repeats_are_counted_in_a_warning(repeated: int, tmp_path: Path) -> None:
+    x = np.arange(20.0).reshape(10, 2)
+    x[8] = x[0] if repeated else x[8]
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(10) % 2, split=[0] * 8 + [1] * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load("npz", path=tmp_path / "t.npz")
+    told = [str(one.message) for one in caught]
+    assert [text.split(" (")[0] for text in told] == [
+        "data set 't': 1 of 2 test samples are training samples too"
+    ] * repeated
+
+
+# All faults of a table -------------------------------------------------------------------------------------------
+
+
+def faulty(path: Path) -> Path:
+    """A table with a fault in six of its columns."""
+    n = 60
+    rows = {
+        "age": ["?", *map(str, range(1, n))],
+        "price": [f"{i},000" for i in range(n)],
+        "name": [f"p{i}" for i in range(n)],
+        "none": [None] * n,
+        "large": [1e300] * n,
+        "code": [2**60 + i for i in range(n)],
+        "good": range(n),
+        "ill": ["no", "yes"] * (n // 2),
+        "half": ["train", "tset"] * (n // 2),
+    }
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def test_all_faults_of_a_table_are_in_one_message(tmp_path: Path) -> None:
+    path = faulty(tmp_path / "t.csv")
+    with pytest.raises(FedblendError) as error:
+        TableFile(str(path), "ill", missing="mean").load()
+    said = str(error.value)
+    assert said.startswith("6 faults: (1) data.features: column 'age' holds numbers, but 1 of 60 cells are text")
+    assert len(said) <= 900
+    for name in ("age", "price", "name", "none", "large", "code"):
+        assert f"'{name}'" in said
+    assert "'good'" not in said
+    with pytest.raises(
+        FedblendError, match=r"^4 faults: \(1\) .*'none' is empty.*\(2\) .*'tset'.*\(3\) .*'age'.*'code'"
+    ):
+        TableFile(str(path), "ill", split="half", features=["none", "age", "code"]).load()
+
+
+def test_all_wrong_options_of_a_table_are_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(FedblendError) as error:
+        TableFile(str(faulty(tmp_path / "t.csv")), "il", client="site", features=["agee", "good"]).load()
+    said = str(error.value)
+    assert said.startswith("3 faults: (1) data.target: there is no column 'il' (did you mean 'ill'?); (2) ")
+    assert "(2) data.client: there is no column 'site'" in said
+    assert "(3) data.features: there is no column 'agee' (did you mean 'age'?)" in said
+
+
+def test_a_prediction_tells_all_columns_at_fault(tmp_path: Path) -> None:
+    form = form_of(pd.DataFrame({"a": [1.0], "b": [2.0], "c": ["x"]}))
+    (tmp_path / "new.csv").write_text("a\nx\n")
+    with pytest.raises(FedblendError, match=r"^3 faults: \(1\) .*'a' holds text.*\(2\) .*'b'.*\(3\) .*no column 'c'"):
+        encode(read_frame(tmp_path / "new.csv"), form, tmp_path / "new.csv")
