@@ -150,7 +150,7 @@ BASE = {"data": "digits", "partition": {"name": "iid", "clients": 4}}
     [
         ({"metrics": ["f2"]}, r"metrics\[0\].name: unknown metric 'f2'.*f1"),
         ({"metrics": ["f1", "f1"]}, r"metrics\[1\]: 'f1' is recorded already"),
-        ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, or"),
+        ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, another"),
         ({"metrics": "auc", "validation": {"metric": "acu"}}, "validation.metric: 'acu' is not recorded.*'auc'"),
         (
             {"metrics": "auc", "validation": {"metric": "auc"}},
