@@ -7,9 +7,9 @@ import io
 import os
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import click
+import typer
 
 from fedblend.core.errors import EXIT_CODE, FedblendError, Stopped, printable
 from fedblend.runs.faults import describe_fault, user_error
@@ -22,6 +22,9 @@ INTERRUPTED = 130
 
 FAULT = 70
 """Exit code after an error that no user caused (EX_SOFTWARE of sysexits.h): a fault of fedblend or of a user's part."""
+
+UsageError: Any = typer.BadParameter.__base__
+"""A mistake on the command line: a class of Click, or of the copy of Click that newer versions of Typer contain."""
 
 
 def main() -> None:
@@ -43,11 +46,10 @@ def main() -> None:
             raise SystemExit(INTERRUPTED) from None
         except FedblendError as error:
             _exit_with(str(error), EXIT_CODE)
-        except click.ClickException as error:
+        except UsageError as error:
             told = io.StringIO()
             error.show(file=told)
-            if isinstance(error, click.NoSuchOption):
-                told.write(_how_to_set(error))
+            told.write(_how_to_set(error))
             _tell("".join(f"{printable(line)}\n" if line else "\n" for line in told.getvalue().splitlines()))
             raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
@@ -64,14 +66,17 @@ def main() -> None:
         raise SystemExit(code)
 
 
-def _how_to_set(error: click.NoSuchOption) -> str:
+def _how_to_set(error: Any) -> str:
     """How to set the field that was written as an option; empty if it is no field, or the command sets none."""
     from fedblend.experiment.index import index
 
-    field = error.option_name.lstrip("-").replace("-", "_")
+    written = getattr(error, "option_name", "")
     options = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
+    if "--set" not in options or written in ["", *options]:
+        return ""
+    field = written.lstrip("-").replace("-", "_")
     tables = [table for table in index().tables.values() if field in {option.name for option in table.options}]
-    if "--set" not in options or not tables:
+    if not tables:
         return ""
     path = f"{tables[0].where}.{field}".lstrip(".")
     return f"To set the field {path} of the file: --set {path}=VALUE\n"

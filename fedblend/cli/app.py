@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
+
+from fedblend.core.errors import did_you_mean
 
 # Help is plain text. With Rich installed, Typer 0.20 (the newest that Flower allows) escapes brackets in plain help
 # too, as "\[required]".
 typer.core.HAS_RICH = False
 
 
-def _group(text: str) -> typer.Typer:
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, suggest_commands=False)
+class _Group(typer.core.TyperGroup):
+    """A group that suggests commands. Some versions of Typer and Click do so, too, each in words of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], self.commands)}.")
+        return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+def _group(text: str, **more: Any) -> typer.Typer:
+    return typer.Typer(cls=_Group, help=text, no_args_is_help=True, rich_markup_mode=None, **more)
+
+
+app = _group(
+    "Federated learning with blended data: run, compare and report experiments.",
     name="fedblend",
-    help="Federated learning with blended data: run, compare and report experiments.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    suggest_commands=False,  # Click does
 )
 data_app = _group("Show data sets and how they are split.")
 privacy_app = _group("Measure how much shared samples reveal, and plan noise.")
