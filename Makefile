@@ -2,31 +2,50 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench evidence clean
+.PHONY: setup lock demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench evidence clean
 
-setup: .venv/.ready
+# Three environments in one folder, each with more: what fedblend needs (`make demo`), what its tests need, and all. Exact
+# versions with their hashes are in locks/; PyTorch is the version of constraints.txt, in the build that pip finds: with
+# CUDA from PyPI on Linux (gigabytes), or for CPUs where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL has one. uv installs the
+# rest where it is there. Nothing is byte-compiled before it is imported.
+setup: .venv/.all
+PIP := $(BIN)/python -m pip install --quiet --no-compile --no-deps
+LOCKED := $(if $(shell command -v uv),uv pip install --quiet --no-deps --python $(BIN)/python,$(PIP)) --require-hashes --requirement
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.base: locks/base.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(LOCKED) locks/base.txt
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(PIP) --no-build-isolation --editable .
 	@touch $@
+
+.venv/.tests: locks/tests.txt .venv/.base
+	$(LOCKED) locks/tests.txt
+	@touch $@
+
+.venv/.all: locks/all.txt .venv/.tests
+	$(LOCKED) locks/all.txt
+	@touch $@
+
+# The locks anew, with the newest versions that pyproject.toml and constraints.txt allow. Needs uv.
+lock:
+	$(PYTHON) locks/lock.py
 
 # Again, or after Ctrl-C, it goes on where it was. OUT=/tmp/demo where this folder cannot be written to.
 OUT ?= runs/quickstart
-demo: setup
-	$(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume
-	$(BIN)/python examples/quickstart.py $(OUT)
+demo: .venv/.base
+	PYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python examples/quickstart.py $(OUT)
 
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
-federation-demo: setup
+federation-demo: .venv/.tests
 	$(BIN)/python examples/federation_demo.py
 
 # With the compiled files of earlier runs, whatever the environment says: they spare each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # What a change should pass before it is committed: some minutes on two slow cores.
-test: setup
+test: .venv/.tests
 	$(PYTEST) -m "not slow"
 
 # The rest: tests that start processes, kill them, or train for a while.
@@ -43,10 +62,10 @@ test-matrix:
 FIRST ?= 0
 INPUTS ?= 10000
 FUZZ_OUT ?= build/fuzz
-fuzz: setup
+fuzz: .venv/.tests
 	$(BIN)/python tests/fuzz/fuzz.py --first $(FIRST) --inputs $(INPUTS) --seconds 7200 --out $(FUZZ_OUT)
 
-lint: setup
+lint: .venv/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -66,7 +85,7 @@ docs-serve: setup
 	$(MKDOCS) serve
 
 # Half an hour on two quiet cores. Other frameworks take part where benchmarks/peers/setup.sh has set them up.
-bench: setup
+bench: .venv/.tests
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/kernels.py --out benchmarks/results
 	$(BIN)/python benchmarks/engines.py --out benchmarks/results
@@ -84,7 +103,7 @@ bench: setup
 
 # Many hours of work: every study and item behind docs/results/ and docs/reproductions/, then their tables.
 # Runs that were interrupted are resumed.
-evidence: setup
+evidence: .venv/.tests
 	$(BIN)/python evidence/run.py
 	$(BIN)/python evidence/pages.py
 
