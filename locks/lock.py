@@ -1,7 +1,7 @@
 """Write the lock files beside this script anew, by uv: `make lock`. Each serves Python 3.11 and newer.
 
-base.txt is what fedblend needs, tests.txt what `make test` needs too, all.txt all extras and tools. PyTorch and what its
-CUDA builds bring are left out: `make` takes the version of constraints.txt, with the build that pip finds.
+base.txt is what fedblend needs, tests.txt what `make test` needs too, all.txt all extras and tools. PyTorch and what
+its CUDA builds bring are left out: `make` takes the version of constraints.txt, in the build that pip finds.
 """
 
 from __future__ import annotations
