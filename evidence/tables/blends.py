@@ -16,7 +16,7 @@ SPLITS = {
     "few classes (two)": {"fashion-classes": "Fashion-MNIST", "cifar10-classes": "CIFAR10"},
     "uneven classes (Dirichlet 0.1)": {"fashion-dirichlet": "Fashion-MNIST", "cifar10-dirichlet": "CIFAR10"},
     "most classes (Dirichlet 0.5)": {"fashion-dirichlet-half": "Fashion-MNIST", "cifar10-dirichlet-half": "CIFAR10"},
-    "one source (writer, person, hospital, role)": {
+    "one writer, person, hospital or role": {
         "femnist": "FEMNIST",
         "har": "HAR",
         "heart": "hospitals",
@@ -54,14 +54,20 @@ def blend_table() -> str:
         ]
         for blend in found:
             gains = [
-                f"{data[setting]} {told(gain, 100.0)}{' †' * (_first(blend).method in _certain(setting))}"
+                told(gain, 100.0) + "\u00a0†" * (_first(blend).method in _certain(setting))
                 for setting, gain in _gains(blend).items()
             ]
             words, one = split if blend is found[0] else "", _first(blend)
-            rows.append([words, f"`{one.method}`", "<br>".join(gains), span(_times(blend), 2), one.given_away])
+            rows.append([words, f"`{one.method}`", *gains, span(_times(blend), 2), one.given_away])
         if not found:
-            rows.append([split, f"`{BASE}`", "no gain is certain", "1.00", "nothing"])
-    heads = ["each client has", "run", "points over tuned FedAvg", "times its bytes", "beside its model a client gives"]
+            rows.append([split, f"`{BASE}`", "no gain is certain", "", "1.00", "nothing"])
+    heads = [
+        "each client has",
+        "run",
+        *(f"points gained on {name}" for name in MARKS),
+        "times FedAvg's bytes",
+        "a client gives, beside its model",
+    ]
     return table(heads, rows)
 
 
@@ -72,7 +78,7 @@ def draw_blends() -> None:
     """
     from matplotlib.lines import Line2D
 
-    figure = figure_of(5.4, 6.6)
+    figure = figure_of(4.7, 6.7)
     axes = figure.subplots()
     across, labels = axes.get_yaxis_transform(), {}
     place = 0.0
@@ -95,18 +101,19 @@ def draw_blends() -> None:
                 )  # fmt: skip
             axes.text(1.02, place, f"{span(_times(blend), 1)}", transform=across, fontsize=8.5, color=INK, va="center")
         place += 0.6
-    axes.text(1.02, 0.7, "times the\nbytes", transform=across, fontsize=8.5, color=MUTED, va="center", linespacing=0.9)
+    axes.text(1.02, 0.7, "times bytes", transform=across, fontsize=8.5, color=MUTED, va="center")
     axes.axvline(0, color=MUTED, linewidth=1, zorder=0)
     style_axes(axes, "points over tuned FedAvg, 95 % interval", "")
     axes.set_yticks(list(labels), list(labels.values()))
     axes.set_ylim(place, 0)
     axes.grid(False, axis="y")
-    handles = [Line2D([], [], color=colour, linewidth=3) for colour in PRICES.values()]
-    texts = [f"beside its model a client gives {price}" for price in PRICES]
-    for words, mark in MARKS.items():
-        texts.append(f"{words}; filled: certain among all methods tried")
-        handles.append(Line2D([], [], color=MUTED, marker=mark, linewidth=0))
-    figure.legend(handles, texts, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK)
+    prices = [Line2D([], [], color=colour, linewidth=3) for colour in PRICES.values()]
+    marks = [Line2D([], [], color=MUTED, marker=mark, linewidth=0) for mark in MARKS.values()]
+    words = [*PRICES, *(f"{name}; filled: certain among all methods" for name in MARKS)]
+    figure.legend(
+        [*prices, *marks], words, title="beside its model a client gives", alignment="left", loc="outside lower left",
+        fontsize=8.5, title_fontsize=8.5, frameon=False, labelcolor=INK,
+    )  # fmt: skip
     save_png(figure, "blends")
 
 

@@ -170,7 +170,7 @@ def map_table(kind: str = "map") -> str:
             {m: given.p_value for m, option in options.items() if (given := difference_of(option)) is not None}
         )
         cells += [
-            _cell(options[m]) + " †" * (m in marked) if m in options else _missing(m, impossible) for m in methods
+            _cell(options[m]) + "\u00a0†" * (m in marked) if m in options else _missing(m, impossible) for m in methods
         ]
         rows.append([MAP[setting], *cells])
     return table(["setting", f"{BASE} %", *methods], rows)
