@@ -23,6 +23,7 @@ from tables.augmix import (
     invgrad_speed,
     invgrad_table,
 )
+from tables.blends import blend_table, draw_blends
 from tables.claims import certain_claims, claim_table, deciding_table, sensitivity
 from tables.comparisons import (
     baseline_table,
@@ -156,6 +157,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "warm-start": warm_start,
     "baselines": baseline_table,
     "personal models": personal_table,
+    "blends": blend_table,
     "map": map_table,
     "map costs": map_costs,
     "map attacks": map_attack_table,
@@ -181,6 +183,7 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     lambda: draw_study("fashion-mnist", "Fashion-MNIST"),
     lambda: draw_study("femnist", "FEMNIST"),
     lambda: draw_study("fedmix-cifar10", "CIFAR10"),
+    draw_blends,
     draw_maps,
     draw_front,
 )

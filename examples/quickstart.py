@@ -20,7 +20,7 @@ NEXT = """
 What to try next
   source .venv/bin/activate
   fedblend run examples/quickstart.toml --set partition.classes_per_client=10 --out runs/even   # clients alike
-  fedblend new my.toml                                                                          # other data, yours
+  fedblend new virtual-means fashion-mnist > my.toml                                            # other data, or yours
   docs/which-blend.md                                                                           # which blend, when?"""
 
 
