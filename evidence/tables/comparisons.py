@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedblend.analysis.advice import BASE, LAST, Advice, Option
@@ -285,17 +285,17 @@ def map_costs(kind: str = "map") -> str:
             [
                 method,
                 f"{', '.join(leaves)}, to {whom}" if leaves else "nothing but the model",
-                _span([option["megabytes"] for option in found], 2),
-                _span(weights, 2) if known else "",
-                _span(shared, 2),
-                _span([100 * share for share in seen], 0),
+                span([option["megabytes"] for option in found], 2),
+                span(weights, 2) if known else "",
+                span(shared, 2),
+                span([100 * share for share in seen], 0),
             ]
         )
     head = ["method", "what leaves a client", "MB a client", "membership: model", "membership: shared", "recognised %"]
     return table(head, rows)
 
 
-def _span(values: list[float], digits: int) -> str:
+def span(values: Sequence[float], digits: int) -> str:
     """The least and the largest value; empty for none."""
     if not values:
         return ""
