@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedblend.analysis.plotting import COLOURS, INK, MUTED
 from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, PART, UNDECIDED
 from tables.blends import blend_table
-from tables.claims import FULL, JudgedClaim, judged_claims, our_margin, paper_margin
+from tables.claims import FULL, OTHER, OWN, JudgedClaim, judged_claims, our_margin, paper_margin
 from tables.common import figure_of, save_png
 from tables.items import PAPER_NAMES
 from tables.summary import best_result
@@ -109,7 +109,8 @@ def tally() -> str:
     counts = sum(_counts().values(), Counter[str]())
     return (
         f"Of {counts.total()} judged claims {counts[HOLDS]} hold and {counts[FAILS]} do not; "
-        "the others hold in part or are open. The headline and a second claim of each paper, with the 95 % interval over seeds in brackets:"
+        "the others hold in part or are open. "
+        "The headline and a second claim of each paper, with the 95 % interval over seeds in brackets:"
     )
 
 
@@ -119,7 +120,8 @@ def headline_sentences() -> str:
     for headline in HEADLINES:
         item, begins, words = headline.second
         name = f"[{PAPER_NAMES[headline.paper]}](results/{headline.paper}.md)"
-        lines.append(f"- {name} {_sentence(headline)} {words}: *{best_result(item, begins).word}*.")
+        second = best_result(item, begins)
+        lines.append(f"- {name} {_sentence(headline)} {words}: *{second.word}*{_unlike(second)}.")
     return "\n".join(lines)
 
 
@@ -237,8 +239,14 @@ def _sentence(headline: Headline) -> str:
     one = best_result(headline.item, headline.begins)
     _, gains, loses, unclear = headline.quantity
     says = {HOLDS: gains, FAILS: loses}.get(one.word, unclear)
-    where = headline.where + ("" if one.setting == FULL else f" ({one.setting})")
-    return f"{says} {headline.versus}{where}: {' '.join(_margin(one, headline))}, verdict *{one.word}*."
+    what = f"{says} {headline.versus}{headline.where}{_unlike(one)}"
+    return f"{what}: {' '.join(_margin(one, headline))}, verdict *{one.word}*."
+
+
+def _unlike(one: JudgedClaim) -> str:
+    """How a result differs from the paper's settings and data, in brackets."""
+    short = {FULL: "", OWN: " (smaller run)", OTHER: " (other data)"}
+    return short.get(one.setting, f" ({one.setting})")
 
 
 def _margin(one: JudgedClaim, headline: Headline) -> tuple[str, ...]:
