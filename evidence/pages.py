@@ -51,6 +51,15 @@ from tables.mix2fld import (
     mix2fld_t_max,
     sample_privacy,
 )
+from tables.screen import (
+    draw_headlines,
+    draw_verdicts,
+    forest_figure,
+    headline_sentences,
+    tally,
+    verdict_figure,
+    what_helps,
+)
 from tables.studies import (
     adversary_table,
     alignment_table,
@@ -129,6 +138,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
     "sensitivity": sensitivity,
     "deciding": deciding_table,
+    "tally": tally,
+    "headlines": headline_sentences,
+    "verdict figure": verdict_figure,
+    "forest figure": forest_figure,
+    "what helps": what_helps,
     "main claims": main_claims,
     "counts by paper": counts_by_paper,
     "counts by setting": counts_by_setting,
@@ -186,6 +200,8 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     draw_blends,
     draw_maps,
     draw_front,
+    draw_verdicts,
+    draw_headlines,
 )
 """The functions that draw figures from results alone; others need the runs (run.py, inversion.py)."""
 

@@ -39,14 +39,9 @@ MAIN_CLAIMS = (
 
 def main_claims() -> str:
     """A row for each main claim: the paper's margin, ours with its interval, and the verdict of its best result."""
-    judged = judged_claims()
     rows = []
     for item, begins in MAIN_CLAIMS:
-        found = [one for one in judged if one.result["item"] == item and one.claim["says"].startswith(begins)]
-        # Corrected settings come first, then the paper's with several seeds, then many seeds; of equals the first.
-        best = max(
-            found, key=lambda one: (one.setting != OUTDATED, one.setting == FULL and _seeds(one) > 1, _seeds(one))
-        )
+        best = best_result(item, begins)
         paper = item.partition("/")[0]
         verdict = best.marked.replace(HOLDS, f"**{HOLDS}**") if best.word == HOLDS else best.marked
         name = f"[{_short(paper)}]({_page(paper)})"
@@ -54,6 +49,15 @@ def main_claims() -> str:
         rows.append([name, best.says, *margins, verdict, best.setting])
     head = ["paper", "claim", "of", "the paper's margin", "ours", "95 % interval, seeds", "verdict", "with"]
     return table(head, rows)
+
+
+def best_result(item: str, begins: str) -> JudgedClaim:
+    """The best result of an item's claim, by how the claim begins (its choice may follow its words).
+
+    Corrected settings come first, then the paper's with several seeds, then many seeds; of equals the first.
+    """
+    found = [one for one in judged_claims() if one.result["item"] == item and one.says.startswith(begins)]
+    return max(found, key=lambda one: (one.setting != OUTDATED, one.setting == FULL and _seeds(one) > 1, _seeds(one)))
 
 
 def counts_by_paper() -> str:

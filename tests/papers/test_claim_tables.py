@@ -447,3 +447,94 @@ def test_the_best_rate_is_that_of_all_seeds_and_a_failed_one_does_not_count(
     # Differences 3 and 4 points: mean 3.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
     assert row[1:4] == ["51.0", "59.0", "90.0 (1 of 2 seeds)"]
     assert row[4:] == ["+3.5 [-2.9,\u00a0+9.9]"] * 2
+
+
+ALONE_WITH_TEN = {("standalone-10", "authors"): [89.0, 89.0, 89.0]}
+
+
+@pytest.fixture
+def screen(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """evidence/tables/screen.py with XorMixFL's headline alone."""
+    module = sys.modules["tables.screen"]
+    monkeypatch.setattr(module, "HEADLINES", tuple(one for one in module.HEADLINES if one.paper == "xormixfl"))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("ours", "says"),
+    [
+        # Differences to 90: a deviation of 1, so a half of 4.303 / sqrt(3) = 2.5.
+        ([94.0, 95.0, 96.0], "is more accurate than a device alone: +5.0 points (+2.5 to +7.5), verdict *holds*"),
+        (
+            [84.0, 85.0, 86.0],
+            "is less accurate than a device alone: -5.0 points (-7.5 to -2.5), verdict *does not hold*",
+        ),
+        (
+            [90.0, 91.0, 92.0],
+            "is not clearly more accurate than a device alone: +1.0 points (-1.5 to +3.5), verdict *within noise*",
+        ),
+        ([94.0], "is not clearly more accurate than a device alone: +4, verdict *one seed: for*"),
+    ],
+)
+def test_a_headline_says_what_its_verdict_says(
+    screen: ModuleType, tmp_path: Path, ours: list[float], says: str
+) -> None:
+    alone = {("standalone", "authors"): [90.0] * len(ours), ("standalone-10", "authors"): [100.0] * len(ours)}
+    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): ours} | alone, smaller=[])
+
+    line = screen.headline_sentences()
+
+    second = "does not hold" if len(ours) > 1 else "one seed: against"
+    ten = f"With ten target samples for that device, as in the paper's text: *{second}*."
+    assert line == f"- [XorMixFL](results/xormixfl.md) {says}. {ten}"
+    assert says.replace("*", "") in screen.forest_figure()
+
+
+def test_a_headline_of_a_smaller_run_says_so(screen: ModuleType, tmp_path: Path) -> None:
+    ours = {("xormixfl", "authors"): [94.0, 95.0], ("standalone", "authors"): [90.0] * 2} | ALONE_WITH_TEN
+    write(tmp_path, "xormixfl/choice-network", ours)
+    line = screen.headline_sentences()
+    assert "than a device alone (smaller run):" in line
+    assert line.endswith("*within noise* (smaller run).")
+
+
+def test_verdicts_at_the_papers_settings_are_counted_apart(screen: ModuleType, tmp_path: Path) -> None:
+    ours = {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]}
+    write(tmp_path, "xormixfl/table-2", ours, scale="paper", smaller=[])
+    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
+    write(tmp_path, "xormixfl/table-2", {key: values[:1] for key, values in ours.items()})
+    write(
+        tmp_path,
+        "xormixfl/choice-network",
+        {("xormixfl", "authors"): [94.0, 95.0], ("standalone", "authors"): [90.0] * 2},
+    )
+
+    shown = screen.verdict_figure()
+    total, holding = re.findall(r"Of (\d+) judged claims (\d+) hold", screen.tally())[0]
+
+    full, small = re.findall(r"XorMixFL: ([^;.\]]*)", shown)
+    assert full.startswith("holds 1, undecided ")
+    assert re.fullmatch(r"undecided \d+", small)  # one seed decides nothing; choices are not counted
+    assert int(total) == sum(map(int, re.findall(r"\d+", full + small)))
+    assert holding == "1"
+
+
+def test_figures_are_drawn_with_and_without_an_interval(
+    screen: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["tables.common"], "FIGURES", tmp_path)
+    for seeds in (1, 2):
+        ours = {("xormixfl", "authors"): [94.0] * seeds, ("standalone", "authors"): [90.0] * seeds} | ALONE_WITH_TEN
+        write(tmp_path, "xormixfl/choice-network", ours)
+        screen.draw_verdicts()
+        screen.draw_headlines()
+    assert all((tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG" for name in ("verdicts", "headlines"))
+
+
+def test_what_helps_is_the_first_row_of_each_split(pages: ModuleType) -> None:
+    screen, blends = sys.modules["tables.screen"], sys.modules["tables.blends"]
+
+    rows = rows_with(screen.what_helps(), "|")[2:]
+
+    assert [row[0] for row in rows] == list(blends.SPLITS)
+    assert rows_with(blends.blend_table(), rows[0][0])[0] == rows[0]
