@@ -296,6 +296,36 @@ def test_the_wheel_alone_runs_an_experiment_outside_of_the_checkout(installed: P
     assert made(program, "--version", cwd=tmp_path).strip() == f"fedblend {fedblend.__version__}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", ["newest", "oldest"])
+def test_the_wheel_runs_with_the_dependencies_that_an_index_gives_it(
+    built: Built, tmp_path: Path, versions: str
+) -> None:
+    """The newest and the oldest that the ranges allow; PyTorch, of gigabytes, is this environment's."""
+    pip = (sys.executable, "-m", "pip")
+    words = [*pip, "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "tomli-w"]
+    if subprocess.run(words, capture_output=True, timeout=PATIENCE_S).returncode:
+        pytest.skip("no package index can be reached")
+    made(sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare")
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "bare"), "platbase": ""}))
+    for top in {file.parts[0] for file in distribution("torch").files or []} - {"..", "__pycache__"}:
+        (packages / top).symlink_to(Path(str(distribution("torch").locate_file(top))))
+    bounds = {Requirement(line).name: [*Requirement(line).specifier] for line in PROJECT["dependencies"]}
+    oldest = [f"{name}=={one.version}" for name, of in bounds.items() for one in of if one.operator == ">="]
+    (tmp_path / "oldest.txt").write_text("\n".join(line for line in oldest if not line.startswith("torch==")))
+    bare, chosen = tmp_path / "bare/bin", () if versions == "newest" else ("--constraint", tmp_path / "oldest.txt")
+    made(*pip, "--python", bare / "python", "install", "--quiet", "--no-compile", *chosen, built.wheel)
+
+    (tmp_path / "x.toml").write_text(made(bare / "fedblend", "new", "fedmix", "digits", cwd=tmp_path))
+    ran = made(bare / "fedblend", "run", "x.toml", "--set", "rounds=1", cwd=tmp_path)
+    unknown = subprocess.run([str(bare / "fedblend"), "rum"], capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert "Report: runs/fedmix-digits/report.html" in ran
+    assert "server-means" in made(bare / "fedblend", "list", "methods", cwd=tmp_path)
+    assert (unknown.returncode, "No such command 'rum' (did you mean 'run'?)" in unknown.stderr) == (2, True)
+    assert re.search(r"^Usage: fedblend \[OPTIONS\] \[?COMMAND", made(bare / "fedblend", "--help").strip())
+
+
 def block(page: str, language: str) -> str:
     """The first code of a language on a page of the checkout."""
     found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
