@@ -60,7 +60,7 @@ def test_the_commands_of_the_page_of_commands_run_in_its_order(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     Path("examples").symlink_to(ROOT / "examples")
     rows = re.findall(r"^\| `fedblend ([^`]+)", text("docs/commands.md"), re.M)
-    others = r"tune|advise|federation|predict|attack|points|boundaries|switches|compare runs/heart|privacy samples"
+    others = r"tune|advise|federation|predict|attack|paper [pbs]|compare runs/heart|privacy samples"
     run = [row.replace("RUN", "runs/fedmix-digits/fedmix-seed0") for row in rows if not re.match(others, row)]
     assert len(run) > 15
     for row in run:
@@ -83,7 +83,7 @@ def test_the_examples_in_the_help_of_commands_that_read_a_file_run(
     monkeypatch.chdir(tmp_path)
     Path("examples").symlink_to(ROOT / "examples")
     source = text("fedblend/cli/app.py")
-    examples = re.findall(r'"Example: fedblend ((?:channel|data show|privacy \w+) examples/[^"]+)"', source)
+    examples = re.findall(r'"Example: fedblend ((?:paper \w+|data show|privacy \w+) examples/[^"]+)"', source)
     assert len(examples) == 4
     for words in examples:
         succeeded(here(*shlex.split(words)))
