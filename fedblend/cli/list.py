@@ -23,7 +23,8 @@ LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model
 
 COSTS = (
     "sends: what leaves a client, in each of its rounds or once. traffic: models up and down in a round; FedAvg's one "
-    "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them."
+    "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them.\n"
+    "Which of these help on which data, and at which price: docs/which-blend.md, and fedblend advise FILE."
 )
 """What the words of the list of methods mean."""
 
