@@ -19,7 +19,7 @@ PRICES = {
 
 
 def draw_front() -> None:
-    """Accuracy by round on CIFAR10 with two classes a client, and an attacker's advantage from class means."""
+    """Accuracy by round on CIFAR10, and an attacker's advantage from what `virtual-means` shares."""
     figure, styles = figure_of(6.6, 3.3), line_styles(SHOWN)
     gain, price = figure.subplots(1, 2, width_ratios=(1.15, 1))
     groups = by_method(study_result("long-cifar10-classes")["runs"])

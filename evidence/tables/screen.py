@@ -22,9 +22,9 @@ PANELS = {True: "the paper's settings and data", False: "smaller runs or other d
 ACCURACY = ("points", "is more accurate than", "is less accurate than", "is not clearly more accurate than")
 ROUNDS = (
     "rounds saved",
-    "needs fewer rounds than",
-    "needs more rounds than",
-    "does not clearly need fewer rounds than",
+    "saves rounds beside",
+    "costs rounds beside",
+    "does not clearly save rounds beside",
 )
 """A unit, and what a method does if the claim holds, if it does not, and if neither is certain."""
 
@@ -105,12 +105,14 @@ HEADLINES = (
 
 
 def tally() -> str:
-    """How many claims hold, and how many do not."""
+    """How many claims have each verdict, and which headlines are not among them."""
     counts = sum(_counts().values(), Counter[str]())
+    chosen = [PAPER_NAMES[one.paper] for one in HEADLINES if best_result(one.item, one.begins).claim.get("choice")]
     return (
-        f"Of {counts.total()} judged claims {counts[HOLDS]} hold and {counts[FAILS]} do not; "
-        "the others hold in part or are open. "
-        "The headline and a second claim of each paper, with the 95 % interval over seeds in brackets:"
+        f"Of {counts.total()} claims {counts[HOLDS]} hold, {counts[PART]} hold in part, {counts[NOISE]} are within "
+        f"noise, {counts[FAILS]} do not hold, and {counts[UNDECIDED]} have one seed or are undecided. The headline and "
+        "a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims under settings that a paper "
+        f"leaves open are not in the counts; the headlines of {', '.join(chosen)} are such claims."
     )
 
 
@@ -164,7 +166,7 @@ def draw_verdicts() -> None:
                 axes.text(left + share / 2, place, number, ha="center", va="center_baseline", fontsize=8.5, color=ink)
                 left += share
             if not here:
-                axes.text(0.01, place, "none judged yet", va="center_baseline", fontsize=8.5, color=MUTED)
+                axes.text(0.01, place, "only under open settings", va="center_baseline", fontsize=8.5, color=MUTED)
         axes.set_yticks(range(len(_papers())), [PAPER_NAMES[paper] for paper in _papers()], fontsize=8.5, color=INK)
         axes.set_xlim(0, 1)
         axes.set_ylim(len(_papers()) - 0.5, -0.5)

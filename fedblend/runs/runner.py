@@ -53,7 +53,10 @@ MAY_CHANGE = {
 }
 """Fields that may differ in a resumed run: none of them changes a finished round."""
 
-SAME_EXPERIMENT = f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change)"
+SAME_EXPERIMENT = (
+    f"a run goes on with the experiment it began with (only {', '.join(sorted(MAY_CHANGE))} may change); name the "
+    "folder of another run with --out"
+)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch: pytest.
     ]
     assert page.brief_section() == (
         "In the fastest other framework (peer 3) a round of federated averaging takes 3.0 to 3.0 times as long "
-        "([1 models, 1 processors](docs/benchmarks.md))."
+        "([1 models](docs/benchmarks.md))."
     )
 
 

@@ -510,7 +510,7 @@ def test_verdicts_at_the_papers_settings_are_counted_apart(screen: ModuleType, t
     )
 
     shown = screen.verdict_figure()
-    total, holding = re.findall(r"Of (\d+) judged claims (\d+) hold", screen.tally())[0]
+    total, holding = re.findall(r"Of (\d+) claims (\d+) hold", screen.tally())[0]
 
     full, small = re.findall(r"XorMixFL: ([^;.\]]*)", shown)
     assert full.startswith("holds 1, undecided ")
