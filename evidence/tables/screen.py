@@ -111,8 +111,8 @@ def tally() -> str:
     return (
         f"Of {counts.total()} claims {counts[HOLDS]} hold, {counts[PART]} hold in part, {counts[NOISE]} are within "
         f"noise, {counts[FAILS]} do not hold, and {counts[UNDECIDED]} have one seed or are undecided. The headline and "
-        "a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims under settings that a paper "
-        f"leaves open are not in the counts; the headlines of {', '.join(chosen)} are such claims."
+        "a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims under settings "
+        f"that a paper leaves open are not in the counts; the headlines of {', '.join(chosen)} are such claims."
     )
 
 

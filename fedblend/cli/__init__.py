@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -37,7 +38,7 @@ def main() -> None:
     _open_closed()
     _replace_unprintable()
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = functools.partial(_show_warning, set())
         try:
             code = app(standalone_mode=False)
             sys.stdout.flush()
@@ -117,6 +118,8 @@ def _replace_unprintable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
-    """Print a warning as one line without its place in the source, which is of no use to a user."""
-    _tell(f"fedblend: warning: {printable(str(message))}\n")
+def _show_warning(shown: set[str], message: Warning | str, *place: object, **more: object) -> None:
+    """Print a warning once in a command, as one line without its place in the source, which is of no use to a user."""
+    if (text := printable(str(message))) not in shown:
+        shown.add(text)
+        _tell(f"fedblend: warning: {text}\n")

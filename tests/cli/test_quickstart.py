@@ -30,8 +30,8 @@ def test_the_demo_says_what_its_runs_show_and_what_means_reveal(tmp_path: Path) 
 
 
 def test_make_demo_runs_or_resumes_the_study_and_then_says_what_is_seen() -> None:
-    recipe = (ROOT / "Makefile").read_text().partition("\ndemo: setup\n")[2].split("\n\n")[0]
+    recipe = (ROOT / "Makefile").read_text().partition("\ndemo: .venv/.base\n")[2].split("\n\n")[0]
     assert recipe.split("\n") == [
-        "\t$(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume",
-        "\t$(BIN)/python examples/quickstart.py $(OUT)",
+        "\tPYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume",
+        "\tPYTHONDONTWRITEBYTECODE= $(BIN)/python examples/quickstart.py $(OUT)",
     ]
