@@ -21,16 +21,7 @@ TRITON = re.compile(r"^triton==.*\n(?: .*\n)*", re.MULTILINE)
 def main() -> None:
     """Write all files."""
     for name, extras in EXTRAS.items():
-        words = [
-            "uv",
-            "pip",
-            "compile",
-            "pyproject.toml",
-            "--universal",
-            "--python-version",
-            "3.11",
-            "--generate-hashes",
-        ]
+        words = ["uv", "pip", "compile", "pyproject.toml", "--universal", "--python-version", "3.11"]
         words += ["--generate-hashes", "--no-header", "--no-annotate", "--quiet", "--constraint", "constraints.txt"]
         words += ["--constraint", "locks/all.txt"] if name != "all" else []
         words += [word for extra in extras for word in ("--extra", extra)]

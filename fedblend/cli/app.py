@@ -50,7 +50,11 @@ File = Annotated[Path, typer.Argument(help="An experiment file (TOML).")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or folders: all runs below them.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Set a field: --set train.lr=0.05 (repeatable); none removes an optional field."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set a field: --set train.lr=0.05 (repeatable); none removes an optional field.",
+    ),
 ]
 Data = Annotated[
     Path | None,

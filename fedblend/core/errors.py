@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -31,7 +33,7 @@ class Stopped(FedblendError):
 
 
 def missing_package(needed_by: str, package: str, extra: str) -> FedblendError:
-    """The error of something that needs a package of an extra that is not installed.
+    """The error of something that needs a package of an extra, which is missing or cannot be imported.
 
     fedblend is on no package index, so the commands name the checkout or the wheel, not "fedblend".
 
@@ -39,8 +41,11 @@ def missing_package(needed_by: str, package: str, extra: str) -> FedblendError:
     epsilon needs the package dp-accounting, which is not installed; install it with fedblend's extra "dp": \
 pip install ".[dp]" in the checkout, or pip install "PATH/TO/fedblend-VERSION-py3-none-any.whl[dp]"
     """
+    cause, why = sys.exception(), "is not installed"
+    if isinstance(cause, ImportError) and importlib.util.find_spec(package.replace("-", "_")):
+        why = f"cannot be imported ({cause})"
     return FedblendError(
-        f"{needed_by} needs the package {package}, which is not installed; install it with fedblend's extra "
+        f"{needed_by} needs the package {package}, which {why}; install it with fedblend's extra "
         f'"{extra}": pip install ".[{extra}]" in the checkout, or pip install '
         f'"PATH/TO/fedblend-VERSION-py3-none-any.whl[{extra}]"'
     )

@@ -100,3 +100,12 @@ def test_ids_of_tokens_in_a_column_of_lists(tmp_path, folder):
     (tmp_path / "uneven.parquet").rename(tmp_path / "uneven" / "train.parquet")
     with pytest.raises(FedblendError, match=r"'x' is object of shape \[2\]; valid for data.kind = \"tokens\""):
         load(tmp_path / "uneven", **options)
+
+
+def test_with_a_package_that_cannot_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "flwr_datasets.py").write_text("raise ImportError('pyarrow requires NumPy 2.0')")
+    monkeypatch.delitem(sys.modules, "flwr_datasets", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = r"flwr-datasets, which cannot be imported \(pyarrow requires NumPy 2.0\); install it .*\[hub\]"
+    with pytest.raises(FedblendError, match=told):
+        load(tmp_path)
