@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --no-deps
 LOCKED := $(if $(shell command -v uv),uv pip install --quiet --no-deps --python $(BIN)/python,$(PIP)) --require-hashes --requirement
 
 .venv/.base: locks/base.txt constraints.txt pyproject.toml
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv
 	$(LOCKED) locks/base.txt
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
 	$(PIP) --no-build-isolation --editable .

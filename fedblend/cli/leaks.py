@@ -40,7 +40,7 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
     """Print the leak report card of runs, and write it with its figure into a folder if one is given."""
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
-    runs = find_runs(list(paths))
+    runs = [run for run in find_runs(list(paths)) if run.has_begun(run.path)]
     cards = []
     with steps_shown() as steps, one_thread():
         for number, (run, name) in enumerate(zip(runs, distinct_names([run.path for run in runs]), strict=True), 1):

@@ -28,8 +28,11 @@ ROWS = 1024
 """Samples that are looked at together, so that the training half is not copied."""
 
 
-def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
-    """Load the data (unless given), partition them, fit the scale and build the model with its initial weights."""
+def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: bool = False) -> Setup:
+    """Load the data (unless given), partition them, fit the scale and build the model with its initial weights.
+
+    ``at_site`` the model is tried on zeros: the server, which chooses it, is told of a failure.
+    """
     data = data or experiment.data.load()
     _require_pictures(experiment, data)
     population = split(experiment, data)
@@ -41,8 +44,9 @@ def make_setup(experiment: Experiment, data: Dataset | None = None) -> Setup:
     with lent_generator(experiment.seed, "model"):
         model = experiment.model.build(tuple(sample.shape[1:]), task.outputs)
     _require_types(model, experiment.model.name)
-    _require_fit(model, sample, task, experiment, hint := _hint_of_ids(data, experiment))
-    if hint and _reads_ids(model, data, scale, experiment, hint):
+    hint = "" if at_site else _hint_of_ids(data, experiment)
+    _require_fit(model, torch.zeros_like(sample) if at_site else sample, task, experiment, hint)
+    if data.kind == "tokens" if at_site else hint and _reads_ids(model, data, scale, experiment, hint):
         method = experiment.method
         for one in (method.sharing, *with_bases(method.objective), method.server_step):
             if one.numeric_inputs:

@@ -175,7 +175,7 @@ def _known_counts(setup: Setup) -> Counts | None:
 
     Empty where sites had no data of their own; ``None`` for a new run, and for one of an older version.
     """
-    if setup.folder is None or not RunDirectory.is_run(setup.folder):
+    if setup.folder is None or not RunDirectory.has_begun(setup.folder):
         return None
     run = RunDirectory(setup.folder)
     if not run.is_of_sites:

@@ -217,7 +217,8 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     if setup.frozen_digest(setup.weights()) != server_setup.get("frozen"):
         raise FedblendError(
             f"model: the tensors of {experiment.model.name} that are not trained differ from the server's, and they do "
-            "not travel; valid: the same pretrained file at server and sites, or weights that follow from the seed"
+            "not travel; valid: the same file of weights at server and sites (drawn weights, such as normal ones, may "
+            "differ between processors)"
         )
     return setup
 
@@ -251,7 +252,7 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     one_client = experiment.model_copy(
         update={"partition": registry.build("partition", {"name": "iid", "clients": 1}), "validation": at_clients}
     )
-    setup = make_setup(one_client, data)
+    setup = make_setup(one_client, data, at_site=True)
     # Not by the experiment's seed: scores of sets that differ in a few samples would tell of these.
     mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout, validation=experiment.validation.clients)
     clients = server_setup["clients"]

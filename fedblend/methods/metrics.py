@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -353,21 +354,25 @@ class TorchMetric(Metric):
         if (present != present[:1]).any(0).all():
             return self._computed(outputs, targets)
         right, wrong = 200.0 * present - 100, 100 - 200.0 * present
+        trial = targets
         if numbers:
-            # Errors of two sizes: by convention R2 is 1 where nothing differs.
+            # Equal numbers as 1, which is exact. Errors of two sizes: by convention R2 is 1 where nothing differs.
+            trial = targets.double().where((present != present[:1]).any(0), 1.0)
             ramp = torch.arange(1.0, len(targets) + 1)[:, None]
-            right, wrong = targets + ramp, targets - 2 * ramp
+            right, wrong = trial + ramp, trial - 2 * ramp
         each: dict[str, str] = {}
         average = ""
         for option, mean_of in (("average", ("macro", "weighted")), ("multioutput", ("uniform_average",))):
             if option in self._takes and self._option(option) in mean_of:
                 each, average = {option: "none" if option == "average" else "raw_values"}, self._option(option)
         try:
-            values, best, worst = (self._computed(of, targets, **each) for of in (outputs, right, wrong))
+            values = self._computed(outputs, targets, **each)
         except (ValueError, IndexError):
             # Such as R2 of one sample; the trial before the run has refused what is never possible.
             return torch.tensor(math.nan)
-        values = values.where(best != worst, math.nan)
+        with contextlib.suppress(ValueError, IndexError):  # where the metric does not take such outputs
+            best, worst = (self._computed(of, trial, **each) for of in (right, wrong))
+            values = values.where((best - worst).abs() > 0, math.nan)
         if not each:
             return values
         weights = present.sum(0).double() if average == "weighted" else torch.ones_like(values)

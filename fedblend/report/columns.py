@@ -92,12 +92,21 @@ def rounds_of_all_seeds(row: MethodRow) -> float:
     return row["target_round"] if row["target_reached"] == row["seeds"] else math.nan
 
 
+WHEN = {"final": "after the last round", "chosen": "in the round that was best on validation"}
+"""When the scores are taken that methods are compared by."""
+
+
+def score_of(rows: Sequence[MethodRow]) -> str:
+    """The score that methods are compared by, of :data:`WHEN`: that of validation, where every method has it."""
+    return "final" if any(math.isnan(row["chosen"]) for row in rows if row["by_seed"]) else "chosen"
+
+
 def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
     """The difference of each method to the baseline over the same seeds; empty where no two seeds are common."""
     base = next((row for row in rows if row["method"] == baseline), None)
     if base is None:
         return []
-    which = "final" if any(math.isnan(row["chosen"]) for row in rows if row["by_seed"]) else "chosen"
+    which = score_of(rows)
     factor, digits = (100, 1) if measure_of(rows) == "accuracy" else (1, 3)
 
     def scores(row: MethodRow) -> dict[int, float]:
@@ -119,11 +128,10 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
 
     if all(difference(row) is None for row in rows):
         return []
-    score = {"final": "after the last round", "chosen": "in the round that was best on validation"}[which]
     unit = "percentage points of accuracy" if factor == 100 else "loss"
     why = (
-        f"{unit} {score}: mean over the seeds that both methods finished of the difference with the same seed, and its "
-        f"{100 * LEVEL:g} % interval (Student's t)"
+        f"{unit} {WHEN[which]}: mean over the seeds that both methods finished of the difference with the same seed, "
+        f"and its {100 * LEVEL:g} % interval (Student's t)"
     )
     of = {"final": "", "chosen": " (best on validation)"}[which]
     return [Column(f"difference to {baseline}{of}", text, value, 0, why)]

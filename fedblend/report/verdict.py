@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedblend.core.errors import listed
-from fedblend.report.columns import MethodRow, evaluated_alike, measure_of, rounds_of_all_seeds
+from fedblend.report.columns import WHEN, MethodRow, evaluated_alike, measure_of, rounds_of_all_seeds, score_of
 from fedblend.runs.differences import Difference, certain_together, paired_difference
 from fedblend.runs.summary import MEGABYTE, megabytes, target_text
 
+NO_SEEDS = "No method has two finished seeds in common with the baseline, so that nothing is compared."
 ONE_SEED = "One seed decides nothing: a difference may be chance. Give three seeds or more, such as seeds = [0, 1, 2]."
 
 
@@ -46,30 +48,30 @@ def verdict(rows: Sequence[MethodRow], baseline: str | None) -> list[str]:
     if base is None or base["failed"] or not others:
         return []
     if max(len(row["by_seed"].keys() & base["by_seed"].keys()) for row in others) < 2:
-        return [ONE_SEED]
-    safe = [row for row in others if not row["unsafe"]]
-    final = _compared(safe, base, lambda row: row["final"], 1 if measure_of(rows) == "accuracy" else -1)
+        return [NO_SEEDS if len(base["by_seed"]) > 1 and any(len(row["by_seed"]) > 1 for row in others) else ONE_SEED]
+    safe, which = [row for row in others if not row["unsafe"]], score_of(rows)
+    final = _compared(safe, base, lambda row: row[which], 1 if measure_of(rows) == "accuracy" else -1)
     sentences, helping = [], final.certain(1)
     if not math.isnan(base["target"]) and evaluated_alike(rows):
         rounds = _compared(safe, base, rounds_of_all_seeds, -1)
         sentences += _to_target(safe, base, rounds)
         helping = [*rounds.certain(1), *helping]
-    sentences.append(_at_the_end(base, final))
+    sentences.append(_scores(base, final, WHEN[which]))
+    if left_out := [row["method"] for row in safe if row["method"] not in final.found]:
+        sentences.append(f"Not compared, since it diverged or lacks common seeds: {listed(left_out)}.")
     if helping:
         sentences.append(_price(next(row for row in rows if row["method"] == helping[0]), base))
     return sentences
 
 
-def _compared(
-    rows: Sequence[MethodRow], base: MethodRow, value: Callable[[MethodRow], float], sign: int, exact: bool = False
-) -> Comparison:
+def _compared(rows: Sequence[MethodRow], base: MethodRow, value: Callable[[MethodRow], float], sign: int) -> Comparison:
     """Compare a value of each method; those without it in a common seed are left out."""
     found = {}
     for row in rows:
         seeds = row["by_seed"].keys() & base["by_seed"].keys()
         mine, theirs = ({seed: value(one["by_seed"][seed]) for seed in seeds} for one in (row, base))
         if all(map(math.isfinite, (*mine.values(), *theirs.values()))):
-            difference = paired_difference(mine, theirs, exact)
+            difference = paired_difference(mine, theirs)
             if difference is not None:
                 found[row["method"]] = difference
     return Comparison(found, sign)
@@ -90,10 +92,17 @@ def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -
     elif sooner := rounds.certain(1):
         row = next(row for row in rows if row["method"] == sooner[0])
         cost = _compared([row], base, lambda one: one["target_bytes"] / MEGABYTE, -1).found[sooner[0]]
+        # Means over the seeds of the difference.
+        mine, theirs = (
+            {key: fmean(one["by_seed"][seed][key] for seed in cost.seeds) for key in ("target_round", "target_bytes")}
+            for one in (row, base)
+        )
+        digits = 1 if theirs["target_bytes"] > MEGABYTE else 3
         sentences.append(
-            f"{sooner[0]} reaches {target} in {row['target_round']:.1f} rounds instead of {base['target_round']:.1f} "
-            f"({_interval(rounds.found[sooner[0]], 1)}), with {megabytes(row['target_bytes'])} instead of "
-            f"{megabytes(base['target_bytes'])} ({_interval(cost, 1 if base['target_bytes'] > MEGABYTE else 3)})."
+            f"{sooner[0]} reaches {target} in {mine['target_round']:.1f} rounds instead of "
+            f"{theirs['target_round']:.1f} ({_interval(rounds.found[sooner[0]], 1)}), with "
+            f"{megabytes(mine['target_bytes'])} instead of {megabytes(theirs['target_bytes'])} "
+            f"({_interval(cost, digits)})."
         )
     if more := [f"{one} ({_interval(rounds.found[one], 1)})" for one in rounds.certain(1)[1:]]:
         sentences.append(f"Also sooner, in rounds: {listed(more)}.")
@@ -106,8 +115,9 @@ def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -
     return sentences
 
 
-def _at_the_end(base: MethodRow, final: Comparison) -> str:
-    """Scores after the last round."""
+def _scores(base: MethodRow, final: Comparison, when: str) -> str:
+    """The sentence on scores."""
+    when = when.capitalize()
     factor, digits, unit = (100, 1, " points") if base["measure"] == "accuracy" else (1, 3, " of loss")
     texts = {name: _interval(one, digits, factor, unit) for name, one in final.found.items()}
     parts = [
@@ -116,9 +126,9 @@ def _at_the_end(base: MethodRow, final: Comparison) -> str:
         if names
     ]
     if not parts:
-        return f"After the last round no difference to {base['method']} is certain."
+        return f"{when} no difference to {base['method']} is certain."
     rest = f"; within noise: {listed(final.unsure)}" if final.unsure else ""
-    return f"After the last round, beside {base['method']}, {'; '.join(parts)}{rest}."
+    return f"{when}, beside {base['method']}, {'; '.join(parts)}{rest}."
 
 
 def _price(row: MethodRow, base: MethodRow) -> str:

@@ -107,6 +107,8 @@ class Predictor:
         """
         with reading([directory], trust):
             experiment, facts = directory.experiment(), directory.facts()
+            if not directory.has_begun(directory.path):
+                raise FedblendError(f"{directory.path}: failed before it began: {directory.status()['reason']}")
             forms.require_sound(facts, forms.FactsOfModel, directory.path / FACTS)
             round, weights = _weights_of(directory.path, best)
             require_one_model(experiment, directory.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -285,6 +286,13 @@ def _start_or_resume(
         checkpoint.write(directory.path, state)
     else:
         state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)
+        if setup.frozen and "frozen" not in directory.facts()["model"]:
+            warnings.warn(
+                f"{directory.path}: was begun by a version that sent frozen tensors; from round {state.round + 1} they "
+                "do not travel, and frozen batch norms keep their statistics, so that bytes and accuracies change; "
+                "begin again to compare",
+                stacklevel=2,
+            )
         records = directory.truncate_metrics(state.round)
         # Length first: a damaged checkpoint may contain a round number beyond any list.
         if len(records) != state.round + 1 or any(record.round != i for i, record in enumerate(records)):

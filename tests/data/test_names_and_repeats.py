@@ -212,6 +212,14 @@ def test_all_wrong_options_of_a_table_are_in_one_message(tmp_path: Path) -> None
     assert "(3) data.features: there is no column 'agee' (did you mean 'age'?)" in said
 
 
+def test_a_form_of_0_2_keeps_texts_apart_that_differ_in_blanks(tmp_path: Path) -> None:
+    form = {"columns": ["h"], "categories": {"h": ["H1", "H1 ", "H2"]}, "fill": {}}
+    (tmp_path / "new.csv").write_text('h\nH1\n"H1 "\nH3\n')
+    frame = read_frame(tmp_path / "new.csv")
+    assert encode(frame, form, tmp_path).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert guesses(frame, form) == ["column 'h' holds 'H3', of which the training data had none"]
+
+
 def test_a_prediction_tells_all_columns_at_fault(tmp_path: Path) -> None:
     form = form_of(pd.DataFrame({"a": [1.0], "b": [2.0], "c": ["x"]}))
     (tmp_path / "new.csv").write_text("a\nx\n")

@@ -28,7 +28,7 @@ from fedblend.flower import site as site_policy
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.server import run
-from fedblend.flower.site import describe_setup
+from fedblend.flower.site import describe_setup, read_site, setup_at_site, trust_of
 from fedblend.flower.sites import Sites
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -228,6 +228,22 @@ def test_sites_with_tokens_train_on_their_ids(tmp_path: Path) -> None:
     moved = (finished.state.weights["embedding.weight"] != start["embedding.weight"]).any(1).nonzero()[:, 0]
     # The rows of ids that occur, without that of padding, whose mask is 0.
     assert moved.tolist() == [token for token in ids.tolist() if token]
+
+
+def test_what_a_site_says_of_a_model_is_the_same_for_any_samples(tmp_path: Path) -> None:
+    """The server chooses the model: whether it fails on the site's ids would tell these."""
+    fields, told = write_tokens(tmp_path, kind="tokens"), []
+    setup = describe_setup(make_setup(experiment(**fields)))
+    for largest in (11, 500):
+        with np.load(tmp_path / "own.npz") as file:
+            arrays = dict(file)
+        for half in ("x_train", "x_test"):
+            arrays[half][0, 0, 0] = largest
+        np.savez(tmp_path / "own.npz", **arrays)
+        site = read_site(tmp_path / "site.toml")
+        with trust_of(site):
+            told.append(setup_at_site(site, experiment(**fields), 0, setup).task)
+    assert told[0] == told[1]
 
 
 def test_a_site_that_does_not_declare_its_tokens_takes_no_part(tmp_path: Path) -> None:

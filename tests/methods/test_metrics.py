@@ -291,6 +291,7 @@ def test_classes_by_number_and_weighted_means_leave_undefined_values_out() -> No
         ("BinaryF1Score", 8 / 10, math.nan),
         ("BinarySpecificity", math.nan, 2 / 6),
         ("BinaryAccuracy", 4 / 6, 2 / 6),
+        ("BinaryCohenKappa", math.nan, math.nan),
     ],
 )
 def test_which_binary_metrics_one_class_leaves_undefined(
@@ -314,16 +315,24 @@ def test_a_label_that_all_samples_have_or_none_is_left_out_as_in_our_auc() -> No
     assert math.isnan(made.overall(THREE[:1], labels[:1]))
 
 
-@pytest.mark.parametrize("name", ["R2Score", "ExplainedVariance", "SpearmanCorrCoef"])
-def test_equal_targets_and_a_single_sample_leave_scores_of_regression_undefined(name: str) -> None:
+@pytest.mark.parametrize("constant", [1.0, 0.7, 0.1])
+@pytest.mark.parametrize("name", ["R2Score", "ExplainedVariance", "SpearmanCorrCoef", "PearsonCorrCoef"])
+def test_equal_targets_and_a_single_sample_leave_scores_of_regression_undefined(name: str, constant: float) -> None:
+    """Also of numbers that are not exact."""
     pytest.importorskip("torchmetrics")
     made = metric("torchmetrics", path=f"torchmetrics.regression:{name}")
     outputs = torch.tensor([[1.0], [2.0], [4.0]])
 
     for values in (outputs, outputs[:1]):
-        assert math.isnan(made.overall(values, torch.ones_like(values)))
+        assert math.isnan(made.overall(values, torch.full_like(values, constant)))
     error = metric("torchmetrics", path="torchmetrics.regression:MeanAbsoluteError")
     assert error.overall(outputs, torch.ones_like(outputs)) == pytest.approx(4 / 3)
+
+
+def test_a_metric_that_takes_no_wrong_outputs_keeps_its_value() -> None:
+    pytest.importorskip("torchmetrics")
+    made = metric("torchmetrics", path="torchmetrics.regression:TweedieDevianceScore", options={"power": 1.5})
+    assert made.overall(torch.tensor([[1.0], [4.0]]), torch.ones(2, 1)) > 0
 
 
 def test_an_output_of_equal_targets_is_left_out_of_r2_of_torchmetrics() -> None:

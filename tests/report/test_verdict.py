@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedblend.report.verdict import ONE_SEED, verdict
+from fedblend.report.verdict import NO_SEEDS, ONE_SEED, verdict
 
-KEYS = {"measure": "accuracy", "target": 0.9, "target_metric": "accuracy", "eval_every": 1, "failed": False}
+KEYS = {
+    "measure": "accuracy",
+    "target": 0.9,
+    "target_metric": "accuracy",
+    "eval_every": 1,
+    "failed": False,
+    "chosen": math.nan,
+}
 
 
 def row(method: str, final: list[float], rounds: list[float] | None = None, **more: Any) -> dict[str, Any]:
@@ -74,6 +81,32 @@ def test_a_baseline_that_misses_the_target_is_told_without_an_interval() -> None
 def test_one_seed_decides_nothing_and_one_method_is_no_comparison() -> None:
     assert verdict([row("fedavg", [0.5]), row("a", [0.9])], "fedavg") == [ONE_SEED]
     assert verdict([BASE], "fedavg") == verdict([BASE], None) == []
+
+
+def test_methods_that_cannot_be_compared_are_named() -> None:
+    diverged = row("a", [0.9, math.nan, 0.9, 0.9, 0.9])
+    assert verdict([BASE, diverged], "fedavg")[-1] == "Not compared, since it diverged or lacks common seeds: a."
+    later = row("b", [0.9, 0.9])
+    later["by_seed"] = {seed + 5: one for seed, one in later["by_seed"].items()}
+    assert verdict([BASE, later], "fedavg") == [NO_SEEDS]
+
+
+def test_means_are_over_the_seeds_of_their_difference() -> None:
+    base = row("fedavg", [0.8, 0.8, 0.8], [20, 22, 21])
+    five = row("a", [0.8, 0.8, 0.8, 0.8, 0.8], [5, 6, 5, 25, 25])
+    assert verdict([base, five], "fedavg")[0].startswith("a reaches 90 % in 5.3 rounds instead of 21.0 (-15.7;")
+
+
+def test_with_validation_the_scores_are_those_of_its_best_round() -> None:
+    base, one = (row(name, [0.9, 0.9, 0.9]) for name in ("fedavg", "a"))
+    for of, chosen in ((base, 0.5), (one, 0.7)):
+        of["chosen"] = chosen
+        for seed, each in of["by_seed"].items():
+            each["chosen"] = chosen + seed / 100 * (of is one)
+    assert (
+        "In the round that was best on validation, beside fedavg, better: a (+21.0"
+        in verdict([base, one], "fedavg")[-2]
+    )
 
 
 def test_less_loss_is_better_and_methods_that_share_raw_samples_do_not_help() -> None:

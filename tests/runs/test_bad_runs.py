@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -170,6 +171,28 @@ def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_
     failed = Path("out/fedavg-cohort-5-seed0")
     assert status(failed)["reason"].startswith("train.cohort: 5 clients a round, but only 4")
     assert re.search(r"^ .*cohort=5.* \* +0 +failed +— ", succeeded(here("compare", "out")).out, re.M)
+    assert "cohort-5" not in succeeded(here("leaks", "out")).out
+    refused(here("export", failed, "--out", "model.pt2"), f"{failed}: failed before it began: train.cohort: 5 clients")
+
+
+def test_a_run_of_a_version_that_sent_frozen_tensors_goes_on_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("frozen_net.py").write_text(
+        WHOLE.replace("nn.Linear(128, 10)", "nn.Linear(128, 10)\n        self.e.requires_grad_(False)")
+    )
+    monkeypatch.syspath_prepend(".")
+    made = {
+        **TINY,
+        "data": "digits",
+        "model": {"name": "module", "path": "frozen_net:Whole"},
+        "rounds": 1,
+        "scale": "none",
+    }
+    fedblend.run(resolve(made), "old")
+    facts = json.loads(Path("old/facts.json").read_text())
+    assert len(facts["model"].pop("frozen")) == 64
+    Path("old/facts.json").write_text(json.dumps(facts))
+    with pytest.warns(UserWarning, match="sent frozen tensors; from round 2 they do not travel"):
+        fedblend.run(resolve(made | {"rounds": 2}), "old", resume=True)
 
 
 @pytest.mark.parametrize("place", ["make_setup", "engines.plan_engine", "engines.make"])

@@ -358,13 +358,20 @@ def _labels(column: pd.Series[Any]) -> np.ndarray:
     return array if array.dtype.kind in "iuf" else _texts(column).astype(str)
 
 
-def _texts(column: pd.Series[Any]) -> np.ndarray:
-    """A column's cells as trimmed text, object [n]; ``None`` for empty cells."""
+def _of_form(column: pd.Series[Any], known: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """A column's cells, and the texts of its form: trimmed, unless an older form keeps them apart by blanks."""
+    names = [*map(trimmed, known)]
+    apart = len(set(names)) < len(names)
+    return _texts(column, stored=apart), np.array([*known] if apart else names, object)
+
+
+def _texts(column: pd.Series[Any], stored: bool = False) -> np.ndarray:
+    """A column's cells as trimmed text, or as ``stored``, object [n]; ``None`` for empty cells."""
     import pandas as pd
 
     # Not as NumPy's text: pandas 3 cuts all texts to one letter where a cell is empty.
     numbers, different = pd.factorize(column.astype(str).to_numpy(object))
-    texts = np.array([*map(trimmed, different), None], object)[numbers]
+    texts = np.array([*(different if stored else map(trimmed, different)), None], object)[numbers]
     texts[column.isna().to_numpy()] = None
     return texts
 
@@ -476,7 +483,7 @@ def _encode_column(frame: pd.DataFrame, name: str, form: Mapping[str, Any], path
         raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
     column = frame[name]
     if name in form["categories"]:
-        return np.equal.outer(_texts(column), np.array([*map(trimmed, form["categories"][name])], object))
+        return np.equal.outer(*_of_form(column, form["categories"][name]))
     if column.dtype.kind not in "iufb":
         raise FedblendError(f"{path}: column '{legible(name)}' holds text; valid: numbers, as in the training data")
     _require_finite(column, path)
@@ -493,7 +500,7 @@ def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
             instead = "the training mean" if known is None else "none of its texts"
             rows = "row" if empty == 1 else "rows"
             lines.append(f"column '{legible(name)}' is empty in {empty} {rows}, taken as {instead}")
-        if known is not None and (strange := sorted({*_texts(frame[name])} - {*map(trimmed, known), None})):
+        if known is not None and (strange := sorted(set.difference(*map(set, _of_form(frame[name], known))) - {None})):
             texts = listed([f"'{legible(text)}'" for text in strange])
             lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")
     return lines
