@@ -19,7 +19,6 @@ from fedblend.flower import client as at_site
 from fedblend.flower import requests
 from fedblend.flower.messages import pack, to_record, unpack
 
-
 FORMS: dict[str, type[requests.Form]] = {
     "query.hello": requests.Hello,
     "query.share": requests.Share,

@@ -108,7 +108,9 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(quick(method), Counting({"partition-id": client, "allow": WORD} for client in range(4)), tmp_path)
+    gives_what_the_loop_gives(
+        quick(method), Counting({"partition-id": client, "allow": WORD} for client in range(4)), tmp_path
+    )
 
 
 class OtherEverywhere(Backbone):
@@ -189,7 +191,10 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     state, records = by_loop(asked)
 
     finished = run(
-        Nodes({"partition-id": client, "allow": WORD} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
+        asked,
+        tmp_path,
+        FederationLimits(deadline=5),
     )
 
     for name, tensor in state.weights.items():
@@ -218,7 +223,10 @@ def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
     state, _ = by_loop(asked)
 
     finished = run(
-        Nodes({"partition-id": client, "allow": WORD} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
+        asked,
+        tmp_path,
+        FederationLimits(deadline=5),
     )
 
     for name, tensor in state.weights.items():
@@ -343,8 +351,8 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
 def test_an_invalid_request_is_refused(asked: Any) -> None:
     engine = LoopEngine(make_setup(quick("xormixfl")))
     here = ClientTask(engine, Site(), 1, 0, None)
+    told = {"experiment": {}, "setup": describe_setup(here.setup), "client": 1, "round": 0, "request": asked}
     with pytest.raises(FedblendError, match="a request that is none"):
-        told = {"experiment": {}, "setup": describe_setup(here.setup), "client": 1, "round": 0, "request": asked}
         work.request_of(here, read_request(Share, told, {}))
 
 

@@ -262,7 +262,7 @@ def test_models_leave_also_after_steps_of_few_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_means_by_label_of_two_sets_do_not_tell_of_a_few(kind: str, tmp_path: Path) -> None:
-    site = OwnSite(tmp_path, min_mean=3)
+    site = OwnSite(tmp_path, min_mean=3, allow=[*KINDS])
 
     def left(run_id: int, holdout: float = 0.25, **changes: Any) -> Any:
         policy = {"min_mean": 3}
@@ -286,7 +286,7 @@ def test_means_by_label_of_two_sets_do_not_tell_of_a_few(kind: str, tmp_path: Pa
 
 def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
     # A server may choose a model whose embedding of a sample is its outputs.
-    site = OwnSite(tmp_path, min_mean=3)
+    site = OwnSite(tmp_path, min_mean=3, allow=[*KINDS])
     policy = {"min_mean": 3}
     assert site.trained(site.experiment(method="fd", policy=policy, train=ALL))[1]
     asked = site.experiment(method="fedproto", policy=policy, train=ALL, holdout=0.0125)

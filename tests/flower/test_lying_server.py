@@ -243,7 +243,7 @@ def test_samples_that_made_no_mean_make_means_with_later_ones(split: str, tmp_pa
 
 
 def test_means_that_change_with_the_model_count_each_round(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path, sharings=2)
+    site = OwnSite(tmp_path, sharings=2, allow=["hidden-means"])
     asked = site.experiment(method={"name": "fedmix-hidden", "sharing": {"samples_per_mean": 20}}, rounds=5)
     weights = make_setup(asked).weights()
     replies = [
