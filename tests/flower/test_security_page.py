@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedblend.core.payload import PAYLOAD_KINDS
+
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -50,3 +52,20 @@ def test_what_holds_a_statement_is_defined_in_fedblend() -> None:
     named = [name for name in named if name not in {"allow", "rounds"}]  # fields of the site file
     assert len(named) > 50
     assert [name for name in named if not set(name.split(".")) <= defined] == []
+
+
+def test_the_table_of_kinds_is_that_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (yes|no) \| ([^|]+) \|",
+        (ROOT / "docs" / "security.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    told = {kind: (leaves, "sharing" in noise, "protection" in noise) for kind, leaves, noise in rows}
+    assert told == {
+        kind.name: (
+            "yes" if kind.by_default else "no",
+            kind.is_shared or kind.name == "masked",
+            kind.noise == "protection",
+        )
+        for kind in PAYLOAD_KINDS.values()
+    }
