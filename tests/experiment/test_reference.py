@@ -67,7 +67,7 @@ def test_the_pages_of_methods_say_what_leaves_a_client() -> None:
 
     assert leaves["fedavg"] == "`weights`, each round"
     assert leaves["global-mixup"] == "`raw`, once; `weights`, each round"
-    assert leaves["fedmix-hidden"] == "`means`, each round; `weights`, each round"
+    assert leaves["fedmix-hidden"] == "`hidden-means`, each round; `weights`, each round"
     assert leaves["local-means"] == "`weights`, each round"
     assert leaves["prior-samples"] == "`raw`, once; `weights`, each round"
     assert leaves["aggenhance-secure"] == "`weights`, each round; `answers`, each round"

@@ -116,8 +116,8 @@ def test_hidden_means_are_sent_again_every_round() -> None:
 
     # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
     assert [record["shared"]["sent"] for record in records] == [4, 4]
-    assert [record["bytes_up"]["means"] for record in records] == [4 * (6 + 3) * 4] * 2
-    assert [record["bytes_down"]["means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
+    assert [record["bytes_up"]["hidden-means"] for record in records] == [4 * (6 + 3) * 4] * 2
+    assert [record["bytes_down"]["hidden-means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
     assert state.shared_round == 1
 
 
