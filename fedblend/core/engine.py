@@ -384,9 +384,9 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
     An aggregator that takes extras sees them as uploads of equal weight that start at 0; its sum is the aggregate times
     their number.
     """
-    aggregator = aggregator_of(setup, task.round, result)
-    if not (aggregator.takes_extras and result.each_extras):
+    if result.extras or not result.each_extras:
         return result.extras
+    aggregator = aggregator_of(setup, task.round, result)
     each = [result.each_extras[client] for client, _, _ in result.good]
     zeros = {name: torch.zeros_like(tensor) for name, tensor in each[0].items()}
     made = aggregator.finish(aggregator.partial((extras, 1.0) for extras in each), zeros)
