@@ -214,7 +214,9 @@ class RoundLoop:
             sizes = {c: size for c, size in sizes.items() if size < most / 10}
             try:
                 outcome = self._conclude(begun, left)
-            except Diverged:
+            except FedblendError as error:
+                if is_real and not isinstance(error, Diverged):
+                    raise
                 continue
             if sizes:
                 self._require_enough(task, left)
