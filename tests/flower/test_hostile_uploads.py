@@ -61,7 +61,9 @@ def test_a_robust_aggregator_keeps_an_upload_that_it_bounds(tmp_path: Path) -> N
 
 def test_too_few_uploads_without_the_one_that_overflows_stop_the_run_before_the_round(tmp_path: Path) -> None:
     asked = experiment(train=ALL, rounds=2, min_uploads=4)
-    told = r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: with its changes of up to 3e\+38 .*\); earlier"
+    told = (
+        r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: with its changes of up to 3e\+38 .*\); earlier"
+    )
     with pytest.raises(FedblendError, match=told):
         run(spoiling(2, "train", filled(3e38)), asked, tmp_path, QUICK)
 
@@ -74,7 +76,9 @@ def test_too_few_uploads_without_the_one_that_overflows_stop_the_run_before_the_
 def test_a_round_whose_uploads_all_overflow_stops_the_run_before_it(value: float, tmp_path: Path) -> None:
     asked, grid = experiment(train=ALL, rounds=2), nodes()
     grid.changing("train", {0, 1, 2, 3}, lambda tensors: {n: torch.full_like(t, value) for n, t in tensors.items()})
-    with pytest.raises(FedblendError, match=r"round 1: .* not finite, with the uploads of clients 0, 1, 2, 3 .*earlier"):
+    with pytest.raises(
+        FedblendError, match=r"round 1: .* not finite, with the uploads of clients 0, 1, 2, 3 .*earlier"
+    ):
         run(grid, asked, tmp_path, QUICK)
 
     finished = run(nodes(), asked, tmp_path, QUICK)
@@ -99,3 +103,14 @@ def test_words_of_a_site_are_short_in_the_record(tmp_path: Path) -> None:
 
     run(spoiling(2, "train", talkative), experiment(train=ALL, rounds=1), tmp_path, QUICK)
     assert (tmp_path / "metrics.jsonl").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "median"])
+def test_large_numbers_with_a_finite_loss_stop_the_next_round_of_a_mean(aggregator: str, tmp_path: Path) -> None:
+    asked = experiment({"name": "fedavg", "aggregator": aggregator}, train=ALL, rounds=2)
+    grid = spoiling(2, "train", filled(1e9))
+    if aggregator == "median":
+        assert run(grid, asked, tmp_path, QUICK).state.round == 2
+    else:
+        with pytest.raises(FedblendError, match="round 2: 0 good uploads of 4"):
+            run(grid, asked, tmp_path, QUICK)

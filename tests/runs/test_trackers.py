@@ -417,7 +417,9 @@ def test_bad_fields_of_trackers_are_refused(tmp_path: Path) -> None:
     refused(here("run", file, "--out", tmp_path / "y"), "mode")
 
 
-@pytest.mark.parametrize("uri", ["https://me:hunter2@h/", "postgresql://h/db?user=me&password=hunter2", "ftp://hunter2@h"])
+@pytest.mark.parametrize(
+    "uri", ["https://me:hunter2@h/", "postgresql://h/db?user=me&password=hunter2", "ftp://hunter2@h"]
+)
 def test_a_trackers_password_is_not_kept_in_the_runs_folder(uri: str, tmp_path: Path) -> None:
     file = write(tmp_path / "x.toml", {"callbacks": [{"name": "mlflow", "uri": uri}]})
     outcome = refused(here("run", file, "--out", tmp_path / "x"), "MLFLOW_TRACKING_URI")
