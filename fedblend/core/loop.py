@@ -58,6 +58,7 @@ Weights = dict[str, torch.Tensor]
 StateAndRecord = tuple[RunState, RoundRecord]
 
 EARLIER = "earlier rounds are kept"
+"""In each message about a round that stops the run."""
 
 FIRST = "first"
 """Slot of the server's state with the first weights of a warm start, if clients may begin with them."""

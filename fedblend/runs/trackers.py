@@ -194,7 +194,8 @@ class MLflow(Tracker):
     uri: Annotated[str, AfterValidator(_known_store)] = ""
     """Where runs are kept: a folder, or an address such as `http://localhost:5000` or `sqlite:///mlflow.db`.
 
-    By default `$MLFLOW_TRACKING_URI`, and without it the folder `mlruns` beside the run's folder.
+    By default `$MLFLOW_TRACKING_URI`, and without it the folder `mlruns` beside the run's folder. An address with a
+    user's name or password is valid in that variable only, because the run's folder keeps this field.
     """
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
