@@ -36,6 +36,9 @@ PATIENCE = 3
 MAX_SAMPLES = 10**8
 """Largest number of samples that a site may state."""
 
+MOST_WORDS = 100_000
+"""Most characters of a reply's fields; a good reply has some hundreds."""
+
 HELLO = "query.hello"
 
 FAILURES = {
@@ -350,6 +353,9 @@ def read_reply(message: Message) -> Reply:
     if message.has_error():
         return Reply(fault=FAILURES.get(message.error.code) or error_text(message))
     try:
+        length = sum(len(str(value)) for record in message.content.config_records.values() for value in record.values())
+        if length > MOST_WORDS:
+            raise FedblendError(f"{length:,} characters beside its tensors; valid: {MOST_WORDS:,} at most")
         fields, tensors = unpack(message.content)
     except FedblendError as error:
         return Reply(fault=legible(f"it sent {error}"))

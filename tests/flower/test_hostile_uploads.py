@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from test_flower import by_loop, experiment, nodes
-from test_flower_faults import ALL, QUICK, extras_only, spoiling, tensors_only
+from test_flower_faults import ALL, QUICK, extras_only, fields_only, spoiling, tensors_only
 
 from fedblend.core.errors import FedblendError
 from fedblend.flower.app_folder import FederationLimits
@@ -97,12 +97,20 @@ def test_a_masked_sum_that_overflows_stops_the_run_and_the_same_command_goes_on(
     assert run(nodes(), asked, tmp_path, FederationLimits(4, 5)).state.round == 1
 
 
-def test_words_of_a_site_are_short_in_the_record(tmp_path: Path) -> None:
-    def talkative(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
-        return pack({**fields, "loss": "x" * 10**6, "more": "y" * 10**6})
-
-    run(spoiling(2, "train", talkative), experiment(train=ALL, rounds=1), tmp_path, QUICK)
-    assert (tmp_path / "metrics.jsonl").stat().st_size < 10_000
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"loss": "x" * 10**4}, "its loss is 'xxx"),
+        ({"loss": "x" * 10**6}, "it sent 1,000,0.* characters beside its tensors; valid: 100,000 at most"),
+        ({"more": "x" * 10**6}, "it sent 1,000,0.* characters beside its tensors; valid: 100,000 at most"),
+    ],
+)
+def test_words_of_a_site_are_short_in_the_record(words: dict[str, str], reason: str, tmp_path: Path) -> None:
+    made = run(spoiling(2, "train", fields_only(**words)), experiment(train=ALL, rounds=1), tmp_path, QUICK)
+    ((client, told),) = [(one["client"], one["reason"]) for one in made.directory.metrics()[1]["refused"]]
+    assert client == 2
+    assert re.match(reason, told)
+    assert len(told) < 400
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "median"])
