@@ -127,10 +127,7 @@ def _compiled(source: Path) -> ctypes.CDLL | str:
         if not path.exists():
             _announce(compiler, path.parent)
             _compile(compiler, source, path)
-        owner = path.stat().st_uid
-        if hasattr(os, "getuid") and owner != os.getuid():
-            return f"{path} is owned by another user, {owner} (delete it, or set another folder in XDG_CACHE_HOME)"
-        return ctypes.CDLL(str(path))
+        return _checked(path)
     except subprocess.CalledProcessError as error:
         return f"the C++ compiler '{compiler}' failed with exit code {error.returncode} (name another one in CXX)"
     except subprocess.TimeoutExpired:
@@ -139,6 +136,25 @@ def _compiled(source: Path) -> ctypes.CDLL | str:
         if error.filename == compiler:
             return f"the C++ compiler '{compiler}' cannot be run ({error.strerror}; install g++, or name one in CXX)"
         return f"kernels cannot be stored in or loaded from {path.parent} ({error}; XDG_CACHE_HOME sets another folder)"
+
+
+def _checked(path: Path) -> ctypes.CDLL | str:
+    """The library in a file of this user, or why it is not loaded.
+
+    A copy in a private folder is loaded: between the check and the loading another file may take the first one's place.
+    """
+    with path.open("rb") as file:
+        owner = os.fstat(file.fileno()).st_uid
+        if hasattr(os, "getuid") and owner != os.getuid():
+            return f"{path} is owned by another user, {owner} (delete it, or set another folder in XDG_CACHE_HOME)"
+        content = file.read()
+    try:
+        # A library that is loaded needs its file no longer; on Windows the file cannot be removed.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            (copy := Path(folder) / path.name).write_bytes(content)
+            return ctypes.CDLL(str(copy))
+    except OSError as error:
+        return f"kernels cannot be loaded from {tempfile.gettempdir()} ({error}; TMPDIR sets another folder)"
 
 
 @functools.cache

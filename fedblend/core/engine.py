@@ -49,7 +49,7 @@ class TrainTask:
     personal: bool = False
     """Whether this task trains the clients' personal models (:class:`fedblend.core.objective.Personal`)."""
     keeps_uploads: bool = False
-    """Whether the result has each good upload, for a callback (:attr:`Callback.reads_uploads`)."""
+    """Whether the result has each good upload, for a callback (:attr:`Callback.reads_uploads`) or to refuse some."""
 
     def has_own_model(self, client: int) -> bool:
         """Whether a client goes on from a model of its own, not from the global one."""
@@ -194,6 +194,8 @@ class CohortResult:
 
     cohort: list[int] = field(default_factory=list)
     """Clients that trained."""
+    lost: Collection[int] = ()
+    """Clients of these whose upload did not arrive."""
     good: list[tuple[int, int, float | None]] = field(default_factory=list)
     """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -207,31 +209,45 @@ class CohortResult:
     partial: Any = None
     """What the aggregator kept of the good uploads."""
     uploads: dict[int, Tensors] = field(default_factory=dict)
-    """Good uploads by client, where a callback reads them; where the server step looks at them, this process's own."""
+    """Good uploads by client, where the task keeps them; where the server step looks at them, this process's own."""
     client_states: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """What clients keep from now on, by client and path, where they keep anything."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     """Sums over the good uploads of what parts sent beside the model, float64, by ``SLOT/name``."""
     each_extras: dict[int, Tensors] = field(default_factory=dict)
-    """The same of each good upload by client, instead of sums, where the aggregator takes it."""
+    """The same of each good upload by client, where the aggregator takes it or the task keeps uploads."""
     extra_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Bytes of other kinds that went with the uploads, by direction and kind."""
     notes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """What parts noted while the clients trained, by client."""
 
-    def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator) -> None:
+    def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator, keep: bool) -> None:
         """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
-        if not extras:
-            return
-        if aggregator.takes_extras:
+        if extras and (keep or aggregator.takes_extras):
             self.each_extras[client] = extras
-        else:
+        if not aggregator.takes_extras:
             self.sum_extras(extras)
 
     def sum_extras(self, extras: Tensors) -> None:
         """Add one client's extras, or those of another process, to the sums."""
         for name, tensor in extras.items():
             self.extras[name] = self.extras[name] + tensor.double() if name in self.extras else tensor.double()
+
+    def without(self, reasons: Mapping[int, str], aggregator: Aggregator) -> CohortResult:
+        """The result if the uploads of these clients had been refused; of a task that keeps uploads."""
+        good = [one for one in self.good if one[0] not in reasons]
+        refused = [*self.refused, *({"client": client, "reason": why} for client, why in reasons.items())]
+        left = replace(
+            self,
+            good=good,
+            refused=sorted(refused, key=lambda one: self.cohort.index(one["client"])),
+            invalid=self.invalid + len(reasons),
+            partial=aggregator.partial((self.uploads[client], float(samples)) for client, samples, _ in good),
+            extras={},
+        )
+        for client, _, _ in good if not aggregator.takes_extras else ():
+            left.sum_extras(self.each_extras.get(client, {}))
+        return left
 
 
 class Engine(Protocol):
@@ -316,7 +332,7 @@ def collect(
                 result.invalid += 1
                 continue
             result.good.append((update.client, update.samples, update.loss))
-            result.add_extras(update.client, extras, aggregator)
+            result.add_extras(update.client, extras, aggregator, task.keeps_uploads)
             if method.server_step.looks_at_uploads or task.keeps_uploads:
                 result.uploads[update.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, float(update.samples)
@@ -368,7 +384,7 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
     An aggregator that takes extras sees them as uploads of equal weight that start at 0; its sum is the aggregate times
     their number.
     """
-    if not result.each_extras:
+    if result.extras or not result.each_extras:
         return result.extras
     aggregator = aggregator_of(setup, task.round, result)
     each = [result.each_extras[client] for client, _, _ in result.good]

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,12 +43,29 @@ from fedblend.core.sharing import Payload, Pool
 from fedblend.core.sharing_steps import SharingSteps
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
-from fedblend.core.upload import all_finite, as_kept, as_model_and_table, bytes_of, finite_fault, form_fault
+from fedblend.core.upload import (
+    all_finite,
+    as_kept,
+    as_model_and_table,
+    bytes_of,
+    finite_fault,
+    form_fault,
+    squares_finite,
+)
 
 Weights = dict[str, torch.Tensor]
 
+StateAndRecord = tuple[RunState, RoundRecord]
+
+EARLIER = "earlier rounds are kept"
+"""In each message about a round that stops the run."""
+
 FIRST = "first"
 """Slot of the server's state with the first weights of a warm start, if clients may begin with them."""
+
+
+class Diverged(FedblendError):
+    """A round's aggregate is out of bounds, or the loss of its model is not finite."""
 
 
 @dataclass(frozen=True)
@@ -127,26 +145,86 @@ class RoundLoop:
     def round(self, state: RunState) -> tuple[RunState, RoundRecord]:
         """Make one round: share if due, train a cohort, aggregate, refine, evaluate."""
         begun = self.begin_round(state)
+        if not self.method.upload.trains_in(begun.state.round):
+            return self._conclude(begun, None)
+        result = self._train(begun)
+        try:
+            return self._conclude(begun, result)
+        except Diverged as diverged:
+            return self._conclude_without_extremes(begun, result, str(diverged))
+
+    def _conclude(self, begun: BegunRound, result: CohortResult | None, bounded: bool = True) -> StateAndRecord:
+        """Make the steps of a round after training. Raises :class:`Diverged` if the outcome must be ``bounded``."""
         before, task, costs, facts = begun.state, begun.task, begun.costs, dict(begun.facts)
-        state, weights, outputs, result = before, before.weights, before.global_outputs, None
-        if self.method.upload.trains_in(before.round):
-            result, trained = self._train(begun)
-            facts |= trained
+        state, weights, outputs, known = before, before.weights, before.global_outputs, before.weights
+        if result is not None:
+            facts |= self._facts(result)
             with costs.time("aggregate"):
                 weights, outputs = self.aggregate(task, result)
             weights, server_state = self._after_aggregation(task, weights, state.server_state, result)
+            if bounded:
+                self._require_bounded(before, weights, outputs, server_state)
+                known = weights
             state = replace(state, server_state=server_state, client_states=self._kept(task, result, state))
         if self.method.sharing.after_training:
             state, shared, _ = self.sharing.share_if_due(state, weights, task.sizes, costs)
             facts |= shared
         state = replace(state, global_outputs=outputs)
         if result is None or result.good:
-            weights, state = self._refine(state, weights, begun)
+            weights, state = self._refine(state, weights, begun, result)
         weights = self.setup.tied(weights)
-        self._require_finite(before, weights)
+        self._require_finite(before, known, weights)
         facts |= self._change(before, weights, outputs, facts)
         state = replace(state, round=before.round + 1, weights=weights, ended_by="")
-        return self.selection.note_best(state, self._record(state, costs, facts))
+        record = self._record(state, costs, facts)
+        of_aggregate = self.method.upload.is_model and not (
+            self.experiment.evaluates_device or self.experiment.evaluates_each
+        )
+        if result is not None and bounded and of_aggregate and not math.isfinite(record.loss or 0.0):
+            raise Diverged("the model's loss is not finite")
+        return self.selection.note_best(state, record)
+
+    def _conclude_without_extremes(self, begun: BegunRound, result: CohortResult, diverged: str) -> StateAndRecord:
+        """Make the steps after training without the uploads of the largest changes, as few as make the round good.
+
+        Changes within a factor of ten of the largest are left out together. Where no upload can stay, simulated clients
+        have diverged, and the round counts with all of them. With real clients the run stops, so that it can go on from
+        its checkpoint; with a masked sum it stops at once, because no upload can be left out.
+        """
+        task, cohort = begun.task, listed([client for client, _, _ in result.good])
+        start, aggregator = self.setup.shared(task.weights), aggregator_of(self.setup, task.round)
+        stopped = f"round {task.round + 1}: {diverged}, with the uploads of clients {cohort}"
+        is_real = self.engine.secret_rng() is not None
+        if is_real and aggregator.secure_aggregated:
+            raise FedblendError(
+                f"{stopped}, which are masked: none can be left out alone; {EARLIER}: end the SuperNode of the site at "
+                "fault, or give smaller steps, and continue the run"
+            )
+        if len(result.uploads) < len(result.good) or (result.extras and not result.each_extras):
+            result = self._collect(replace(task, keeps_uploads=True), result.cohort, result.lost)
+        sizes: dict[int, float] = {}
+        for client, _, _ in result.good:
+            changes = [t.double() - start[n] if n in start else t for n, t in result.uploads[client].items()]
+            beside = result.each_extras.get(client, {}).values()
+            sizes[client] = max((float(t.abs().max()) for t in (*changes, *beside) if t.numel()), default=0.0)
+        left = result
+        while sizes:
+            most = max(sizes.values())
+            why = f"with its changes of up to {most:.3g} {diverged} (a learning rate, or inputs, too large?)"
+            left = left.without({c: why for c, size in sizes.items() if size >= most / 10}, aggregator)
+            sizes = {c: size for c, size in sizes.items() if size < most / 10}
+            try:
+                outcome = self._conclude(begun, left)
+            except FedblendError as error:
+                if is_real and not isinstance(error, Diverged):
+                    raise
+                continue
+            if sizes:
+                self._require_enough(task, left)
+                return outcome
+            if is_real:
+                raise FedblendError(f"{stopped} (a learning rate, or inputs, too large?); {EARLIER}")
+        return self._conclude(begun, result, bounded=False)
 
     def begin_round(self, state: RunState) -> BegunRound:
         """Make the round's steps before training: sharing if due, the pool, the cohort and its downlink."""
@@ -240,8 +318,8 @@ class RoundLoop:
 
     # Training and aggregation -------------------------------------------------------------------------------------
 
-    def _train(self, begun: BegunRound) -> tuple[CohortResult, dict[str, Any]]:
-        """Train the cohort; return what aggregation needs of the good uploads, and fields of the round's record.
+    def _train(self, begun: BegunRound) -> CohortResult:
+        """Train the cohort; return what aggregation needs of the good uploads.
 
         Raises :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``.
         """
@@ -254,32 +332,44 @@ class RoundLoop:
         arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, costs)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with costs.time("aggregate"):
-            result = self.engine.collect(task, clients, lost)
-        result.cohort = clients
+            result = self._collect(task, clients, lost)
         costs.seconds["aggregate"] -= result.seconds
         costs.seconds["train"] += result.seconds
         costs.count("up", self.method.upload.bytes_kind, result.sent)
         for (direction, kind), number in result.extra_bytes.items():
             costs.count(direction, kind, number)
+        self._require_enough(task, result)
+        for callback in self.callbacks:
+            callback.on_updates(task, result)
+        return result
+
+    def _collect(self, task: TrainTask, clients: list[int], lost: Collection[int]) -> CohortResult:
+        result = self.engine.collect(task, clients, lost)
+        result.cohort, result.lost = clients, lost
+        return result
+
+    def _require_enough(self, task: TrainTask, result: CohortResult) -> None:
+        """Raise :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``."""
         if len(result.good) < self.experiment.min_uploads:
-            missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(lost)]
-            reasons = _reasons([*result.refused, *missing]) or f"{len(clients)} clients took part"
+            missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(result.lost)]
+            reasons = _reasons([*result.refused, *missing]) or f"{len(result.cohort)} clients took part"
             raise FedblendError(
-                f"round {task.round + 1}: {len(result.good)} good uploads of {len(clients)}, but min_uploads is "
-                f"{self.experiment.min_uploads} ({reasons}); earlier rounds are kept: remove the cause or lower "
-                "min_uploads, and continue the run"
+                f"round {task.round + 1}: {len(result.good)} good uploads of {len(result.cohort)}, but min_uploads is "
+                f"{self.experiment.min_uploads} ({reasons}); {EARLIER}: remove the cause or lower min_uploads, and "
+                "continue the run"
             )
-        facts: dict[str, Any] = {"uploads": len(result.good), "cohort": clients}
+
+    def _facts(self, result: CohortResult) -> dict[str, Any]:
+        """Return what the round's record says of the uploads."""
+        facts: dict[str, Any] = {"uploads": len(result.good), "cohort": result.cohort}
         losses = [(n, loss) for _, n, loss in result.good if loss is not None]
         if samples := sum(n for n, _ in losses):
             facts["train_loss"] = sum(n * loss for n, loss in losses) / samples
-        if lost:
-            facts["lost"] = sorted(lost)
+        if result.lost:
+            facts["lost"] = sorted(result.lost)
         if result.refused:
             facts["refused"] = result.refused
-        for callback in self.callbacks:
-            callback.on_updates(task, result)
-        return result, facts
+        return facts
 
     def aggregate(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
         """Return the aggregate of a cohort's uploads: the next global weights, and the mean outputs by label."""
@@ -330,7 +420,9 @@ class RoundLoop:
 
     # Server step --------------------------------------------------------------------------------------------------
 
-    def _refine(self, state: RunState, weights: Weights, begun: BegunRound) -> tuple[Weights, RunState]:
+    def _refine(
+        self, state: RunState, weights: Weights, begun: BegunRound, result: CohortResult | None
+    ) -> tuple[Weights, RunState]:
         """Apply the server step to the aggregate; return the next weights, and the state with what the step keeps."""
         step = self.method.server_step
         if not step.active:
@@ -344,7 +436,7 @@ class RoundLoop:
                 lr=self.experiment.train.lr_in(state.round),
                 rng=stream(self.experiment.seed, "server", state.round),
                 start=state.weights,
-                query=lambda question: self._query(question, begun.costs),
+                query=lambda question: self._query(question, begun.costs, result),
                 state=state.server_part("server_step"),
                 prior=self.setup.prior,
                 global_outputs=state.global_outputs,
@@ -354,20 +446,28 @@ class RoundLoop:
             weights, kept = as_model_and_table(made, state.weights, "server_step", step)
         return weights, replace(state, server_state=replaced(state.server_state, "server_step", kept))
 
-    def _query(self, question: Tensors, costs: CostMeter) -> list[Payload]:
+    def _query(self, question: Tensors, costs: CostMeter, result: CohortResult | None) -> list[Payload]:
         """Send a server step's question to the clients whose uploads were good; drop answers that are not finite."""
         answers = []
-        for _, answer in self.engine.query(question):
+        left_out = {one["client"] for one in result.refused} if result is not None else ()
+        for client, answer in self.engine.query(question):
             if self.method.server_step.queries_clients:
                 costs.count("down", "questions", bytes_of(question))
                 costs.count("up", "answers", bytes_of(answer))
-            if finite_fault(answer) is None:
+            if client not in left_out and finite_fault(answer) is None:
                 answers.append(answer)
         return answers
 
-    def _require_finite(self, before: RunState, weights: Tensors) -> None:
-        """Raise :class:`FedblendError` if a tensor that the round has changed holds NaN or infinity."""
-        changed = {n: t for n, t in weights.items() if t is not before.weights[n] and t.is_floating_point()}
+    def _require_bounded(self, before: RunState, weights: Tensors, outputs: Tensors, server_state: Tensors) -> None:
+        """Raise :class:`Diverged` if the aggregate, or what parts keep beside it, has no use for a next round."""
+        changed = [t for n, t in weights.items() if t is not before.weights[n]]
+        changed += [t for n, t in server_state.items() if t is not before.server_state.get(n)]
+        if not squares_finite([*changed, *outputs.values()]):
+            raise Diverged("the squares of the aggregate's numbers are not finite")
+
+    def _require_finite(self, before: RunState, known: Tensors, weights: Tensors) -> None:
+        """Raise :class:`FedblendError` if a tensor that is not ``known`` to be good holds NaN or infinity."""
+        changed = {n: t for n, t in weights.items() if t is not known[n] and t.is_floating_point()}
         if all_finite([*changed.values()]) or not (fault := finite_fault(changed)):
             return
         method, protection = self.method, self.experiment.protection

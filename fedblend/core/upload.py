@@ -124,6 +124,12 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
+def squares_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the sum of each tensor's squares is finite: in float32 no number is beyond 1e19, and none is NaN."""
+    flat = [t.flatten() if t.dtype.itemsize > 2 else t.flatten().float() for t in tensors if t.is_floating_point()]
+    return all_finite([one.dot(one) for one in flat])
+
+
 def finite_fault(tensors: Tensors) -> str | None:
     """Return what is wrong with a payload or an answer that holds NaN or infinity, or ``None``."""
     for name, tensor in tensors.items():

@@ -151,10 +151,10 @@ class FlowerEngine:
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
         result = CohortResult()
+        self._uploads = {}
         begin = time.perf_counter()
         replies = self._trained(task, clients)
         result.seconds = time.perf_counter() - begin
-        server_step = self.setup.experiment.method.server_step
         begun = self.setup.shared(task.weights)
         like = kind.like(begun, self.setup.task)
         expected = extras_like(self.setup.experiment.method, task)
@@ -180,10 +180,10 @@ class FlowerEngine:
                     result.invalid += reply.fault is None
                     continue
                 upload = {name: sent[name] for name in like}
-                result.add_extras(client, {name: extras[name] for name in expected}, aggregator)
+                # All replies have arrived, so that keeping the uploads takes no further memory.
+                result.add_extras(client, {name: extras[name] for name in expected}, aggregator, keep=True)
                 result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-                if task.keeps_uploads or (server_step.looks_at_uploads and not server_step.queries_clients):
-                    result.uploads[client] = upload
+                result.uploads[client] = upload
                 yield upload, float(reply.fields["samples"])
 
         result.partial = aggregator.partial(uploads())

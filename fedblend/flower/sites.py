@@ -27,14 +27,17 @@ CONNECT_POLL_S = 0.5
 HELLO_S = 60.0
 """Most seconds that a new node has to reply with its client's number."""
 
-DUPLICATE_HELLO_S = 20.0
-"""Most seconds that a known node has to reply where another node claims the same client."""
-
 HELLO_ATTEMPTS = 3
-"""How often a new node that does not reply receives the first query."""
+"""How often a new node that does not reply receives the first query. Each later connection gets half the time."""
+
+PATIENCE = 3
+"""Exchanges in a row without a client's reply after which it is left out of 1 round, then of 2, 4, 8, ..."""
 
 MAX_SAMPLES = 10**8
 """Largest number of samples that a site may state."""
+
+MOST_WORDS = 100_000
+"""Most characters of a reply's fields; a good reply has some hundreds."""
 
 HELLO = "query.hello"
 
@@ -83,6 +86,8 @@ class Reply:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     fault: str | None = None
     """Why the reply cannot be used, or why there is none."""
+    is_late: bool = False
+    """Whether there was no reply before the deadline."""
 
 
 class Sites:
@@ -123,6 +128,10 @@ class Sites:
         """Fields of each client's reply to the first query."""
         self.excluded: dict[int, str] = {}
         """Clients that have broken a protocol in this run, with the reason; they receive nothing more."""
+        self._late: Counter[int] = Counter()
+        """Exchanges in a row without a reply, by client."""
+        self._resting: dict[int, int] = {}
+        """Round from which a client that did not reply is sent messages again."""
         self._queried: set[int] = set()
         self._failed_hellos: Counter[int] = Counter()
         self._refusals: dict[int, tuple[int | None, str]] = {}
@@ -176,12 +185,23 @@ class Sites:
         for client, request in requests.items():
             if client in self.excluded:
                 absent[client] = Reply(fault=self.excluded[client])
+            elif round < (resumes := self._resting.get(client, 0)):
+                why = f"no answer {self._late[client]} times in a row; it takes part again from round {resumes + 1}"
+                absent[client] = Reply(fault=why)
             elif client in self.nodes:
                 fields = {**self.setup_fields, "round": round, "client": client, **request.fields}
                 to_nodes[self.nodes[client]] = ClientRequest(fields, request.records)
             else:
                 absent[client] = Reply(fault="its site is not connected")
         replies = self._send(kind, round, to_nodes, self.deadline)
+        for client in requests.keys() - absent.keys():
+            self._late[client] = self._late[client] + 1 if replies[self.nodes[client]].is_late else 0
+            if (more := self._late[client] - PATIENCE) >= 0:
+                self._resting[client] = round + 1 + 2**more
+                log.warning(
+                    "fedblend: client %s has not answered %s times in a row, and takes no part until round %s",
+                    *(client, self._late[client], self._resting[client] + 1),
+                )
         return {client: absent.get(client) or replies[self.nodes[client]] for client in requests}
 
     def exclude(self, client: int, why: str) -> None:
@@ -216,7 +236,8 @@ class Sites:
         if not new:
             return
         self._queried |= set(new)
-        seconds = min(self.deadline, HELLO_S)
+        failed = max(0, min(self._failed_hellos[node] for node in new) + 1 - HELLO_ATTEMPTS)
+        seconds = min(self.deadline, HELLO_S * max(0.5**failed, 1 / 60))
         log.info("fedblend: new nodes: %s; each has %g seconds to reply with its client", len(new), seconds)
         requests = dict.fromkeys(new, ClientRequest(self.setup_fields))
         for node, reply in self._send(HELLO, 0, requests, seconds).items():
@@ -227,9 +248,9 @@ class Sites:
         if reply.fault is not None:
             stated = client if type(client) is int and 0 <= client < self.clients else None
             self._refusals[node] = (stated, reply.fault)
-            if not reply.fields and (attempt := self._failed_hellos[node] + 1) < HELLO_ATTEMPTS:
+            self._failed_hellos[node] += not reply.fields
+            if not reply.fields and (attempt := self._failed_hellos[node]) < HELLO_ATTEMPTS:
                 # The node's machine may be busy: the next look at the nodes queries it again.
-                self._failed_hellos[node] = attempt
                 self._queried.discard(node)
                 log.warning(
                     "fedblend: node %s will be queried again: %s (attempt %s of %s)",
@@ -244,23 +265,17 @@ class Sites:
             log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)
         else:
             if client in self.nodes:
-                before = self.nodes[client]
-                if self._still_replies(client):
-                    log.warning("fedblend: node %s claims to be client %s, but node %s is", node, client, before)
-                    self._duplicates[node] = client
-                    return
-                # A restarted site has a new node; the old node stays listed until its heartbeat is missed.
-                log.warning("fedblend: client %s is now node %s, in place of %s", client, node, before)
+                # A restarted site of an open federation has a new node, and waits until the SuperLink misses the old
+                # one's heartbeat. Who answers slowly keeps its place.
+                log.warning(
+                    "fedblend: node %s claims to be client %s, but node %s is, as long as it is connected",
+                    *(node, client, self.nodes[client]),
+                )
+                self._duplicates[node] = client
+                return
             self._refusals.pop(node, None)
             self.nodes[client] = node
             self.hello_fields[client] = reply.fields
-
-    def _still_replies(self, client: int) -> bool:
-        """Whether the node that a client was until now still replies as this client."""
-        node = self.nodes[client]
-        requests = {node: ClientRequest(self.setup_fields)}
-        reply = self._send(HELLO, 0, requests, min(self.deadline, DUPLICATE_HELLO_S))[node]
-        return reply.fault is None and reply.fields.get("client") == client
 
     def _send(self, kind: str, round: int, requests: Mapping[int, ClientRequest], seconds: float) -> dict[int, Reply]:
         """Send each node its request; a reply that does not arrive in ``seconds`` is a reply with a fault."""
@@ -277,7 +292,7 @@ class Sites:
         replies = {node: Reply(fault="the message could not be sent") for node in requests}
         # A first query may have less time than the deadline.
         late = f"no answer within {seconds:g} seconds{' (deadline)' if seconds >= self.deadline else ''}"
-        replies |= {node: Reply(fault=late) for node in waiting.values()}
+        replies |= {node: Reply(fault=late, is_late=True) for node in waiting.values()}
         for id, message in pull_replies(self.grid.pull_messages, waiting, seconds):
             node = waiting.pop(id)
             if isinstance(message, Exception):
@@ -338,6 +353,9 @@ def read_reply(message: Message) -> Reply:
     if message.has_error():
         return Reply(fault=FAILURES.get(message.error.code) or error_text(message))
     try:
+        length = sum(len(str(value)) for record in message.content.config_records.values() for value in record.values())
+        if length > MOST_WORDS:
+            raise FedblendError(f"{length:,} characters beside its tensors; valid: {MOST_WORDS:,} at most")
         fields, tensors = unpack(message.content)
     except FedblendError as error:
         return Reply(fault=legible(f"it sent {error}"))

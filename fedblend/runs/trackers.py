@@ -168,6 +168,12 @@ class WandB(Tracker):
 
 
 def _known_store(uri: str) -> str:
+    if "@" in uri.partition("://")[2].partition("/")[0] or "password=" in uri:
+        raise FedblendError(
+            "callbacks: mlflow: uri: it holds a user's name or password, and the run's folder keeps it in plain text; "
+            "valid: a uri without them (http: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD), or no uri, "
+            "with the whole one in MLFLOW_TRACKING_URI"
+        )
     if "://" in uri and uri.split("://")[0] not in (
         "http",
         "https",
@@ -188,7 +194,8 @@ class MLflow(Tracker):
     uri: Annotated[str, AfterValidator(_known_store)] = ""
     """Where runs are kept: a folder, or an address such as `http://localhost:5000` or `sqlite:///mlflow.db`.
 
-    By default `$MLFLOW_TRACKING_URI`, and without it the folder `mlruns` beside the run's folder.
+    By default `$MLFLOW_TRACKING_URI`, and without it the folder `mlruns` beside the run's folder. An address with a
+    user's name or password is valid in that variable only, because the run's folder keeps this field.
     """
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
@@ -211,7 +218,9 @@ class MLflow(Tracker):
             run = json.loads(known.read_text(encoding="utf-8"))["run"]
             client.update_run(run, status="RUNNING")
         except (MlflowException, OSError) as error:
-            raise FedblendError(f"callbacks: mlflow: {uri}: {legible(error)}") from None
+            # The environment's uri may hold a password, and the error the uri.
+            where = uri if uri == self.uri or "://" not in uri else "$MLFLOW_TRACKING_URI"
+            raise FedblendError(f"callbacks: mlflow: {where}: {legible(error).replace(uri, where)}") from None
         self.open.update(client=client, run=run)
         return is_new
 

@@ -34,7 +34,7 @@ from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
-from fedblend.flower.sites import Sites
+from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.directory import RunDirectory
@@ -290,15 +290,74 @@ def test_a_node_that_claims_the_client_of_a_live_node_takes_no_part(caplog: pyte
     assert sites.nodes == {**honest, 0: 5000}
 
 
-def test_a_restarted_site_replaces_its_old_node_that_is_still_listed() -> None:
+def test_a_site_that_is_too_busy_to_answer_keeps_its_place_while_it_is_connected() -> None:
     grid = nodes()
     sites = sites_of(grid)
-    old = sites.nodes[0]
+    honest = dict(sites.nodes)
     grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
-    grid.spoil = lambda who, message, reply: None if message.metadata.dst_node_id == old else reply
+    grid.spoil = lambda who, message, reply: None if message.metadata.dst_node_id == honest[0] else reply
 
+    for _ in range(3):
+        sites.wait_until_connected()
+    assert sites.nodes == honest
+    del grid.contexts[honest[0]]
     sites.wait_until_connected()
-    assert sites.nodes[0] == 5000
+    assert sites.nodes == {**honest, 0: 5000}
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_a_site_that_never_answers_is_asked_less_and_less_also_if_it_connects_anew(
+    reconnects: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, asked = nodes(), []
+    sites = sites_of(grid)
+
+    def silent(who: int, message: Message, reply: Message) -> Message | None:
+        if who != 1 or message.metadata.message_type != "train":
+            return reply
+        asked.append(unpack(message.content)[0]["round"])
+        if reconnects:
+            (old,) = [node for node in grid.contexts if grid.client(node) == 1]
+            grid.contexts[old + 5000] = grid.contexts.pop(old)
+        return None
+
+    grid.spoil = silent
+    told = [sites.exchange("train", r, {1: ClientRequest({})})[1].fault or "" for r in range(22)]
+
+    assert asked == [0, 1, 2, 4, 7, 12, 21]
+    assert told[3] == "no answer 3 times in a row; it takes part again from round 5"
+    assert told[11] == "no answer 5 times in a row; it takes part again from round 13"
+    assert "client 1 has not answered 4 times in a row, and takes no part until round 8" in caplog.text
+
+
+def test_a_site_that_answers_again_is_asked_in_each_round() -> None:
+    grid, asked = nodes(), []
+    sites = sites_of(grid)
+
+    def late(who: int, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train":
+            asked.append(unpack(message.content)[0]["round"])
+        return None if message.metadata.message_type == "train" and len(asked) in (1, 2, 3, 5, 6) else reply
+
+    grid.spoil = late
+    for r in range(9):
+        sites.exchange("train", r, {1: ClientRequest({})})
+    assert asked == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+def test_a_node_that_connects_again_and_again_without_an_answer_costs_less_and_less_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sites_module, "HELLO_S", 0.32)
+    caplog.set_level("INFO", "flwr")
+    grid = nodes()
+    grid.spoil = lambda who, message, reply: None if who == 1 else reply
+    sites = sites_of(grid)
+    for _ in range(9):
+        grid.down = {1} - grid.down
+        sites.wait_until_connected()
+    waits = re.findall(r"new nodes: 1; each has ([0-9.]+) seconds", caplog.text)
+    assert waits == ["0.32", "0.32", "0.16", "0.08"]
 
 
 def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(

@@ -130,6 +130,27 @@ def test_a_library_of_another_user_is_not_loaded(source: Path, cache: Path, monk
     assert build.missing(source).startswith(f"{compiled} is owned by another user, {owner} ")
 
 
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
+def test_the_library_that_is_loaded_is_the_one_that_was_checked(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"the library of an attacker")
+    fstat = os.fstat
+
+    def swapped_after_check(number: int) -> os.stat_result:
+        found = fstat(number)
+        for compiled in cache.glob("*.so"):
+            if other.exists() and compiled.stat().st_ino == found.st_ino:
+                os.replace(other, compiled)
+        return found
+
+    monkeypatch.setattr(os, "fstat", swapped_after_check)
+    assert build.library(source) is not None
+    assert not other.exists()
+
+
 def test_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -371,3 +372,49 @@ def test_two_ranks_give_what_one_gives_to_the_last_bit(name: str, tmp_path: Path
     expected = load_file(one / CHECKPOINT)
     assert all(torch.equal(t, expected[n]) for n, t in load_file(two / CHECKPOINT).items())
     assert records(two) == records(one)
+
+
+# Uploads that overflow ----------------------------------------------------------------------------------------
+
+ONE_OF_FOUR = {"partition": {"name": "iid", "clients": 4}, "train": {"cohort": 4}}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", ("--engine", "loop")),
+        ("scaffold", ("--engine", "loop")),
+        ("fedavg", ("--engine", "stacked")),
+        pytest.param("scaffold", ("--ranks", 2), marks=pytest.mark.slow),
+    ],
+)
+def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
+    method: str, options: tuple[Any, ...], tmp_path: Path
+) -> None:
+    run_command = call if "--ranks" in options else here
+    for name, adversary in (("huge", {"name": "sign-flip", "factor": 1e30}), ("nan", {"name": "nan"})):
+        file = write(
+            tmp_path / f"{name}.toml", {"method": method, "adversary": {**adversary, "share": 0.25}, **ONE_OF_FOUR}
+        )
+        succeeded(run_command("run", file, *options, "--out", tmp_path / name))
+
+    huge, nan = (next((tmp_path / name).glob("*-seed0")) for name in ("huge", "nan"))
+    assert same(load_file(huge / CHECKPOINT), load_file(nan / CHECKPOINT))
+    lines = [[json.loads(line) for line in records(folder)] for folder in (huge, nan)]
+    who = [[[one["client"] for one in line.get("refused", ())] for line in of] for of in lines]
+    assert who[0] == who[1]
+    assert len(who[0][-1]) == 1
+
+
+def test_simulated_clients_that_all_diverge_count_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setup(**ONE_OF_FOUR)
+    large = made.experiment.train.model_copy(update={"lr": 1e12})
+    fed = federation_with(made, made.experiment.model_copy(update={"train": large}))
+    trained: list[Any] = []
+    collect = fed.engine.collect
+    monkeypatch.setattr(fed.engine, "collect", lambda *given: trained.append(given) or collect(*given))
+    with pytest.raises(
+        FedblendError, match=r"0 good uploads of 4.*clients 0, 1, 2, 3: .*NaN or infinity \(a learning rate"
+    ):
+        run(fed, 20)
+    assert len(trained) < 40

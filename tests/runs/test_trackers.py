@@ -415,3 +415,26 @@ def test_bad_fields_of_trackers_are_refused(tmp_path: Path) -> None:
     refused(here("run", file, "--out", tmp_path / "x"), "'gopher://x' is no store of MLflow")
     file = write(tmp_path / "y.toml", {"callbacks": [{"name": "wandb", "mode": "on"}]})
     refused(here("run", file, "--out", tmp_path / "y"), "mode")
+
+
+@pytest.mark.parametrize(
+    "uri", ["https://me:hunter2@h/", "postgresql://h/db?user=me&password=hunter2", "ftp://hunter2@h"]
+)
+def test_a_trackers_password_is_not_kept_in_the_runs_folder(uri: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", {"callbacks": [{"name": "mlflow", "uri": uri}]})
+    outcome = refused(here("run", file, "--out", tmp_path / "x"), "MLFLOW_TRACKING_URI")
+    assert "hunter2" not in outcome.err + outcome.out
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_a_tracker_shows_no_password_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="the extra 'tracking' is not installed")
+    file = write(tmp_path / "x.toml", {"callbacks": [{"name": "mlflow"}]})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:1/")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    outcome = refused(here("run", file, "--out", tmp_path / "x"), "callbacks: mlflow: $MLFLOW_TRACKING_URI: ")
+    assert "hunter2" not in outcome.err + outcome.out
+    assert not any(b"hunter2" in path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file())
