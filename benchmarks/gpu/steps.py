@@ -1,12 +1,12 @@
 """What is measured on one GPU, in steps of eight minutes that go on where the last one stopped.
 
-    make gpu STEP=1        or    python benchmarks/gpu/steps.py 1 [--kept FOLDER] [--data FOLDER] [--seconds 480]
-    python benchmarks/gpu/steps.py keep                     copy the results to the repository and rewrite its pages
-    python benchmarks/gpu/steps.py 3 --device cpu --tiny    the same in small, to test the script
+    make gpu STEP=1         or    python benchmarks/gpu/steps.py 1 [--kept FOLDER] [--data FOLDER] [--seconds 480]
+    make gpu STEP=commit    copy the results to benchmarks/results and evidence/results, and rewrite docs/benchmarks.md
+    python benchmarks/gpu/steps.py 3 --device cpu --tiny       the same in small
 
-README.md beside this file says in which order, and what to carry to a machine without a network. A step ends by itself
-within its seconds, with its results in the folder of --kept: gpu.json, one archive of at most 16 MiB for each run that is
-not finished, and the reproduced item's result. The same step with these files goes on, on another machine too.
+README.md beside this file has the order, and what to carry to a machine without a network. A step ends by itself within
+its seconds. Its results are then in the folder of --kept: ``gpu.json``, the item's result, and an archive of at most
+16 MiB for each run that is not finished. With these files the same command goes on, on another machine too.
 """
 
 from __future__ import annotations
@@ -19,35 +19,245 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers"), str(ROOT / "evidence")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("", "benchmarks", "benchmarks/peers", "evidence")]
 
 import machine
+import page
+import run
 import torch
+from fedblend_job import table_of
+from jobs import JOBS, write
 
 from fedblend.core.errors import Stopped
 from fedblend.core.record import RoundRecord
-from fedblend.experiment.config import Experiment
-from fedblend.papers.paths import RUNS, OutputPaths, runs_of
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.trials import make_trial, train_trial
+from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.setup import make_setup
+from fedblend.papers.paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
+from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item
+from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read
 
-ITEM = "fedmix/choice-vgg-long"
-LARGEST = 16 * 2**20
-"""Bytes of one kept file, at most."""
-
 Result = dict[str, Any]
-PAPER_ROWS = ("fedavg", "naivemix", "fedmix", "fedmix-twice")
-TRAINING: dict[str, tuple[str, int, tuple[str, ...]]] = {
-    **{str(3 + seed): ("plain", seed, PAPER_ROWS) for seed in range(3)},
-    **{str(6 + seed): ("momentum", seed, PAPER_ROWS) for seed in range(3)},
-    "9": ("plain", 0, ("fedmix-checked",)),
+
+ITEM = "fedmix/choice-vgg-long"
+PAPER_ROWS = ["fedavg", "naivemix", "fedmix", "fedmix-twice"]
+TRAINING: dict[str, tuple[int, list[str]]] = {
+    str(first + seed): (seed, only)
+    for first, only in ((3, ["plain", *PAPER_ROWS]), (6, ["momentum", *PAPER_ROWS]), (9, ["fedmix-checked"]))
+    for seed in range(3)
 }
+"""Steps that train: the seed, and rows and columns of the item. Four runs share the card, or two."""
+
+TESTS = ("tests/kernels/test_gpu.py", "tests/engines/test_graphs.py", "tests/engines/test_devices.py")
+AGREEMENT = ("tests/engines/second_device.py", "cuda")
+"""Trains every method and part in the loop, in stacks and with CUDA graphs, beside the processor."""
+
+SPARE = 30.0
+"""Seconds before a step's end after which no new round, test or cohort is begun: results are written then."""
+
+COHORTS = (15, 30, 60, 120, 240, 480)
+"""Clients in one stack."""
+
+
+class Step:
+    """One call: the device, where results are kept, and how much time is left."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.device: str = given.device
+        self.tiny: bool = given.tiny
+        self.kept: Path = given.kept
+        self.end = time.monotonic() + given.seconds
+        self.kept.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for work."""
+        return self.end - SPARE * (not self.tiny) - time.monotonic()
+
+    @property
+    def found(self) -> Result:
+        """What earlier calls measured."""
+        path = self.kept / "gpu.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def keep(self, kind: str, name: str, result: Result) -> None:
+        """Add a result to ``gpu.json``, with the day, the card and the code."""
+        card = torch.cuda.get_device_name() if self.device == "cuda" else self.device
+        found = self.found
+        found.setdefault(kind, {})[name] = {**machine.when_and_where(), "gpu": card, **result}
+        replacement = self.kept / "gpu.json.new"
+        replacement.write_text(json.dumps(found, indent=1) + "\n")
+        replacement.replace(self.kept / "gpu.json")
+
+    @contextmanager
+    def until_its_end(
+        self, experiments: dict[str, Experiment], rounds: Mapping[str, int]
+    ) -> Iterator[Callable[[str, RoundRecord], None]]:
+        """Stop runs, as Ctrl-C does, after the first round that ends when no time is left."""
+
+        def on_record(name: str, record: RoundRecord) -> None:
+            print(f"{name}: round {record.round} of {experiments[name].rounds}", flush=True)
+            if self.left <= 0:
+                raise KeyboardInterrupt
+
+        yield on_record
+
+    def command(self, words: list[str]) -> tuple[int | None, str, float]:
+        """Run Python with these words while time is left: the exit status (``None``: no time), output and seconds."""
+        begun = time.monotonic()
+        with tempfile.TemporaryFile("w+") as out:
+            one = subprocess.Popen(
+                [sys.executable, *words], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status: int | None = one.wait(max(1.0, self.left))
+            except subprocess.TimeoutExpired:
+                status = None
+                os.killpg(one.pid, signal.SIGKILL)
+                one.wait()
+            out.seek(0)
+            text = out.read()
+        print(text[-3000:], flush=True)
+        return status, text, time.monotonic() - begun
+
+
+def tests(step: Step) -> bool:
+    """Step 1: the tests of the GPU's kernels, and that engines agree on the card."""
+    pytest = ["-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    commands = {
+        path: [*pytest, *(["-m", "not slow"] if step.tiny else []), path] for path in TESTS[: 1 if step.tiny else None]
+    }
+    if step.device == "cuda":
+        commands[AGREEMENT[0]] = list(AGREEMENT)
+    for name, words in commands.items():
+        if name not in step.found.get("tests", {}) and step.left > 0:
+            status, text, seconds = step.command(words)
+            if status is not None:
+                last = text.strip().splitlines()[-1:] or [""]
+                step.keep("tests", name, {"status": status, "says": last[0], "seconds": round(seconds)})
+    return commands.keys() <= step.found.get("tests", {}).keys()
+
+
+def rounds(step: Step) -> bool:
+    """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
+    more = ["--only", "bare", "stacked-2", "--rounds", "3", "--repeats", "1"] if step.tiny else []
+    for job in ["C"] if step.tiny else ["A", "D"]:
+        if job not in step.found.get("jobs", {}) and step.left > 0:
+            limit = ["--spare", "0", "--limit", str(round(step.left - 60)), "--out", str(step.kept / "gpu.json")]
+            step.command(["benchmarks/rounds.py", "--device", step.device, "--jobs", job, *limit, *more])
+    largest(step)
+    jobs = step.found.get("jobs", {})
+    return jobs.keys() >= ({"C"} if step.tiny else {"A", "D"}) and "done" in step.found.get("memory", {})
+
+
+def largest(step: Step) -> None:
+    """Train larger and larger cohorts of job D's network in one stack, until the card's memory is full."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.npz"
+        job = JOBS["C" if step.tiny else "D"]
+        write(job, path)
+        table = table_of(job, str(path), False) | {"rounds": 1, "device": step.device, "precision": "tf32"}
+        setup = make_setup(resolve(table | {"method": "fedmix"}))
+    for clients in COHORTS[:1] if step.tiny else COHORTS:
+        if str(clients) in step.found.get("memory", {}) or step.left <= 0:
+            continue
+        begun = time.monotonic()
+        try:
+            engine = StackedEngine(setup, step.device, clients)
+            train_trial(engine, make_trial(engine, clients, 2))
+        except torch.OutOfMemoryError:
+            break
+        peak = torch.cuda.max_memory_allocated() if step.device == "cuda" else 0
+        step.keep("memory", str(clients), {"peak_bytes": peak, "seconds": round(time.monotonic() - begun, 1)})
+    if step.left > 0:
+        step.keep("memory", "done", {"clients": max(map(int, step.found["memory"]))})
+
+
+def train(step: Step, seed: int, only: list[str]) -> bool:
+    """Train the runs of one seed together, from the archives of earlier calls, until they end or time is over."""
+    plan = plan_item(ITEM, "smoke" if step.tiny else "paper", [seed], only)
+    output = OutputPaths(step.kept / "work", plan)
+    runs, result = output.folder / RUNS, output.folder / RESULT
+    for archive in step.kept.glob("*.tar"):
+        if not (runs / archive.stem).exists():
+            with tarfile.open(archive) as packed:
+                packed.extractall(runs, filter="data")
+    if (step.kept / RESULT).exists():
+        output.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(step.kept / RESULT, result)
+    try:
+        run_item(
+            plan, output.out, step.until_its_end, jobs=1 if step.tiny else len(plan.cells_to_run), device=step.device
+        )
+    except Stopped:
+        print("time is over", flush=True)
+    shutil.copyfile(result, step.kept / RESULT)
+    return not [run for run in find_runs([runs]) if not pack(run, step.kept)]
+
+
+def pack(run: RunDirectory, kept: Path) -> bool:
+    """Keep a run that has not ended as an archive, and no archive of one that has; returns whether it has ended."""
+    archive, outcome = kept / f"{run.path.name}.tar", read(run)
+    ended = outcome.finished or outcome.state == "failed"
+    archive.unlink(missing_ok=True)
+    if not ended:
+        with tarfile.open(archive, "w") as packed:
+            packed.add(run.path, run.path.name)
+    size = "" if ended else f", {archive.stat().st_size / 2**20:.1f} MiB"
+    print(f"{run.path.name}: {outcome.state}, round {outcome.round}{size}", flush=True)
+    return ended
+
+
+def commit(kept: Path) -> None:
+    """Copy what was measured to the committed results, and rewrite docs/benchmarks.md; docs/results are written by hand."""
+    if (kept / "gpu.json").exists():
+        path = ROOT / "benchmarks" / "results" / "gpu.json"
+        found = json.loads(path.read_text()) if path.exists() else {}
+        for kind, results in json.loads((kept / "gpu.json").read_text()).items():
+            found[kind] = found.get(kind, {}) | results
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        page.write()
+    if (kept / RESULT).exists():
+        run._commit_result(run.RESULTS / f"{ITEM}-paper.json", kept)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make one step, or go on with it."""
+    steps: dict[str, Callable[[Step], bool]] = {"1": tests, "2": rounds}
+    steps |= {name: lambda step, of=of: train(step, *of) for name, of in TRAINING.items()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=[*steps, "commit"])
+    parser.add_argument(
+        "--kept", type=Path, default=ROOT / "runs" / "gpu", help="folder of what is carried from call to call"
+    )
+    parser.add_argument("--data", type=Path, help="folder with the data_batch files of CIFAR10, and MNIST's for job A")
+    parser.add_argument("--seconds", type=float, default=480.0, help="after which the step has ended")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="the same in small, with the package's own digits")
+    given = parser.parse_args(words)
+    if given.step == "commit":
+        return commit(given.kept)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no GPU here")
+    if given.data:
+        os.environ["FEDBLEND_DATA"] = str(given.data.resolve())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    step = Step(given)
+    done = steps[given.step](step)
+    print(f"step {given.step}: {'done' if done else 'not done; the same command goes on'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
