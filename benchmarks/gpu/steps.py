@@ -23,20 +23,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("", "benchmarks", "benchmarks/peers", "evidence")]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import machine
 import page
-import run
 import torch
+from contestants import ROOT
+
+sys.path.extend(str(ROOT / folder) for folder in ("", "benchmarks/peers", "evidence"))
+
+import run
 from fedblend_job import table_of
 from jobs import JOBS, write
 
-from fedblend.core.errors import Stopped
+from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.record import RoundRecord
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import make_trial, train_trial
@@ -46,7 +50,7 @@ from fedblend.papers.paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item
-from fedblend.runs.directory import RunDirectory, find_runs
+from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
 
 Result = dict[str, Any]
@@ -66,6 +70,9 @@ AGREEMENT = ("tests/engines/second_device.py", "cuda")
 
 SPARE = 30.0
 """Seconds before a step's end after which no new round, test or cohort is begun: results are written then."""
+
+FIRST_REPEAT = 400.0
+"""Seconds in which all contestants of job A or D have had their first turn, by estimate."""
 
 COHORTS = (15, 30, 60, 120, 240, 480)
 """Clients in one stack."""
@@ -108,7 +115,8 @@ class Step:
         """Stop runs, as Ctrl-C does, after the first round that ends when no time is left."""
 
         def on_record(name: str, record: RoundRecord) -> None:
-            print(f"{name}: round {record.round} of {experiments[name].rounds}", flush=True)
+            if record.round % 10 == 0 or record.round == experiments[name].rounds:
+                print(f"{name}: round {record.round} of {experiments[name].rounds}", flush=True)
             if self.left <= 0:
                 raise KeyboardInterrupt
 
@@ -135,7 +143,7 @@ class Step:
 
 def tests(step: Step) -> bool:
     """Step 1: the tests of the GPU's kernels, and that engines agree on the card."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    pytest = ["-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider"]
     commands = {
         path: [*pytest, *(["-m", "not slow"] if step.tiny else []), path] for path in TESTS[: 1 if step.tiny else None]
     }
@@ -152,14 +160,16 @@ def tests(step: Step) -> bool:
 
 def rounds(step: Step) -> bool:
     """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
-    more = ["--only", "bare", "stacked-2", "--rounds", "3", "--repeats", "1"] if step.tiny else []
-    for job in ["C"] if step.tiny else ["A", "D"]:
-        if job not in step.found.get("jobs", {}) and step.left > 0:
+    jobs = ["C"] if step.tiny else ["A", "D"]
+    more = ["--only", "stacked-2", "--rounds", "3", "--repeats", "1"] if step.tiny else []
+    for job in jobs:
+        # A job is kept as a whole, so it needs the time of a call.
+        if job not in step.found.get("jobs", {}) and step.left > (0 if step.tiny else FIRST_REPEAT):
             limit = ["--spare", "0", "--limit", str(round(step.left - 60)), "--out", str(step.kept / "gpu.json")]
             step.command(["benchmarks/rounds.py", "--device", step.device, "--jobs", job, *limit, *more])
-    largest(step)
-    jobs = step.found.get("jobs", {})
-    return jobs.keys() >= ({"C"} if step.tiny else {"A", "D"}) and "done" in step.found.get("memory", {})
+    if "done" not in step.found.get("memory", {}) and step.left > 0:
+        largest(step)
+    return step.found.get("jobs", {}).keys() >= set(jobs) and "done" in step.found.get("memory", {})
 
 
 def largest(step: Step) -> None:
@@ -170,7 +180,7 @@ def largest(step: Step) -> None:
         write(job, path)
         table = table_of(job, str(path), False) | {"rounds": 1, "device": step.device, "precision": "tf32"}
         setup = make_setup(resolve(table | {"method": "fedmix"}))
-    for clients in COHORTS[:1] if step.tiny else COHORTS:
+    for clients in (2,) if step.tiny else COHORTS:
         if str(clients) in step.found.get("memory", {}) or step.left <= 0:
             continue
         begun = time.monotonic()
@@ -204,24 +214,27 @@ def train(step: Step, seed: int, only: list[str]) -> bool:
     except Stopped:
         print("time is over", flush=True)
     shutil.copyfile(result, step.kept / RESULT)
-    return not [run for run in find_runs([runs]) if not pack(run, step.kept)]
+    made = [output.all_runs(cell).get(seed) for cell in plan.cells_to_run]
+    return all([path is not None and pack(RunDirectory(path), step.kept) for path in made])
 
 
 def pack(run: RunDirectory, kept: Path) -> bool:
     """Keep a run that has not ended as an archive, and no archive of one that has; returns whether it has ended."""
     archive, outcome = kept / f"{run.path.name}.tar", read(run)
     ended = outcome.finished or outcome.state == "failed"
-    archive.unlink(missing_ok=True)
-    if not ended:
-        with tarfile.open(archive, "w") as packed:
+    if ended:
+        archive.unlink(missing_ok=True)
+    else:
+        with tarfile.open(archive.with_suffix(".new"), "w") as packed:
             packed.add(run.path, run.path.name)
+        archive.with_suffix(".new").replace(archive)
     size = "" if ended else f", {archive.stat().st_size / 2**20:.1f} MiB"
     print(f"{run.path.name}: {outcome.state}, round {outcome.round}{size}", flush=True)
     return ended
 
 
 def commit(kept: Path) -> None:
-    """Copy what was measured to the committed results, and rewrite docs/benchmarks.md; docs/results are written by hand."""
+    """Copy what was measured to the committed results, and rewrite docs/benchmarks.md."""
     if (kept / "gpu.json").exists():
         path = ROOT / "benchmarks" / "results" / "gpu.json"
         found = json.loads(path.read_text()) if path.exists() else {}
@@ -236,7 +249,7 @@ def commit(kept: Path) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     """Make one step, or go on with it."""
     steps: dict[str, Callable[[Step], bool]] = {"1": tests, "2": rounds}
-    steps |= {name: lambda step, of=of: train(step, *of) for name, of in TRAINING.items()}
+    steps |= {name: partial(train, seed=seed, only=only) for name, (seed, only) in TRAINING.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=[*steps, "commit"])
     parser.add_argument(
@@ -254,8 +267,10 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.data:
         os.environ["FEDBLEND_DATA"] = str(given.data.resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    step = Step(given)
-    done = steps[given.step](step)
+    try:
+        done = steps[given.step](Step(given))
+    except FedblendError as error:
+        raise SystemExit(f"step {given.step}: {error}") from None
     print(f"step {given.step}: {'done' if done else 'not done; the same command goes on'}", flush=True)
 
 
