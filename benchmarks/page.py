@@ -187,6 +187,21 @@ def gpu_section(name: str) -> str:
     return job_text(job) if job else "Not run on a GPU."
 
 
+def gpu_tests_section() -> str:
+    """Which tests ran on a GPU, and how many clients one stack trained there."""
+    found = read("gpu")
+    lines = [
+        (f"`{name}`", one["gpu"], one["date"], one["commit"], one["says"] if one["status"] == 0 else "failed")
+        for name, one in found.get("tests", {}).items()
+    ]
+    lines += [
+        (f"a stack of {name}", one["gpu"], one["date"], one["commit"], f"{one['peak_bytes'] / 2**30:.1f} GiB")
+        for name, one in found.get("memory", {}).items()
+        if name != "largest"
+    ]
+    return markdown(("on a GPU", "card", "day", "commit", "result"), lines) if lines else "Not run on a GPU."
+
+
 def job_text(job: Table) -> str:
     """Facts, table and goals of a job on one processor."""
     parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
@@ -503,6 +518,7 @@ SECTIONS = {
     "job C again": lambda: job_section("C again"),
     "job A on a GPU": lambda: gpu_section("A"),
     "job D on a GPU": lambda: gpu_section("D"),
+    "tests on a GPU": gpu_tests_section,
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,

@@ -5,8 +5,8 @@
     python benchmarks/gpu/steps.py 3 --device cpu --tiny       the same in small
 
 README.md beside this file has the order, and what to carry to a machine without a network. A step ends by itself within
-its seconds. Its results are then in the folder of --kept: ``gpu.json``, the item's result, and an archive of at most
-16 MiB for each run that is not finished. With these files the same command goes on, on another machine too.
+its seconds. Its results are then in the folder of --kept: ``gpu.json``, the item's ``result.json``, and an archive of each
+run (13.4 MiB until it has ended). With these files the same command goes on, on another machine too.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from fedblend.papers.paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
 
@@ -167,9 +168,9 @@ def rounds(step: Step) -> bool:
         if job not in step.found.get("jobs", {}) and step.left > (0 if step.tiny else FIRST_REPEAT):
             limit = ["--spare", "0", "--limit", str(round(step.left - 60)), "--out", str(step.kept / "gpu.json")]
             step.command(["benchmarks/rounds.py", "--device", step.device, "--jobs", job, *limit, *more])
-    if "done" not in step.found.get("memory", {}) and step.left > 0:
+    if "largest" not in step.found.get("memory", {}) and step.left > 0:
         largest(step)
-    return step.found.get("jobs", {}).keys() >= set(jobs) and "done" in step.found.get("memory", {})
+    return step.found.get("jobs", {}).keys() >= set(jobs) and "largest" in step.found.get("memory", {})
 
 
 def largest(step: Step) -> None:
@@ -192,7 +193,7 @@ def largest(step: Step) -> None:
         peak = torch.cuda.max_memory_allocated() if step.device == "cuda" else 0
         step.keep("memory", str(clients), {"peak_bytes": peak, "seconds": round(time.monotonic() - begun, 1)})
     if step.left > 0:
-        step.keep("memory", "done", {"clients": max(map(int, step.found["memory"]))})
+        step.keep("memory", "largest", {"clients": max(map(int, step.found["memory"]))})
 
 
 def train(step: Step, seed: int, only: list[str]) -> bool:
@@ -211,25 +212,25 @@ def train(step: Step, seed: int, only: list[str]) -> bool:
         run_item(
             plan, output.out, step.until_its_end, jobs=1 if step.tiny else len(plan.cells_to_run), device=step.device
         )
+        done = True
     except Stopped:
-        print("time is over", flush=True)
+        done = False
     shutil.copyfile(result, step.kept / RESULT)
     made = [output.all_runs(cell).get(seed) for cell in plan.cells_to_run]
-    return all([path is not None and pack(RunDirectory(path), step.kept) for path in made])
+    return all([pack(RunDirectory(path), step.kept) for path in made if path]) and done
 
 
-def pack(run: RunDirectory, kept: Path) -> bool:
-    """Keep a run that has not ended as an archive, and no archive of one that has; returns whether it has ended."""
-    archive, outcome = kept / f"{run.path.name}.tar", read(run)
+def pack(made: RunDirectory, kept: Path) -> bool:
+    """Archive a run, without its checkpoint once it has ended; returns whether it has."""
+    archive, outcome = kept / f"{made.path.name}.tar", read(made)
     ended = outcome.finished or outcome.state == "failed"
-    if ended:
-        archive.unlink(missing_ok=True)
-    else:
-        with tarfile.open(archive.with_suffix(".new"), "w") as packed:
-            packed.add(run.path, run.path.name)
-        archive.with_suffix(".new").replace(archive)
-    size = "" if ended else f", {archive.stat().st_size / 2**20:.1f} MiB"
-    print(f"{run.path.name}: {outcome.state}, round {outcome.round}{size}", flush=True)
+    with tarfile.open(archive.with_suffix(".new"), "w") as packed:
+        packed.add(
+            made.path, made.path.name, filter=lambda one: None if ended and one.name.endswith(checkpoint.NAME) else one
+        )
+    archive.with_suffix(".new").replace(archive)
+    size = archive.stat().st_size / 2**20
+    print(f"{made.path.name}: {outcome.state}, round {outcome.round}, {size:.2f} MiB", flush=True)
     return ended
 
 
@@ -243,7 +244,7 @@ def commit(kept: Path) -> None:
         path.write_text(json.dumps(found, indent=1) + "\n")
         page.write()
     if (kept / RESULT).exists():
-        run._commit_result(run.RESULTS / f"{ITEM}-paper.json", kept)
+        run.commit_result(run.RESULTS / f"{ITEM}-paper.json", kept)
 
 
 def main(words: Sequence[str] | None = None) -> None:
