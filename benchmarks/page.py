@@ -187,19 +187,14 @@ def gpu_section(name: str) -> str:
     return job_text(job) if job else "Not run on a GPU."
 
 
-def gpu_tests_section() -> str:
-    """Which tests ran on a GPU, and how many clients one stack trained there."""
-    found = read("gpu")
-    lines = [
-        (f"`{name}`", one["gpu"], one["date"], one["commit"], one["says"] if one["status"] == 0 else "failed")
-        for name, one in found.get("tests", {}).items()
+def gpu_steps_section() -> str:
+    """What the other steps on a GPU found: tests, how many clients one stack trains, how far training is."""
+    rows = [
+        (name, one["gpu"], one["date"], one["commit"], one["says"])
+        for kind in ("tests", "memory", "training")
+        for name, one in read("gpu").get(kind, {}).items()
     ]
-    lines += [
-        (f"a stack of {name}", one["gpu"], one["date"], one["commit"], f"{one['peak_bytes'] / 2**30:.1f} GiB")
-        for name, one in found.get("memory", {}).items()
-        if name != "largest"
-    ]
-    return markdown(("on a GPU", "card", "day", "commit", "result"), lines) if lines else "Not run on a GPU."
+    return markdown(("step", "card", "day", "commit", "result"), rows) if rows else "Not run on a GPU."
 
 
 def job_text(job: Table) -> str:
@@ -518,7 +513,7 @@ SECTIONS = {
     "job C again": lambda: job_section("C again"),
     "job A on a GPU": lambda: gpu_section("A"),
     "job D on a GPU": lambda: gpu_section("D"),
-    "tests on a GPU": gpu_tests_section,
+    "steps on a GPU": gpu_steps_section,
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,

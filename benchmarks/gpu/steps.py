@@ -1,17 +1,18 @@
-"""What is measured on one GPU, in steps of eight minutes that go on where the last one stopped.
+"""What is measured on one GPU, in steps of eight minutes that go on where the last call stopped.
 
     make gpu STEP=1         or    python benchmarks/gpu/steps.py 1 [--kept FOLDER] [--data FOLDER] [--seconds 480]
     make gpu STEP=commit    copy the results to benchmarks/results and evidence/results, and rewrite docs/benchmarks.md
     python benchmarks/gpu/steps.py 3 --device cpu --tiny       the same in small
 
 README.md beside this file has the order, and what to carry to a machine without a network. A step ends by itself within
-its seconds. Its results are then in the folder of --kept: ``gpu.json``, the item's ``result.json``, and an archive of each
-run (13.4 MiB until it has ended). With these files the same command goes on, on another machine too.
+its seconds. Its results are then in the folder of --kept: ``gpu.json``, the item's ``result.json``, and archives of the
+runs that have not ended. With these files the same command goes on, on another machine too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -21,8 +22,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import machine
 import page
+import rounds
 import torch
 from contestants import ROOT
 
@@ -50,33 +52,22 @@ from fedblend.papers.paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item
-from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
 
-Result = dict[str, Any]
-
 ITEM = "fedmix/choice-vgg-long"
-PAPER_ROWS = ["fedavg", "naivemix", "fedmix", "fedmix-twice"]
-TRAINING: dict[str, tuple[int, list[str]]] = {
-    str(first + seed): (seed, only)
-    for first, only in ((3, ["plain", *PAPER_ROWS]), (6, ["momentum", *PAPER_ROWS]), (9, ["fedmix-checked"]))
-    for seed in range(3)
-}
-"""Steps that train: the seed, and rows and columns of the item. Four runs share the card, or two."""
+PAPER_ROWS = ("fedavg", "naivemix", "fedmix", "fedmix-twice")
+TRAINING = {"3": ["plain", *PAPER_ROWS], "4": ["momentum", *PAPER_ROWS], "5": ["fedmix-checked"]}
+"""Steps that train: rows and columns of the item. The runs of a seed share the card: four, or two in step 5."""
 
-TESTS = ("tests/kernels/test_gpu.py", "tests/engines/test_graphs.py", "tests/engines/test_devices.py")
-AGREEMENT = ("tests/engines/second_device.py", "cuda")
-"""Trains every method and part in the loop, in stacks and with CUDA graphs, beside the processor."""
+TESTS = (
+    "tests/kernels/test_gpu.py",
+    "tests/engines/test_graphs.py",
+    "tests/engines/test_devices.py::test_all_methods_train_on_a_gpu_as_on_the_cpu",
+)
 
-SPARE = 30.0
+SPARE = 45.0
 """Seconds before a step's end after which no new round, test or cohort is begun: results are written then."""
-
-FIRST_REPEAT = 400.0
-"""Seconds in which all contestants of job A or D have had their first turn, by estimate."""
-
-COHORTS = (15, 30, 60, 120, 240, 480)
-"""Clients in one stack."""
 
 
 class Step:
@@ -85,7 +76,7 @@ class Step:
     def __init__(self, given: argparse.Namespace) -> None:
         self.device: str = given.device
         self.tiny: bool = given.tiny
-        self.kept: Path = given.kept
+        self.kept: Path = given.kept.resolve()
         self.end = time.monotonic() + given.seconds
         self.kept.mkdir(parents=True, exist_ok=True)
 
@@ -94,83 +85,75 @@ class Step:
         """Seconds that are left for work."""
         return self.end - SPARE * (not self.tiny) - time.monotonic()
 
-    @property
-    def found(self) -> Result:
+    def found(self, kind: str) -> dict[str, Any]:
         """What earlier calls measured."""
         path = self.kept / "gpu.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return json.loads(path.read_text()).get(kind, {}) if path.exists() else {}
 
-    def keep(self, kind: str, name: str, result: Result) -> None:
+    def keep(self, kind: str, name: str, says: str) -> None:
         """Add a result to ``gpu.json``, with the day, the card and the code."""
         card = torch.cuda.get_device_name() if self.device == "cuda" else self.device
-        found = self.found
-        found.setdefault(kind, {})[name] = {**machine.when_and_where(), "gpu": card, **result}
-        replacement = self.kept / "gpu.json.new"
-        replacement.write_text(json.dumps(found, indent=1) + "\n")
-        replacement.replace(self.kept / "gpu.json")
+        print(f"{name}: {says}", flush=True)
+        rounds.keep(self.kept / "gpu.json", kind, name, {**machine.when_and_where(), "gpu": card, "says": says})
 
-    @contextmanager
-    def until_its_end(
+    def on_runs(
         self, experiments: dict[str, Experiment], rounds: Mapping[str, int]
-    ) -> Iterator[Callable[[str, RoundRecord], None]]:
-        """Stop runs, as Ctrl-C does, after the first round that ends when no time is left."""
+    ) -> AbstractContextManager[Callable[[str, RoundRecord], None]]:
+        """Print new rounds, and stop all runs, as Ctrl-C does, after the first round that ends when no time is left."""
 
         def on_record(name: str, record: RoundRecord) -> None:
-            if record.round % 10 == 0 or record.round == experiments[name].rounds:
+            if record.round > rounds[name] and (self.tiny or record.round % 10 == 0):
                 print(f"{name}: round {record.round} of {experiments[name].rounds}", flush=True)
             if self.left <= 0:
                 raise KeyboardInterrupt
 
-        yield on_record
+        return nullcontext(on_record)
 
-    def command(self, words: list[str]) -> tuple[int | None, str, float]:
-        """Run Python with these words while time is left: the exit status (``None``: no time), output and seconds."""
-        begun = time.monotonic()
+    def command(self, words: Sequence[str]) -> tuple[int | None, str]:
+        """Run Python with these words while time is left: the exit status (``None``: no time) and the last line."""
         with tempfile.TemporaryFile("w+") as out:
             one = subprocess.Popen(
                 [sys.executable, *words], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
-                status: int | None = one.wait(max(1.0, self.left))
-            except subprocess.TimeoutExpired:
-                status = None
-                os.killpg(one.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    one.wait(max(1.0, self.left))
+            finally:
+                status = one.poll()
+                with suppress(ProcessLookupError):
+                    os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
             out.seek(0)
-            text = out.read()
+            text = out.read().strip()
         print(text[-3000:], flush=True)
-        return status, text, time.monotonic() - begun
+        return status, text.rpartition("\n")[2]
 
 
 def tests(step: Step) -> bool:
     """Step 1: the tests of the GPU's kernels, and that engines agree on the card."""
-    pytest = ["-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    commands = {
-        path: [*pytest, *(["-m", "not slow"] if step.tiny else []), path] for path in TESTS[: 1 if step.tiny else None]
-    }
-    if step.device == "cuda":
-        commands[AGREEMENT[0]] = list(AGREEMENT)
-    for name, words in commands.items():
-        if name not in step.found.get("tests", {}) and step.left > 0:
-            status, text, seconds = step.command(words)
+    names = TESTS[:1] if step.tiny else TESTS
+    for name in names:
+        if name not in step.found("tests") and step.left > 0:
+            status, last = step.command(["-m", "pytest", name, *(["-m", "not slow"] if step.tiny else [])])
             if status is not None:
-                last = text.strip().splitlines()[-1:] or [""]
-                step.keep("tests", name, {"status": status, "says": last[0], "seconds": round(seconds)})
-    return commands.keys() <= step.found.get("tests", {}).keys()
+                step.keep("tests", name, f"failed: {last}" if status else last)
+    return set(names) <= step.found("tests").keys()
 
 
-def rounds(step: Step) -> bool:
-    """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
-    jobs = ["C"] if step.tiny else ["A", "D"]
-    more = ["--only", "stacked-2", "--rounds", "3", "--repeats", "1"] if step.tiny else []
-    for job in jobs:
-        # A job is kept as a whole, so it needs the time of a call.
-        if job not in step.found.get("jobs", {}) and step.left > (0 if step.tiny else FIRST_REPEAT):
-            limit = ["--spare", "0", "--limit", str(round(step.left - 60)), "--out", str(step.kept / "gpu.json")]
-            step.command(["benchmarks/rounds.py", "--device", step.device, "--jobs", job, *limit, *more])
-    if "largest" not in step.found.get("memory", {}) and step.left > 0:
-        largest(step)
-    return step.found.get("jobs", {}).keys() >= set(jobs) and "largest" in step.found.get("memory", {})
+def timed_jobs(step: Step) -> bool:
+    """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack.
+
+    A job is kept as a whole, and takes most of a call: so only one is begun.
+    """
+    waiting = [job for job in ("C" if step.tiny else "AD") if job not in step.found("jobs")]
+    for job in waiting[:1]:
+        words = f"--device {step.device} --jobs {job} --spare 0 --limit {step.left - SPARE:.0f} --out"
+        more = "--only stacked-2 --rounds 3 --repeats 1" if step.tiny else ""
+        step.command(["benchmarks/rounds.py", *words.split(), str(step.kept / "gpu.json"), *more.split()])
+    if waiting[1:] or (waiting and waiting[0] not in step.found("jobs")):
+        return False
+    largest(step)
+    return "largest" in step.found("memory")
 
 
 def largest(step: Step) -> None:
@@ -181,86 +164,84 @@ def largest(step: Step) -> None:
         write(job, path)
         table = table_of(job, str(path), False) | {"rounds": 1, "device": step.device, "precision": "tf32"}
         setup = make_setup(resolve(table | {"method": "fedmix"}))
-    for clients in (2,) if step.tiny else COHORTS:
-        if str(clients) in step.found.get("memory", {}) or step.left <= 0:
-            continue
-        begun = time.monotonic()
+    fits = 0
+    for clients in (2,) if step.tiny else (15, 30, 60, 120, 240, 480):
+        if step.left <= 0:
+            return
         try:
             engine = StackedEngine(setup, step.device, clients)
             train_trial(engine, make_trial(engine, clients, 2))
         except torch.OutOfMemoryError:
             break
         peak = torch.cuda.max_memory_allocated() if step.device == "cuda" else 0
-        step.keep("memory", str(clients), {"peak_bytes": peak, "seconds": round(time.monotonic() - begun, 1)})
-    if step.left > 0:
-        step.keep("memory", "largest", {"clients": max(map(int, step.found["memory"]))})
+        step.keep("memory", f"{clients:3} clients in one stack", f"{peak / 2**30:.1f} GiB at most")
+        fits = clients
+        del engine
+        gc.collect()
+    step.keep("memory", "largest", f"{fits} clients fit into one stack")
 
 
-def train(step: Step, seed: int, only: list[str]) -> bool:
-    """Train the runs of one seed together, from the archives of earlier calls, until they end or time is over."""
-    plan = plan_item(ITEM, "smoke" if step.tiny else "paper", [seed], only)
-    output = OutputPaths(step.kept / "work", plan)
+def train(step: Step, only: list[str]) -> bool:
+    """Train the runs of a seed together, then those of the next, from the archives of earlier calls."""
+    plans = [plan_item(ITEM, "smoke" if step.tiny else "paper", [seed], only) for seed in range(3)]
+    output = OutputPaths(step.kept / "work", plans[0])
     runs, result = output.folder / RUNS, output.folder / RESULT
+    runs.mkdir(parents=True, exist_ok=True)
     for archive in step.kept.glob("*.tar"):
         if not (runs / archive.stem).exists():
             with tarfile.open(archive) as packed:
                 packed.extractall(runs, filter="data")
     if (step.kept / RESULT).exists():
-        output.folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(step.kept / RESULT, result)
-    try:
-        run_item(
-            plan, output.out, step.until_its_end, jobs=1 if step.tiny else len(plan.cells_to_run), device=step.device
-        )
+    done = False
+    with suppress(Stopped):
+        for plan in plans:
+            jobs = 1 if step.tiny else len(plan.cells_to_run)
+            run_item(plan, output.out, step.on_runs, jobs=jobs, device=step.device)
         done = True
-    except Stopped:
-        done = False
     shutil.copyfile(result, step.kept / RESULT)
-    made = [output.all_runs(cell).get(seed) for cell in plan.cells_to_run]
-    return all([pack(RunDirectory(path), step.kept) for path in made if path]) and done
+    left = filter(None, [pack(RunDirectory(path), step.kept) for path in sorted(runs.glob("*-seed*"))])
+    step.keep("training", f"{ITEM} {only[0]}", "; ".join(left) or f"seeds 0 to 2 {'ended' if done else 'did not end'}")
+    return done
 
 
-def pack(made: RunDirectory, kept: Path) -> bool:
-    """Archive a run, without its checkpoint once it has ended; returns whether it has."""
+def pack(made: RunDirectory, kept: Path) -> str:
+    """Archive a run that has not ended, and say how far it is; a run that has ended is in the result."""
     archive, outcome = kept / f"{made.path.name}.tar", read(made)
-    ended = outcome.finished or outcome.state == "failed"
+    if outcome.finished:
+        archive.unlink(missing_ok=True)
+        return ""
     with tarfile.open(archive.with_suffix(".new"), "w") as packed:
-        packed.add(
-            made.path, made.path.name, filter=lambda one: None if ended and one.name.endswith(checkpoint.NAME) else one
-        )
+        packed.add(made.path, made.path.name)
     archive.with_suffix(".new").replace(archive)
-    size = archive.stat().st_size / 2**20
-    print(f"{made.path.name}: {outcome.state}, round {outcome.round}, {size:.2f} MiB", flush=True)
-    return ended
+    return f"{made.path.name} {outcome.progress_text}"
 
 
 def commit(kept: Path) -> None:
     """Copy what was measured to the committed results, and rewrite docs/benchmarks.md."""
     if (kept / "gpu.json").exists():
-        path = ROOT / "benchmarks" / "results" / "gpu.json"
-        found = json.loads(path.read_text()) if path.exists() else {}
         for kind, results in json.loads((kept / "gpu.json").read_text()).items():
-            found[kind] = found.get(kind, {}) | results
-        path.write_text(json.dumps(found, indent=1) + "\n")
+            for name, one in results.items():
+                rounds.keep(rounds.results("cuda"), kind, name, one)
         page.write()
     if (kept / RESULT).exists():
-        run.commit_result(run.RESULTS / f"{ITEM}-paper.json", kept)
+        scale = json.loads((kept / RESULT).read_text())["scale"]
+        run.commit_result(run.RESULTS / f"{ITEM}-{scale}.json", kept)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Make one step, or go on with it."""
-    steps: dict[str, Callable[[Step], bool]] = {"1": tests, "2": rounds}
-    steps |= {name: partial(train, seed=seed, only=only) for name, (seed, only) in TRAINING.items()}
+    steps: dict[str, Callable[[Step], bool]] = {"1": tests, "2": timed_jobs}
+    steps |= {name: partial(train, only=only) for name, only in TRAINING.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=[*steps, "commit"])
-    parser.add_argument(
-        "--kept", type=Path, default=ROOT / "runs" / "gpu", help="folder of what is carried from call to call"
-    )
+    told = "folder of what is carried from call to call"
+    parser.add_argument("--kept", type=Path, default=ROOT / "runs" / "gpu", help=told)
     parser.add_argument("--data", type=Path, help="folder with the data_batch files of CIFAR10, and MNIST's for job A")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which the step has ended")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="the same in small, with the package's own digits")
-    given = parser.parse_args(words)
+    given = parser.parse_args()
     if given.step == "commit":
         return commit(given.kept)
     if given.device == "cuda" and not torch.cuda.is_available():
