@@ -22,23 +22,23 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / folder) for folder in ("", "benchmarks", "benchmarks/peers", "evidence")
+)
 
 import machine
 import page
 import rounds
+import run
 import torch
 from contestants import ROOT
-
-sys.path.extend(str(ROOT / folder) for folder in ("", "benchmarks/peers", "evidence"))
-
-import run
 from fedblend_job import table_of
 from jobs import JOBS, write
 
@@ -66,8 +66,8 @@ TESTS = (
     "tests/engines/test_devices.py::test_all_methods_train_on_a_gpu_as_on_the_cpu",
 )
 
-SPARE = 45.0
-"""Seconds before a step's end after which no new round, test or cohort is begun: results are written then."""
+SPARE = 60.0
+"""Seconds before a step's end in which nothing new is begun: what has begun ends, and results are written."""
 
 
 class Step:
@@ -109,15 +109,19 @@ class Step:
 
         return nullcontext(on_record)
 
-    def command(self, words: Sequence[str]) -> tuple[int | None, str]:
-        """Run Python with these words while time is left: the exit status (``None``: no time) and the last line."""
+
+def tests(step: Step) -> bool:
+    """Step 1: the tests of the GPU's kernels, and that engines agree on the card."""
+    names, more = (TESTS[:1], ["-m", "not slow"]) if step.tiny else (TESTS, [])
+    for name in names:
+        if name in step.found("tests") or step.left <= 0:
+            continue
         with tempfile.TemporaryFile("w+") as out:
-            one = subprocess.Popen(
-                [sys.executable, *words], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            command = [sys.executable, "-m", "pytest", name, *more]
+            one = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 with suppress(subprocess.TimeoutExpired):
-                    one.wait(max(1.0, self.left))
+                    one.wait(step.left)
             finally:
                 status = one.poll()
                 with suppress(ProcessLookupError):
@@ -126,33 +130,29 @@ class Step:
             out.seek(0)
             text = out.read().strip()
         print(text[-3000:], flush=True)
-        return status, text.rpartition("\n")[2]
-
-
-def tests(step: Step) -> bool:
-    """Step 1: the tests of the GPU's kernels, and that engines agree on the card."""
-    names = TESTS[:1] if step.tiny else TESTS
-    for name in names:
-        if name not in step.found("tests") and step.left > 0:
-            status, last = step.command(["-m", "pytest", name, *(["-m", "not slow"] if step.tiny else [])])
-            if status is not None:
-                step.keep("tests", name, f"failed: {last}" if status else last)
+        if status is not None:
+            step.keep("tests", name, "failed: " * (status != 0) + text.rpartition("\n")[2])
     return set(names) <= step.found("tests").keys()
 
 
 def timed_jobs(step: Step) -> bool:
-    """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack.
-
-    A job is kept as a whole, and takes most of a call: so only one is begun.
-    """
-    waiting = [job for job in ("C" if step.tiny else "AD") if job not in step.found("jobs")]
-    for job in waiting[:1]:
-        words = f"--device {step.device} --jobs {job} --spare 0 --limit {step.left - SPARE:.0f} --out"
-        more = "--only stacked-2 --rounds 3 --repeats 1" if step.tiny else ""
-        step.command(["benchmarks/rounds.py", *words.split(), str(step.kept / "gpu.json"), *more.split()])
-    if waiting[1:] or (waiting and waiting[0] not in step.found("jobs")):
-        return False
-    largest(step)
+    """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
+    for job in "C" if step.tiny else "AD":
+        plan = replace(rounds.PLANS[job], repeats=1, spare=0, **({"rounds": 3} if step.tiny else {}))
+        for one in rounds.all_of(job, step.device):
+            before = step.found("jobs").get(job, {})
+            known = before.get("contestants", {}).keys() | before.get("failed", {}).keys()
+            if one.missing or one.id in known or (step.tiny and one.id != "stacked-2"):
+                continue
+            if step.left <= 0:
+                return False
+            found = rounds.timed(job, plan, argparse.Namespace(device=step.device, only=[one.id]))
+            for field in ("contestants", "failed", "versions"):
+                found[field] = before.get(field, {}) | found[field]
+            found["faults"] = rounds.faults(found["contestants"])
+            rounds.keep(step.kept / "gpu.json", "jobs", job, found)
+    if "largest" not in step.found("memory"):
+        largest(step)
     return "largest" in step.found("memory")
 
 
