@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup lock demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench evidence clean
+.PHONY: setup lock demo federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench gpu evidence clean
 
 # Three environments in one folder, each with more: what fedblend needs (`make demo`), what its tests need, and all. Exact
 # versions with their hashes are in locks/; PyTorch is the version of constraints.txt, in the build that pip finds: with
@@ -100,6 +100,13 @@ bench: .venv/.tests
 	$(BIN)/python benchmarks/flower.py --out benchmarks/results/flower.json
 	$(BIN)/python benchmarks/profile_step.py --out benchmarks/results
 	$(BIN)/python benchmarks/page.py
+
+# One step of what is measured on a GPU, eight minutes at most (benchmarks/gpu/README.md): make gpu STEP=3. It uses the
+# Python that is given, whose PyTorch has CUDA, and installs nothing.
+KEPT ?= runs/gpu
+DATA ?= $(FEDBLEND_DATA)
+gpu:
+	PYTHONUNBUFFERED=1 $(PYTHON) benchmarks/gpu/steps.py $(STEP) --kept $(KEPT) $(if $(DATA),--data $(DATA))
 
 # Many hours of work: every study and item behind docs/results/ and docs/reproductions/, then their tables.
 # Runs that were interrupted are resumed.

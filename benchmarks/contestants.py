@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -91,7 +92,10 @@ def contestants(job: str) -> list[Contestant]:
 
 
 def on_a_gpu(job: str) -> list[Contestant]:
-    """All that are timed on a job on one GPU: one process each, the whole cohort in one stack."""
+    """All that are timed on a job on one GPU: one process each, the whole cohort in one stack.
+
+    pfl may be installed beside fedblend, where no environment of its own can be made.
+    """
     there = "--device cuda"
     stacked = f"--engine stacked --stack {COHORTS[job]} --ranks 1 {there}"
     methods = [
@@ -99,7 +103,7 @@ def on_a_gpu(job: str) -> list[Contestant]:
     ]
     return [
         Contestant("bare", "bare PyTorch loop", "base", "bare", ("--device", "cuda")),
-        Contestant("pfl-1", "pfl, 1 rank", "peer", "pfl", ("--device", "cuda"), peer="pfl"),
+        Contestant("pfl-1", "pfl, 1 rank", "peer", "pfl", ("--device", "cuda"), peer="" if find_spec("pfl") else "pfl"),
         fedblend("loop", "loop", "fedblend", f"--engine loop --ranks 1 {there}"),
         fedblend("launched", "one stack, without CUDA graphs", "fedblend", f"{stacked} --no-graphs"),
         fedblend("stacked", "one stack", "fedblend", stacked),

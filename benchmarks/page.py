@@ -187,6 +187,16 @@ def gpu_section(name: str) -> str:
     return job_text(job) if job else "Not run on a GPU."
 
 
+def gpu_steps_section() -> str:
+    """What the other steps on a GPU found: tests, how many clients one stack trains, how far training is."""
+    rows = [
+        (name, one["gpu"], one["date"], one["commit"], one["says"])
+        for kind in ("tests", "memory", "training")
+        for name, one in read("gpu").get(kind, {}).items()
+    ]
+    return markdown(("step", "card", "day", "commit", "result"), rows) if rows else "Not run on a GPU."
+
+
 def job_text(job: Table) -> str:
     """Facts, table and goals of a job on one processor."""
     parts = [facts(job), markdown(HEAD, rows(job)), "\n".join(f"- {line}" for line in verdicts(job))]
@@ -503,6 +513,7 @@ SECTIONS = {
     "job C again": lambda: job_section("C again"),
     "job A on a GPU": lambda: gpu_section("A"),
     "job D on a GPU": lambda: gpu_section("D"),
+    "steps on a GPU": gpu_steps_section,
     "same work": same_work_section,
     "profile": profile_section,
     "kernels": kernels_section,

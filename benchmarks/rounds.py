@@ -42,6 +42,8 @@ sys.path.append(str(HERE / "peers"))
 
 from jobs import lenet5
 
+from fedblend.runs.files import write_json
+
 JOBS = {"cpu": ("A", "B", "C"), "cuda": ("A", "D")}
 """The jobs that are timed, by device."""
 WARM_UP = 2
@@ -339,7 +341,7 @@ def keep(out: Path, kind: str, name: str, found: Result) -> None:
     results.setdefault(kind, {})[name] = found
     results[kind] = dict(sorted(results[kind].items()))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(out, results)
 
 
 def plan_of(job: str, given: argparse.Namespace) -> Plan:

@@ -441,7 +441,7 @@ def remake_item(command: list[str]) -> None:
     before = _written(folder / "result.json")
     status = _exit_status([FEDBLEND, *command, "--out", REPRODUCTIONS])
     if _written(folder / "result.json") != before:
-        _commit_result(committed, folder)
+        commit_result(committed, folder)
         print(f"{item}: result written to {committed.relative_to(ROOT)}")
     if status:
         raise SystemExit(status)
@@ -509,7 +509,7 @@ def _measured(result: Table) -> dict[tuple[str, ...], Any]:
     }
 
 
-def _commit_result(committed: Path, folder: Path) -> None:
+def commit_result(committed: Path, folder: Path) -> None:
     """Copy a result to the committed ones, and its pictures to docs/figures.
 
     Raises :class:`SystemExit` if the committed result has numbers that this one has not.

@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from fedblend import __version__
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.paths import given_path
@@ -274,7 +274,7 @@ def _predictor(
         "model": experiment.model.name,
         "method": experiment.method.label or experiment.method.name,
         "round": round,
-        "fedblend": version("fedblend"),
+        "fedblend": __version__,
         "torch": torch.__version__,
     }
     return Predictor(module.eval(), description)

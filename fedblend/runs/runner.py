@@ -9,14 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fedblend import engines
+from fedblend import __version__, engines
 from fedblend.core import registry
 from fedblend.core.callbacks import Callback, require_own_files
 from fedblend.core.engine import Engine
@@ -326,7 +325,7 @@ def _process_facts() -> dict[str, Any]:
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
-            "fedblend": version("fedblend"),
+            "fedblend": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,

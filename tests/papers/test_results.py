@@ -173,11 +173,11 @@ def test_a_new_result_never_drops_numbers_of_the_committed_one(
 
     write(folder / "result.json", fedmix={"0": 72.0, "1": 73.0})
     with pytest.raises(SystemExit, match=r"1 of its numbers .* the first of accuracy fedavg cifar10 seed 0"):
-        run._commit_result(committed, folder)
+        run.commit_result(committed, folder)
     assert committed.read_text() == before
 
     write(folder / "result.json", fedavg={"0": 70.5}, fedmix={"0": 72.0, "1": 73.0})
-    run._commit_result(committed, folder)
+    run.commit_result(committed, folder)
     made = json.loads((folder / "result.json").read_text())
     assert json.loads(committed.read_text()) == made | {"commit": run.commit_of_code()}
 
@@ -196,12 +196,12 @@ def test_a_result_names_the_commit_of_its_newest_number(
     write(committed, {"0": 70.0}, commit="old")
 
     write(folder / "result.json", {"0": 70.0}, note="in other words")
-    run._commit_result(committed, folder)
+    run.commit_result(committed, folder)
     assert json.loads(committed.read_text())["commit"] == "old"
     assert json.loads(committed.read_text())["note"] == "in other words"
 
     write(folder / "result.json", {"0": 70.0, "1": 71.0})
-    run._commit_result(committed, folder)
+    run.commit_result(committed, folder)
     assert json.loads(committed.read_text())["commit"] == "new"
 
 
