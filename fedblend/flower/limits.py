@@ -139,11 +139,11 @@ def check_agreed(site: Site, experiment: Experiment) -> None:
 def check_work(site: Site, experiment: Experiment, samples: int) -> None:
     """Raise :class:`RefusedByPolicy` if a training on so many samples is longer than the site file allows."""
     train = experiment.train
-    field, batches = "train.steps" if train.steps else "train.epochs", train.batches_of(samples)
+    passes, batches = "train.steps" if train.steps else "train.epochs", train.batches_of(samples)
     drawn = batches * train.batch_size if train.steps else samples * train.epochs
     for field, number, most, what in (
-        (field, batches, site.max_steps, "batches in one training (max_steps in its site file)"),
-        (f"{field} and train.batch_size", drawn, MOST_DRAWN, "samples in the batches of one training"),
+        (passes, batches, site.max_steps, "batches in one training (max_steps in its site file)"),
+        (f"{passes} and train.batch_size", drawn, MOST_DRAWN, "samples in the batches of one training"),
         ("rounds", experiment.rounds, MOST_ALL_ROUNDS, "rounds"),
     ):
         if site.has_file and number > most:

@@ -82,6 +82,27 @@ def test_parallel_rows_count_where_their_thresholds_differ() -> None:
     check_model({"a.weight": rows, "norm.weight": ladder, "norm.bias": ladder, "head.weight": rows})
 
 
+def test_rows_that_are_not_parallel_separate_samples_too(tmp_path: Path) -> None:
+    # What the check does not promise: each row finds the samples that are farthest in a random direction.
+    site = OwnSite(tmp_path, allow=["weights"])
+    asked = asked_of(site, model={"name": "mlp", "hidden": [400]}, train={**ALL, "batch_size": 80, "lr": 8.0})
+    rng = torch.Generator().manual_seed(1)
+    alike = torch.rand(1000, 256, generator=rng)
+    weights = make_setup(asked).weights()
+    rows, bias, out, _ = weights
+    weights[rows] = torch.randn(400, 256, generator=rng) / 16
+    weights[bias] = -(alike @ weights[rows].T).quantile(1 - 1 / 80, 0)
+    weights[out] = (torch.arange(10.0) - 4.5)[:, None].expand(10, 400) / 10
+
+    _, tensors = site.reply("train", asked, tensors=add_prefix("weights/", weights), **TOLD)
+
+    step = {name: tensors[name].double() - weights[name].double() for name in (rows, bias)}
+    moved = step[bias].abs() > 1e-6
+    rebuilt = step[rows][moved] / step[bias][moved, None]
+    away = torch.cdist(rebuilt, torch.from_numpy(site.x[:80]).flatten(1).double(), p=torch.inf)
+    assert len(set(away.argmin(1)[away.amin(1) < 1e-3].tolist())) > 40
+
+
 SHAPES: dict[str, tuple[int, ...]] = {"lstm": (20, 30), "cnn1d": (3, 64), "mlp": (64,)}
 
 
@@ -102,7 +123,11 @@ def descend(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, dec
             optimizer.step()
 
 
-MORE = {"mlp": ({"name": "mlp"}, (20,)), "lenet5": ({"name": "lenet5"}, (1, 16, 16)), "lstm": ({"name": "lstm"}, (4, 9))}
+MORE = {
+    "mlp": ({"name": "mlp"}, (20,)),
+    "lenet5": ({"name": "lenet5"}, (1, 16, 16)),
+    "lstm": ({"name": "lstm"}, (4, 9)),
+}
 
 
 @pytest.mark.slow
@@ -207,17 +232,29 @@ def test_a_check_prints_the_digest_of_an_experiment_and_refuses_another_one(tmp_
 # Endless work ----------------------------------------------------------------------------------------------------
 
 ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
-    "4e12 numbers": ({"model": {"name": "mlp", "hidden": [10**6, 10**6]}}, "model: it has more than 100,000,000 numbers"),
+    "4e12 numbers": (
+        {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
+        "model: it has more than 100,000,000 numbers",
+    ),
     "2e9 numbers": ({"model": {"name": "mlp", "hidden": [46_000] * 2}}, "model: it has more than 100,000,000 numbers"),
     "2^62 numbers": ({"model": {"name": "mlp", "hidden": [2**62]}}, "model: mlp is too large"),
-    "10,000 layers": ({"model": {"name": "mlp", "hidden": [2] * 10_000}}, "model: it has more than 5,000 trained tensors"),
+    "10,000 layers": (
+        {"model": {"name": "mlp", "hidden": [2] * 10_000}},
+        "model: it has more than 5,000 trained tensors",
+    ),
     "10^9 layers": ({"model": {"name": "lstm", "layers": 10**9, "hidden": 1}}, "model: it has more than 5,000"),
-    "10^9 epochs": ({"train": ALL | {"epochs": 10**9}}, "train.epochs: this makes 2,000,000,000 batches in one training"),
+    "10^9 epochs": (
+        {"train": ALL | {"epochs": 10**9}},
+        "train.epochs: this makes 2,000,000,000 batches in one training",
+    ),
     "2^62 epochs": ({"train": ALL | {"epochs": 2**62}}, "train.epochs: this makes 9,223,372,036,854,775,808 batches"),
     "2^62 steps": ({"train": ALL | {"steps": 2**62}}, "train.steps: this makes 4,611,686,018,427,387,904 batches"),
     "2^62 samples": ({"train": ALL | {"steps": 2, "batch_size": 2**62}}, "samples in the batches of one training"),
     "2^62 rounds": ({"rounds": 2**62}, "rounds: this makes 4,611,686,018,427,387,904 rounds; valid: 1,000,000 at most"),
-    "10^18 clients": ({"clients": 10**18}, "the server's number of clients: 1000000000000000000; valid: 1 to 10,000,000"),
+    "10^18 clients": (
+        {"clients": 10**18},
+        "the server's number of clients: 1000000000000000000; valid: 1 to 10,000,000",
+    ),
 }
 
 
@@ -234,7 +271,9 @@ def test_a_site_refuses_endless_work(kind: str, change: dict[str, Any], why: str
         site.x = site.x[:, 0]
         site.hold(80)
     grid = Nodes([{"partition-id": 0, "site": str(tmp_path / "site.toml")}])
-    weights = to_record(add_prefix("weights/", make_setup(plain).weights())) if "lstm" not in str(change) else to_record({})
+    weights = (
+        to_record(add_prefix("weights/", make_setup(plain).weights())) if "lstm" not in str(change) else to_record({})
+    )
     fields = {"experiment": table, "setup": setup, "client": 0, "round": 0, **TOLD}
     (reply,) = grid.send_and_receive([Message(pack(fields, weights), 1000, kind)])
     assert why in unpack(reply.content)[0]["fault"]
@@ -275,5 +314,7 @@ def test_a_new_site_file_has_the_bounds(tmp_path: Path) -> None:
     plain = read_site(path)
     path.write_text("\n".join(line.removeprefix("# ") if line.startswith("# max_") else line for line in path.open()))
     written = read_site(path)
-    assert [getattr(written, name) for name in bounds] == [getattr(plain, name) for name in bounds] == [3600, 10**8, 10**5]
+    assert (
+        [getattr(written, name) for name in bounds] == [getattr(plain, name) for name in bounds] == [3600, 10**8, 10**5]
+    )
     assert plain.agreed is None
