@@ -13,9 +13,32 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.upload import Tensors, bytes_of
 from fedblend.flower import client as at_site
+from fedblend.flower import requests
 from fedblend.flower.messages import pack, to_record, unpack
+
+FORMS: dict[str, type[requests.Form]] = {
+    "query.hello": requests.Hello,
+    "query.share": requests.Share,
+    "train": requests.Train,
+    "query.ask": requests.Ask,
+    "evaluate": requests.Score,
+    "query.keys": requests.Keys,
+    "query.shares": requests.Shares,
+    "query.sign": requests.Unmask,
+    "query.unmask": requests.Unmask,
+}
+"""The closed form of each message to a site."""
+
+WORD = ",".join(kind.name for kind in PAYLOAD_KINDS.values() if kind.through_model)
+"""Kinds that leave a node without a site file only by a word."""
+
+
+def fields_of(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a message of this kind has."""
+    return {name: value for name, value in fields.items() if name in FORMS[kind].model_fields}
 
 
 def through(message: Message) -> Message:

@@ -28,7 +28,19 @@ from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import first_difference, one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
-KINDS = ("means", "statistics", "synthetic", "outputs", "prototypes", "answers", "seeds", "features", "extras", "raw")
+KINDS = (
+    "means",
+    "hidden-means",
+    "statistics",
+    "synthetic",
+    "outputs",
+    "prototypes",
+    "answers",
+    "seeds",
+    "features",
+    "extras",
+    "raw",
+)
 """What clients may send beside their models."""
 
 ADVISED = "advice.toml"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedblend.core.context import ModelSpec, Scale, Task
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Part
 
@@ -96,7 +97,9 @@ class Sharing(Part):
 
     to_define = ("share or make or pool_beside",)
     bytes_kind: str = "shared"
-    """Kind under which bytes are counted."""
+    """Kind under which bytes are counted, and which a site's policy allows: a name in
+    :data:`~fedblend.core.payload.PAYLOAD_KINDS`.
+    """
     unsafe: bool = False
     """Whether raw samples leave clients."""
     leaves_client: bool = True
@@ -136,6 +139,11 @@ class Sharing(Part):
     """Whether each entry is made of one sample, of which a site limits the number (its ``max_seeds``)."""
     by_label: bool = False
     """Whether each entry is made of samples of one label."""
+
+    @property
+    def shares_means(self) -> bool:
+        """Whether entries are means of as many samples as a policy demands, or more."""
+        return self.bytes_kind in PAYLOAD_KINDS and PAYLOAD_KINDS[self.bytes_kind].are_means
 
     @property
     def shares_stored(self) -> bool:
@@ -179,7 +187,7 @@ class Sharing(Part):
 
         ``minimum`` is as in :class:`ClientData`.
         """
-        return samples // max(1, minimum) if self.bytes_kind == "means" else samples
+        return samples // max(1, minimum) if self.shares_means else samples
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why a payload of finite numbers by a client with so many samples cannot be used, or ``None``."""

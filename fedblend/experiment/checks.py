@@ -118,7 +118,7 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
             "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
             'valid: 2 or more, or "all" (or unsafe = true and policy.min_mean = 1)'
         )
-    if policy.min_mean == 1 and sharing.leaves_client and sharing.bytes_kind == "means":
+    if policy.min_mean == 1 and sharing.leaves_client and sharing.shares_means:
         raise ValueError(
             "policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: 2 or more "
             "(or unsafe = true)"

@@ -17,6 +17,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from fedblend.core.errors import FedblendError, printable
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.core.trees import digest_of
 from fedblend.core.upload import bytes_of
@@ -25,7 +26,7 @@ from fedblend.flower.messages import Tensors
 from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
 from fedblend.runs.files import append_line, read_lines, waiting_lock
 
-SHARED_KINDS = ("means", "statistics", "synthetic", "seeds", "features", "raw", "shared", "masked")
+SHARED_KINDS = (*(kind.name for kind in PAYLOAD_KINDS.values() if kind.is_shared), "masked")
 """Kinds of payload that a site makes of its samples without training."""
 
 

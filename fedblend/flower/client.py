@@ -15,13 +15,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
+from fedblend.core.engine import client_parts
 from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.registry import UntrustedCode
 from fedblend.core.trees import digest_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
-from fedblend.flower import work
+from fedblend.flower import requests, work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
 from fedblend.flower.limits import (
@@ -37,7 +38,8 @@ from fedblend.flower.limits import (
     check_training,
     check_work,
 )
-from fedblend.flower.messages import Tensors, pack, round_of, to_record, unpack
+from fedblend.flower.messages import Tensors, pack, to_record, unpack
+from fedblend.flower.requests import read_request
 from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
@@ -47,7 +49,7 @@ app = ClientApp()
 
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
-EXTRAS, LOSS, METRICS = "extras", "loss", "metrics"
+LOSS, METRICS = "loss", "metrics"
 COUNTS = ("right", "samples")
 """Numbers of samples that leave as scores."""
 ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
@@ -60,11 +62,10 @@ def hello(message: Message, context: Context) -> Message:
     stated: dict[str, Any] = {}
     try:
         stated["client"] = client = client_of(context)
-        fields, _ = unpack(message.content)
-        site = site_of_node(context.node_config)
+        site, fields = site_of_node(context.node_config), read_request(requests.Hello, *unpack(message.content))
         reply_fields: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
-            engine = engine_for(site, client, {**fields, "round": 0}, context, HELLO)
+            engine = engine_for(site, client, fields, context, HELLO)
             check_experiment(site, engine.setup.experiment)
             population = engine.setup.population
             check_steps(site, engine.setup.experiment, int(population.sizes[client]))
@@ -76,16 +77,17 @@ def hello(message: Message, context: Context) -> Message:
     return Message(pack(reply_fields), reply_to=message)
 
 
-def answered(message: Message, context: Context, what: str, do: Work) -> Message:
+def answered(message: Message, context: Context, what: str, do: Work, form: type[requests.Form]) -> Message:
     """Reply with the result of ``do`` or a fault. The audit line is written before the payload leaves."""
     try:
         fields, tensors = unpack(message.content)
+        fields = read_request(form, fields, tensors)
         site, client = site_of_node(context.node_config), client_of(context)
         if fields["client"] != client:
             raise FedblendError(f"this is client {client}, not {fields['client']}")
         engine = engine_for(site, client, fields, context, what)
-        memory = Memory(context, site, client, str(fields.get("run", context.run_id)))
-        task = ClientTask(engine, site, client, round_of(fields), memory)
+        memory = Memory(context, site, client, fields["run"] or str(context.run_id))
+        task = ClientTask(engine, site, client, fields["round"], memory)
         record = AuditLog(site.audit)
         run, kind = run_of(fields, context), kind_of(engine, what)
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
@@ -109,7 +111,7 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
                     _check(task, once, what, covered)
                 elif covered is not None:
                     SampleSets(record).check(covered, kind, site.min_mean)
-                split = str(fields["split"]) if what == SCORES else ""
+                split = fields["split"] if what == SCORES else ""
                 _record(task, once, what, reply_fields, leaving, covered, split)
                 if leaving and what in ONCE:
                     once.mark_sent(what)
@@ -126,7 +128,7 @@ def answered(message: Message, context: Context, what: str, do: Work) -> Message
 def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | None) -> None:
     """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
     check_kind(task.site, once.kind, once.audit, what == UPLOAD)
-    check_noise(task.site, what, task.setup.experiment)
+    check_noise(task.site, once.kind, task.setup.experiment, what == SHARING)
     if what == SCORES and once.part:
         held, validated, samples = once.part.split(" ")
         check_held(task.site, once.audit, (int(held), int(validated)), samples)
@@ -189,9 +191,10 @@ def _record(
     """
     record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
     payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
+    beside = extras_kind(task.setup.experiment.method)
     if extras:
-        check_kind(task.site, EXTRAS, record)
-        check_noise(task.site, EXTRAS, task.setup.experiment)
+        check_kind(task.site, beside, record)
+        check_noise(task.site, beside, task.setup.experiment)
     if leaving and what == SHARING and not task.setup.experiment.method.sharing.secure_aggregated:
         record.check_sharings(payload, task.site.sharings)
 
@@ -199,7 +202,7 @@ def _record(
         record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part, samples, split=split)
 
     if extras:
-        sent(EXTRAS, extras)
+        sent(beside, extras)
     if LOSS in reply_fields:
         sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
     if METRICS in reply_fields:
@@ -221,7 +224,7 @@ def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet
     population, upload = setup.population, setup.experiment.method.upload
     if record.path is None or task.site.data is None:
         return None
-    if what == SCORES and fields.get("split") in ("holdout", "validation"):
+    if what == SCORES and fields["split"] in ("holdout", "validation"):
         rows = population.held_order if fields["split"] == "holdout" else population.validation_order
     elif what == UPLOAD and (upload.watches or upload.embeds):
         rows = population.order
@@ -239,8 +242,8 @@ def part_of(task: ClientTask, what: str, do: Work, fields: dict[str, Any], tenso
     if what == ANSWERS:
         return brief(sorted(tensors))
     if what == KEYS:
-        return f"{do.__name__} of {brief(fields.get('quantity'))}"
-    if what == SCORES and task.site.data is not None and fields.get("split") != "test":
+        return f"{do.__name__} of {brief(fields['quantity'])}"
+    if what == SCORES and task.site.data is not None and fields["split"] != "test":
         population = task.setup.population
         return f"{len(population.held_order)} {len(population.validation_order)} {samples_digest(task.engine)}"
     return ""
@@ -260,6 +263,12 @@ def kind_of(engine: LoopEngine, what: str) -> str:
     shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
     fields = {UPLOAD: upload, SHARING: shared}
     return str(fields.get(what, what))
+
+
+def extras_kind(method: Any) -> str:
+    """Return the kind of what leaves beside a model: statistics of the model's hidden maps, or what models give."""
+    parts = client_parts(method).values()
+    return "map-statistics" if any(part.sends and part.sends_statistics for part in parts) else "extras"
 
 
 def client_of(context: Context) -> int:
@@ -282,7 +291,8 @@ def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context
     try:
         return engine_of(site, client, json.dumps(fields["experiment"]), json.dumps(fields["setup"]))
     except (UntrustedCode, RefusedByPolicy) as refusal:
-        AuditLog(site.audit).record_refused(run_of(fields, context), round_of(fields), client, what, str(refusal))
+        round = fields.get("round", 0)
+        AuditLog(site.audit).record_refused(run_of(fields, context), round, client, what, str(refusal))
         raise
 
 
@@ -301,17 +311,17 @@ def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
 
 
-ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work], ...] = (
-    (app.query("share"), SHARING, work.share),
-    (app.train(), UPLOAD, work.train),
-    (app.query("ask"), ANSWERS, work.respond),
-    (app.evaluate(), SCORES, work.score),
-    (app.query("keys"), KEYS, masked_site.make_keys),
-    (app.query("shares"), KEYS, masked_site.make_shares),
-    (app.query("sign"), KEYS, masked_site.sign_sites),
-    (app.query("unmask"), KEYS, masked_site.reveal_shares),
+ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work, type[requests.Form]], ...] = (
+    (app.query("share"), SHARING, work.share, requests.Share),
+    (app.train(), UPLOAD, work.train, requests.Train),
+    (app.query("ask"), ANSWERS, work.respond, requests.Ask),
+    (app.evaluate(), SCORES, work.score, requests.Score),
+    (app.query("keys"), KEYS, masked_site.make_keys, requests.Keys),
+    (app.query("shares"), KEYS, masked_site.make_shares, requests.Shares),
+    (app.query("sign"), KEYS, masked_site.sign_sites, requests.Unmask),
+    (app.query("unmask"), KEYS, masked_site.reveal_shares, requests.Unmask),
 )
-"""Handlers of all messages except the first query: Flower's decorator, kind of payload, and function."""
+"""Handlers of all messages except the first query: Flower's decorator, kind of payload, function, and closed form."""
 
-for register, what, do in ANSWERED:
-    register(functools.partial(answered, what=what, do=do))
+for register, what, do, form in ANSWERED:
+    register(functools.partial(answered, what=what, do=do, form=form))

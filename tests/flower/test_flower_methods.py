@@ -18,7 +18,7 @@ from fedblend.experiment.setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
-from flower_helpers import Nodes, through
+from flower_helpers import WORD, Nodes, through
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_flower import audit, by_loop, experiment, nodes, site_files
@@ -37,8 +37,9 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.engine import FlowerEngine
 from fedblend.flower.messages import unpack
+from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect, run
-from fedblend.flower.site import Site
+from fedblend.flower.site import Site, describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -107,7 +108,9 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(quick(method), Counting({"partition-id": client} for client in range(4)), tmp_path)
+    gives_what_the_loop_gives(
+        quick(method), Counting({"partition-id": client, "allow": WORD} for client in range(4)), tmp_path
+    )
 
 
 class OtherEverywhere(Backbone):
@@ -188,7 +191,10 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     state, records = by_loop(asked)
 
     finished = run(
-        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
+        asked,
+        tmp_path,
+        FederationLimits(deadline=5),
     )
 
     for name, tensor in state.weights.items():
@@ -204,7 +210,7 @@ def test_the_server_aggregates_what_goes_beside_models_as_the_loop_does(tmp_path
     asked = experiment(method, **DATA, adversary={"name": "sign-flip", "share": 0.25, "factor": 100.0})
     state, _ = by_loop(asked)
 
-    grid = Nodes({"partition-id": client} for client in range(4))
+    grid = Nodes({"partition-id": client, "allow": WORD} for client in range(4))
     finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
 
     ours = finished.state.server_part("terms.0")
@@ -217,7 +223,10 @@ def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
     state, _ = by_loop(asked)
 
     finished = run(
-        Nodes({"partition-id": client} for client in range(4)), asked, tmp_path, FederationLimits(deadline=5)
+        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
+        asked,
+        tmp_path,
+        FederationLimits(deadline=5),
     )
 
     for name, tensor in state.weights.items():
@@ -265,7 +274,7 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
-    grid = Counting({"partition-id": client} for client in range(4))
+    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
     made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
@@ -296,7 +305,7 @@ def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Pat
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
-    grid = Counting({"partition-id": client} for client in range(4))
+    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
 
     finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
 
@@ -342,8 +351,9 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
 def test_an_invalid_request_is_refused(asked: Any) -> None:
     engine = LoopEngine(make_setup(quick("xormixfl")))
     here = ClientTask(engine, Site(), 1, 0, None)
+    told = {"experiment": {}, "setup": describe_setup(here.setup), "client": 1, "round": 0, "request": asked}
     with pytest.raises(FedblendError, match="a request that is none"):
-        work.request_of(here, {"request": asked})
+        work.request_of(here, read_request(Share, told, {}))
 
 
 def test_noise_on_dummies_is_drawn_from_system_entropy_and_the_rest_from_the_stream(tmp_path: Path) -> None:

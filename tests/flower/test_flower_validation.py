@@ -89,7 +89,9 @@ def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> N
     assert "this site's policy lets no scores out" in told("validation")["fault"]
     site.write(allow=["scores", "metrics"], min_mean=21)
     assert told("validation")["fault"].startswith("it keeps for validation 20 samples, and tells of 21 or more")
-    assert told("all")["fault"] == "split: 'all' is not valid: test, holdout or validation"
+    assert told("all")["fault"] == "a request that is none: split: 'all' is not valid: input should be " + (
+        "'test', 'holdout' or 'validation'"
+    )
 
 
 def test_a_server_does_not_leave_a_site_few_samples_by_validation(tmp_path: Path) -> None:

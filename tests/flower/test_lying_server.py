@@ -19,7 +19,7 @@ from fedblend.experiment.setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
-from flower_helpers import Nodes
+from flower_helpers import Nodes, fields_of
 from flwr.app import Context, Message, RecordDict
 from test_flower import audit, experiment, nodes, site_files
 from test_flower_faults import QUICK, spoiling
@@ -101,7 +101,9 @@ class OwnSite:
         """The reply of the site's app, which has kept nothing in memory."""
         grid = Nodes([{"partition-id": 0, "site": str(self.folder / "site.toml")}], run_id)
         told = {"experiment": as_table(asked), "setup": describe_setup(make_setup(asked)), "client": 0}
-        message = Message(pack({**told, "round": round, **fields}, to_record(tensors or {})), 1000, kind)
+        message = Message(
+            pack(fields_of(kind, {**told, "round": round, **fields}), to_record(tensors or {})), 1000, kind
+        )
         (reply,) = grid.send_and_receive([message])
         return unpack(reply.content)
 
@@ -241,7 +243,7 @@ def test_samples_that_made_no_mean_make_means_with_later_ones(split: str, tmp_pa
 
 
 def test_means_that_change_with_the_model_count_each_round(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path, sharings=2)
+    site = OwnSite(tmp_path, sharings=2, allow=["hidden-means"])
     asked = site.experiment(method={"name": "fedmix-hidden", "sharing": {"samples_per_mean": 20}}, rounds=5)
     weights = make_setup(asked).weights()
     replies = [

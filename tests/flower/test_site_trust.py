@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
-from flower_helpers import Nodes
+from flower_helpers import Nodes, fields_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from test_flower import experiment
 from torch import nn
@@ -63,7 +63,7 @@ def asked_of_a_site(folder: Path, site: dict[str, Any] | None, changes: dict[str
     """What a site answers a server whose experiment is changed: the fault, or nothing."""
     asked = experiment("fedavg")
     fields = {"experiment": as_table(asked) | changes, "setup": describe_setup(make_setup(asked))}
-    fields |= {"client": 0, "round": 0, "split": "holdout", "own": None}
+    fields |= {"client": 0, "round": 0, "split": "holdout", "begins": "round"}
     config: dict[str, Any] = {"partition-id": 0}
     if site is not None:
         # A site file is read once in a process.
@@ -72,7 +72,7 @@ def asked_of_a_site(folder: Path, site: dict[str, Any] | None, changes: dict[str
         config["site"] = str(path)
     grid = Nodes([config])
     (node,) = grid.contexts
-    (ident,) = grid.push_messages([Message(pack(fields), node, kind)])
+    (ident,) = grid.push_messages([Message(pack(fields_of(kind, fields)), node, kind)])
     (reply,) = grid.pull_messages([ident])
     return str(unpack(reply.content)[0].get("fault", ""))
 
@@ -212,7 +212,9 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     missing = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "no.npz")}}, {})
     assert missing == "data: this site's samples cannot be loaded; the site's log states why"
     unreadable = Nodes([{"partition-id": 0, "site": str(home / "no.toml")}])
-    fields = {"experiment": {"name": "x"}, "setup": {}, "client": 0, "round": 0}
+    asked = experiment("fedavg")
+    fields = {"experiment": as_table(asked), "setup": describe_setup(make_setup(asked)), "client": 0, "round": 0}
+    fields["begins"] = "round"
     unreadable.push_messages([Message(pack(fields), next(iter(unreadable.contexts)), "train")])
     (reply,) = unreadable.pull_messages(list(unreadable.ready))
     assert unpack(reply.content)[0]["fault"].startswith("(a path)")

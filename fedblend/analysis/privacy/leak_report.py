@@ -26,6 +26,7 @@ from fedblend.analysis.privacy.similarity import (
 )
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
@@ -42,9 +43,6 @@ NOT_ATTACKED = "not attacked yet (fedblend attack)"
 NO_ATTACK = "no attack: attacks rebuild images of classes only"
 NO_MEASURE = "no measure available"
 FEATURES = "not measured: one entry a sample, which whoever has the model can compare with candidates' features"
-
-ROUND_KINDS = ("weights", "masked", "keys", "outputs", "prototypes", "answers", "extras")
-"""Kinds of payload that clients send in rounds."""
 
 SEED_MEASURES = {
     "Mixup": "mixtures, compared with the nearest raw sample",
@@ -191,7 +189,7 @@ def _stored_sharing(outcome: Outcome) -> Any:
 def _is_shared(kind: str, sharing: Any) -> bool:
     """Whether clients sent this kind of payload before training; of an unknown ``sharing``, by the kinds of others."""
     if sharing is None:
-        return kind not in ROUND_KINDS
+        return kind not in PAYLOAD_KINDS or PAYLOAD_KINDS[kind].is_shared
     return bool(sharing.active and kind == sharing.bytes_kind)
 
 

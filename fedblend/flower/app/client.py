@@ -26,7 +26,8 @@ from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import Memory
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.limits import check_kind, check_mechanisms
-from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, round_of, to_record
+from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, to_record
+from fedblend.flower.requests import StrategyRound, StrategyShare, read_request
 from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
@@ -71,13 +72,13 @@ def _blended(message: Message, context: Context, call_next: ClientAppCallable) -
         if policy_of(context).has_file:
             raise FedblendError("this site trains on requests of a fedblend.flower.Strategy only: it has a site file")
         return call_next(message, context)
-    memory = Memory(context)
+    fields, memory = read_request(StrategyRound, fields, tensors), Memory(context)
     if tensors:
         memory.keep(POOL, fields["pool"], tensors)
     elif fields["pool"] is not None and memory.recall(POOL, fields["pool"]) is None:
         raise FedblendError("this client no longer has the other clients' shared data; the strategy sends them again")
     context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
-    site, run, round, client = policy_of(context), str(context.run_id), round_of(fields), client_number(context)
+    site, run, round, client = policy_of(context), str(context.run_id), fields["round"], client_number(context)
     audit = AuditLog(site.audit)
     guard = ReplayGuard(memory, audit, run, round, client, "weights")
 
@@ -203,11 +204,12 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             return shared(message, context)
 
     def shared(message: Message, context: Context) -> Message:
-        fields, _ = detach(message.content)
+        told, tensors = detach(message.content)
+        fields = read_request(StrategyShare, told or {}, tensors)
         site = policy_of(context)
         audit, run, client = AuditLog(site.audit), str(context.run_id), client_number(context)
         with trust_of(site):
-            sharing = build("sharing", (fields or {}).get("sharing"))
+            sharing = build("sharing", fields["sharing"])
         guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
         try:
             # The site does not rely on the server's own check.
@@ -223,7 +225,7 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
                 covered = SampleSet(tags, groups)
                 SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
 
-            payload = _shared(sharing, fields or {}, inputs, (x, y), site, client, cover)
+            payload = _shared(sharing, fields, inputs, (x, y), site, client, cover)
             with audit.lock():
                 guard.check("sharing", False)
                 if payload:
@@ -257,8 +259,8 @@ def _shared(
             f"samples: {x.dtype} of shape {list(x.shape)} and {len(y)} targets are not valid: inputs as the model "
             f"takes them, floats [n, {', '.join(map(str, inputs.shape))}], and as many targets"
         )
-    rng = secret_generator() if hides(sharing) else stream(int(fields["seed"]), "share", 0, client)
-    min_mean = max(site.min_mean, 2, int(fields["min_mean"]))
+    rng = secret_generator() if hides(sharing) else stream(fields["seed"], "share", 0, client)
+    min_mean = max(site.min_mean, 2, fields["min_mean"])
     data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
     ledger = ledger_of(site)
     payload: Payload | None = sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover)

@@ -106,7 +106,7 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
 
     With them go the digests of all shares, by which the server detects a wrong share and whose it is.
     """
-    quantity, threshold = fields["quantity"], int(fields["threshold"])
+    quantity, threshold = fields["quantity"], fields["threshold"]
     state, public = _state(task, quantity, "keys"), _public_keys(tensors)
     if task.site.peers is not None:
         _check_signatures(task, quantity, sum_digest(fields, task.round), public)
@@ -139,7 +139,7 @@ def masking(task: ClientTask, quantity: str, fields: dict[str, Any], tensors: Te
     part = summing_part(task, quantity)
     if isinstance(part, SecureMean):
         total = fields["total"]
-        if type(total) is not int or not total >= max(1, part.weight_of(task.size)):
+        if total is None or not total >= max(1, part.weight_of(task.size)):
             raise FedblendError(f"the total weight {total!r} of the sum is not valid")
     sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
     threshold = int.from_bytes(state["threshold"], "little")
@@ -241,7 +241,7 @@ def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tupl
 
     Raises :class:`RefusedByPolicy` if they are not those of stage 3, or too few.
     """
-    present, dropped = ({int(peer) for peer in fields[name]} for name in ("present", "dropped"))
+    present, dropped = set(fields["present"]), set(fields["dropped"])
     sealed, threshold = _sealed(state), int.from_bytes(state["threshold"], "little")
     if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:
         raise RefusedByPolicy(

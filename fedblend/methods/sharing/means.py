@@ -303,6 +303,7 @@ class HiddenMeans(SharedMeans):
     Clients send them in every round, because they change with the weights. The objective ``hidden-mix`` needs them.
     """
 
+    bytes_kind = "hidden-means"
     each_round = True
     reads_model = True
     shares_inputs = False

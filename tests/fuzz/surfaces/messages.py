@@ -109,7 +109,7 @@ def site_messages(rng: Random, folder: Path, real: Path) -> Case:
     content = _changed_content(rng, fields, tensors)
     config = {"partition-id": client}
     if rng.random() < 0.2:
-        config[rng.choice(("partition-id", "site"))] = rng.choice((*mutations.TEXTS[:8], 10**12, -1, 1.5))
+        config[rng.choice(("partition-id", "site", "allow"))] = rng.choice((*mutations.TEXTS[:8], 10**12, -1, 1.5))
 
     def run() -> Outcome:
         message = Message(content, 1, kind, group_id="0")
