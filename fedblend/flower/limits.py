@@ -72,7 +72,7 @@ MOST_DRAWN = 5 * 10**7
 MOST_ALL_ROUNDS = 10**6
 """Rounds of an experiment that a site accepts."""
 
-MOST_TENSORS = 5000
+MOST_TENSORS = 2000
 """Trained tensors of a model that a site builds: building takes a while for each."""
 
 
