@@ -657,11 +657,15 @@ def init(
 @site_app.command(
     short_help="Load a site's samples and keys; nothing is sent.", epilog="Example: fedblend site check site.toml"
 )
-def check(path: Annotated[Path, typer.Argument(help="A site file.")] = Path("site.toml")) -> None:
+def check(
+    path: Annotated[Path, typer.Argument(help="A site file.")] = Path("site.toml"),
+    experiment: Annotated[Path | None, typer.Option(help="An experiment file: print its digest, for `agreed`.")] = None,
+    run: Annotated[str | None, typer.Option(help="The experiment's run, among several.")] = None,
+) -> None:
     """Load a site's samples and keys, and show them beside what its file allows. Nothing is sent."""
-    from fedblend.cli.federation import check_site
+    from fedblend.cli.federation import check_site, one_experiment
 
-    check_site(path)
+    check_site(path, None if experiment is None else one_experiment(experiment, None, run))
 
 
 @site_app.command(epilog="Example: fedblend site audit site.toml")

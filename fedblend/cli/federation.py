@@ -28,6 +28,7 @@ from fedblend.runs.files import locked_folder, write_atomically
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
+    from fedblend.flower.site import Site
 
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
@@ -270,10 +271,11 @@ def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, 
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def check_site(path: Path) -> None:
+def check_site(path: Path, experiment: Experiment | None = None) -> None:
     """Load a site's samples and keys, and print them beside what its file allows and what its audit log has counted.
 
-    Raises :class:`FedblendError` for the first field with which the site could take part in nothing.
+    Of an ``experiment`` the digest is printed. Raises :class:`FedblendError` for the first field with which the site
+    could take part in nothing, or not in the experiment.
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
@@ -315,7 +317,18 @@ def check_site(path: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if experiment is not None:
+        _check_agreement(site, experiment, console)
     console.print(f"{path}: no fault found", highlight=False, soft_wrap=True)
+
+
+def _check_agreement(site: Site, experiment: Experiment, console: Console) -> None:
+    """Print the line of a site file that agrees to an experiment. Raises :class:`FedblendError` where it is refused."""
+    from fedblend.flower.limits import agreed_digest, check_agreed, check_experiment
+
+    console.print(f'agreed = "{agreed_digest(experiment)}"', highlight=False, soft_wrap=True)
+    check_experiment(site, experiment)
+    check_agreed(site, experiment)
 
 
 def _keys_of(path: Path, key: str, peers: str | None) -> str:

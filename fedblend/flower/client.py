@@ -26,6 +26,9 @@ from fedblend.flower import requests, work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
 from fedblend.flower.limits import (
+    bounded_model,
+    bounded_seconds,
+    check_agreed,
     check_experiment,
     check_held,
     check_kind,
@@ -33,6 +36,7 @@ from fedblend.flower.limits import (
     check_schedule,
     check_steps,
     check_training,
+    check_work,
 )
 from fedblend.flower.messages import Tensors, pack, to_record, unpack
 from fedblend.flower.requests import read_request
@@ -65,6 +69,7 @@ def hello(message: Message, context: Context) -> Message:
             check_experiment(site, engine.setup.experiment)
             population = engine.setup.population
             check_steps(site, engine.setup.experiment, int(population.sizes[client]))
+            check_work(site, engine.setup.experiment, int(population.sizes[client]))
             reply_fields |= {"samples": int(population.sizes[client])}
             reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
     except Exception as error:
@@ -88,6 +93,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
         try:
             check_experiment(site, engine.setup.experiment)
+            check_work(site, engine.setup.experiment, task.size)
             if what == SHARING:
                 check_schedule(engine.setup.experiment, task.round)
             if what == UPLOAD:
@@ -96,7 +102,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
             covered = covered_by(task, what, fields)
             _check(task, once, what, covered)
             begin = _Begin(task, once, what, covered)
-            with one_thread():
+            with one_thread(), bounded_seconds(site, engine.model):
                 reply_fields, leaving = do(replace(task, begin=begin, covers=begin.cover), fields, tensors)
             covered = begin.covered
             with record.lock():
@@ -293,8 +299,9 @@ def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context
 @functools.lru_cache(maxsize=8)
 def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> LoopEngine:
     """Return a client's engine; it is cached, because the clients of a simulation share a process."""
-    with trust_of(site):
+    with trust_of(site), bounded_model(site):
         asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
+        check_agreed(site, asked)
         allow_tf32(asked.precision)
         return LoopEngine(setup_at_site(site, asked, client, json.loads(server_setup)), site.device)
 

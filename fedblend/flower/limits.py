@@ -6,13 +6,22 @@ A server sends the experiment with every message. So a site checks the experimen
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.protection import Mechanism
-from fedblend.experiment.config import Experiment
+from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy import clients_keep
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import LEFT_AS, MOST_ROUNDS, MOST_SCORES, RefusedByPolicy, Site
@@ -51,6 +60,20 @@ AT_SERVER = (
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )
 """Fields that sites do not read: the server's own work, and how a simulation computes."""
+
+NOT_AGREED = ("name", "method.name", "method.label", "data", *(field for field in AT_SERVER if field != "start"))
+"""Fields that a digest of an experiment leaves out: names, the server's own data, and what sites do not read. The
+digest has ``start``, on which the first weights depend.
+"""
+
+MOST_DRAWN = 5 * 10**7
+"""Samples of all batches of one training that a site accepts: it keeps one number for each."""
+
+MOST_ALL_ROUNDS = 10**6
+"""Rounds of an experiment that a site accepts."""
+
+MOST_TENSORS = 2000
+"""Trained tensors of a model that a site builds: building takes a while for each."""
 
 
 def simulated_fields(experiment: Experiment, own_data: bool = True) -> dict[str, str]:
@@ -96,6 +119,82 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         raise RefusedByPolicy(
             f"{field}: {kept:g}: real sites train on half of their samples or more; valid: 0 to {MOST_HELD_OUT:g}"
         )
+
+
+def agreed_digest(experiment: Experiment) -> str:
+    """Return the digest of all that sites do in an experiment, as ``agreed`` of a site file has it."""
+    table = as_table(experiment)
+    for field in NOT_AGREED:
+        outer, _, last = field.rpartition(".")
+        (table.get(outer, {}) if outer else table).pop(last, None)
+    return f"sha256:{hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()}"
+
+
+def check_agreed(site: Site, experiment: Experiment) -> None:
+    """Raise :class:`RefusedByPolicy` if the site's owner has agreed to another experiment."""
+    if site.agreed is not None and (found := agreed_digest(experiment)) != site.agreed:
+        raise RefusedByPolicy(
+            f"this experiment is {found}, and this site takes part in {site.agreed} only (agreed in its site file)"
+        )
+
+
+def check_work(site: Site, experiment: Experiment, samples: int) -> None:
+    """Raise :class:`RefusedByPolicy` if a training on so many samples is longer than the site file allows."""
+    train = experiment.train
+    passes, batches = "train.steps" if train.steps else "train.epochs", train.batches_of(samples)
+    drawn = batches * train.batch_size if train.steps else samples * train.epochs
+    for field, number, most, what in (
+        (passes, batches, site.max_steps, "batches in one training (max_steps in its site file)"),
+        (f"{passes} and train.batch_size", drawn, MOST_DRAWN, "samples in the batches of one training"),
+        ("rounds", experiment.rounds, MOST_ALL_ROUNDS, "rounds"),
+    ):
+        if site.has_file and number > most:
+            raise RefusedByPolicy(f"{field}: this makes {number:,} {what}; valid: {most:,} at most")
+
+
+@contextmanager
+def bounded_model(site: Site) -> Iterator[None]:
+    """Inside, building a model that is larger than the site file allows raises :class:`RefusedByPolicy`.
+
+    PyTorch calls the check for each new tensor. A model of fedblend's is built on the device "meta" first, without
+    numbers (:func:`fedblend.experiment.setup.require_model_memory`).
+    """
+    tensors, numbers = Counter[str](), Counter[str]()
+
+    def add(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            tensors[tensor.device.type] += 1
+            numbers[tensor.device.type] += tensor.numel()
+        for counts, what, most in (
+            (numbers, "numbers (max_weights in its site file)", site.max_weights),
+            (tensors, "trained tensors", MOST_TENSORS),
+        ):
+            if site.has_file and max(counts.values(), default=0) > most:
+                raise RefusedByPolicy(f"model: it has more than {most:,} {what}; valid: a smaller one")
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def bounded_seconds(site: Site, model: nn.Module) -> Iterator[None]:
+    """Inside, a call of ``model`` after ``max_seconds`` of the site file raises :class:`RefusedByPolicy`."""
+    end = time.monotonic() + site.max_seconds
+
+    def check_time(*_: Any) -> None:
+        if site.has_file and time.monotonic() > end:
+            raise RefusedByPolicy(
+                f"the work of one message takes more than {site.max_seconds:g} seconds (max_seconds in its site file)"
+            )
+
+    hook = model.register_forward_pre_hook(check_time)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 BOUNDED = {"answers": ("max_answers", 2, math.inf), "scores": ("max_scores", 4, MOST_SCORES)}

@@ -47,6 +47,9 @@ LEFT_AS = {"hidden-means": "means", "prototypes": "prototypes", "map-statistics"
 MOST_ROUNDS = 1000
 """Rounds that a site trains in by default, over all runs: a server that lies learns something in each."""
 
+MOST_SECONDS, MOST_WEIGHTS, MOST_STEPS = 3600.0, 10**8, 10**5
+"""Seconds of work for one message, numbers of a model, and batches of one training that a site accepts by default."""
+
 MOST_SCORES = 500
 """Scores that a site sends by default, over all runs: some ten of chosen models tell a number of a sample."""
 
@@ -116,6 +119,16 @@ class Site(BaseModel):
     max_scores: Count | None = None
     """Times that this site scores a model on samples that it holds out or keeps for validation, over all runs in its
     audit log; default: four times `rounds`, as a run of one round scores two models on both, and 500 at most.
+    """
+    max_seconds: Positive = MOST_SECONDS
+    """Seconds of work for one message of a server; then the work ends, and the server learns that it failed."""
+    max_weights: Count = MOST_WEIGHTS
+    """Most numbers of a model; a larger one is not built."""
+    max_steps: Count = MOST_STEPS
+    """Most batches of one training."""
+    agreed: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")] | None = None
+    """Digest of the only experiment in which this site takes part, as `fedblend site check --experiment` prints it;
+    default: any.
     """
     protection: field_of_part("protection") | None = None  # type: ignore[valid-type]
     """Protection of models before they leave, after the experiment's own protection."""
@@ -385,6 +398,15 @@ rounds = {rounds}
 # max_scores = 100
 # max_answers = 400
 
+# Most seconds of work for one message, numbers of a model, and batches of one training.
+# max_seconds = {MOST_SECONDS:.0f}
+# max_weights = {MOST_WEIGHTS}
+# max_steps = {MOST_STEPS}
+
+# The only experiment in which this site takes part: the line that `fedblend site check --experiment FILE` prints.
+# Without this line the server chooses it.
+# agreed = "sha256:..."
+
 # Least noise on models and shared data: its standard deviation over the largest change that it hides. Without this
 # line: none. A model's multiplier is twice this number.
 # min_noise = 0.5
@@ -444,6 +466,9 @@ def site_text(
         rounds=rounds,
         audit=_toml(f"{path.stem}.audit.jsonl"),
         data=samples,
+        MOST_SECONDS=MOST_SECONDS,
+        MOST_WEIGHTS=MOST_WEIGHTS,
+        MOST_STEPS=MOST_STEPS,
     )
 
 

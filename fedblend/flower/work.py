@@ -21,6 +21,7 @@ from fedblend.flower.audit import digest_of
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.ledger import ledger_of
 from fedblend.flower.messages import MessageContent, Tensors, round_of_mark
+from fedblend.flower.model_check import check_first, check_model
 from fedblend.flower.requests import MAX_ENTRIES, Start
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
@@ -134,6 +135,8 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if start is None or isinstance(pool, str):
         return {LACKS: "model" if start is None else pool}, {}
     experiment = task.setup.experiment
+    if task.site.agreed and task.round == 0 and fields["begins"] != Start.OWN and experiment.start is None:
+        check_first(start, task.setup.weights())
     if fields["begins"] == Start.OWN and (protects(task) or secure_aggregator(task) is not None):
         raise RefusedByPolicy(
             "it did not receive the round's model, from which its protection clips how far its own moves, and a masked "
@@ -375,6 +378,8 @@ def _in_order(task: ClientTask, tensors: Tensors) -> dict[str, torch.Tensor]:
     weights, first = strip_prefix("weights/", tensors), task.setup.weights()
     if different := differing(task.setup.shared(first), weights):
         raise FedblendError(f"the server sent another model than the experiment's ('{different[0]}' differs)")
+    if task.site.has_file:
+        check_model(weights)
     return task.setup.tied(first | weights)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -76,8 +75,8 @@ class LSTM:
             raise FedblendError(
                 f"model.name: 'lstm' takes text (time x vocabulary); this data set's samples have shape {list(shape)}"
             )
-        sizes = [self.embedding] + [self.hidden] * self.layers
         stages: list[nn.Module] = [OneHotEmbedding(shape[1], self.embedding)]
-        for i, (a, b) in enumerate(pairwise(sizes)):
-            stages.append(LSTMLayer(a, b, last_only=i == self.layers - 1))
+        for i in range(self.layers):
+            inputs = self.hidden if i else self.embedding
+            stages.append(LSTMLayer(inputs, self.hidden, last_only=i == self.layers - 1))
         return Staged(*stages, nn.Linear(self.hidden, outputs))
