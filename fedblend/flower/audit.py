@@ -94,6 +94,10 @@ class AuditLog:
         with self.lock():
             return 0 if self._counts is None else self._counts.number(f"sent {kind}")
 
+    def times_shared(self) -> int:
+        """Return how many sharings count (:meth:`check_sharings`), in all runs."""
+        return len(self._keys("shared"))
+
     def parts_sent(self, kind: str) -> set[str]:
         """Return which payloads of a kind have left, in all runs."""
         return set(self._keys(f"parts {kind}"))

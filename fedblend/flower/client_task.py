@@ -25,6 +25,9 @@ from fedblend.runs.files import sole_writer
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
 
+MOST_RUNS = 100
+"""Runs of which a site keeps these tables on its disk: a server names as many as it likes."""
+
 WHAT_IS_KEPT = "what this site keeps of a run"
 """What is in ``audit.state``, for messages."""
 
@@ -108,6 +111,9 @@ class Memory:
         private_folder(self.path.parent, WHAT_IS_KEPT)
         with sole_writer(self.path.parent):
             checkpoint.write_table(self.path, {"marks": marks}, tensors, UNWRITTEN)
+            kept = sorted(self.path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+            for ended in kept[:-MOST_RUNS]:
+                ended.unlink()
 
     def _restore(self) -> None:
         """Read the tables from the site's disk, where the context has none of them.

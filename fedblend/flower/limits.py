@@ -100,6 +100,13 @@ BOUNDED = {"answers": ("max_answers", 2), "scores": ("max_scores", 4)}
 """Kinds of payload whose number over all runs a site file bounds: the field that does, and its default in `rounds`."""
 
 
+def most_sent(site: Site, kind: str) -> int:
+    """Return how many payloads of a kind of :data:`BOUNDED` a site sends at most, over all runs."""
+    field, each = BOUNDED[kind]
+    given = getattr(site, field)
+    return each * site.rounds if given is None else int(given)
+
+
 def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
     """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this; ``trained`` for what training made."""
     if kind not in site.allow:
@@ -108,9 +115,7 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
         )
     if kind in BOUNDED:
         field, each = BOUNDED[kind]
-        given = getattr(site, field)
-        most = each * site.rounds if given is None else given
-        if (sent := record.times_sent(kind)) >= most:
+        if (sent := record.times_sent(kind)) >= most_sent(site, kind):
             raise RefusedByPolicy(
                 f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
                 f"{each} times its rounds"
