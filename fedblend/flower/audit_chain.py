@@ -101,7 +101,7 @@ class End:
     """The SHA-256 of its last line."""
     chain: bytes = hashlib.sha256().digest()
     """The tag of its last line; without tags the SHA-256 of all lines."""
-    content: bytes = b""
+    content: bytes = hashlib.sha256().digest()
     """The SHA-256 of all lines, where all were read."""
     misfit: int = 0
     """The first line that does not fit, counted from 1, unless a later line accepts it; 0 if all fit."""
