@@ -77,7 +77,7 @@ class SharingLedger:
         payload = payload or fresh
         # Masked ones are counted before they are computed.
         if not sharing.secure_aggregated:
-            self._count(secret, name, digest_of(payload).encode() if payload else b"".join(tags), payload, counts)
+            self._count(secret, name, tags, local.minimum, payload, counts)
         if not payload:
             return None
         if sharing.bytes_kind in COMPARED and not sharing.single_samples:
@@ -101,15 +101,24 @@ class SharingLedger:
         With ``split = "class"`` such numbers tell the sizes of classes.
         """
         secret = self.secret()
-        tags = b"".join(sample_tags(secret, local.x, local.y))
-        self._count(secret, _name(sharing, local, about), tags, None, counts)
+        tags = sample_tags(secret, local.x, local.y)
+        self._count(secret, _name(sharing, local, about), tags, local.minimum, {}, counts)
 
     def _count(
-        self, secret: bytes, name: str, result: bytes, payload: Payload | None, counts: Callable[[str], None]
+        self,
+        secret: bytes,
+        name: str,
+        tags: list[bytes],
+        minimum: int,
+        payload: Payload,
+        counts: Callable[[str], None],
     ) -> None:
-        digest = hmac.digest(secret, f"{name} ".encode() + result, "sha256").hex()
-        self.audit.check_sharings(digest, payload or None, self.sharings)
-        counts(digest)
+        # The server knows the number of samples, so that nothing of fewer than the minimum tells nothing.
+        if payload or len(tags) >= minimum:
+            result = digest_of(payload).encode() if payload else b"".join(tags)
+            digest = hmac.digest(secret, f"{name} ".encode() + result, "sha256").hex()
+            self.audit.check_sharings(digest, payload or None, self.sharings)
+            counts(digest)
 
     def secret(self) -> bytes:
         """Return the site's secret (:func:`~fedblend.flower.secrets.site_secret`)."""
