@@ -574,7 +574,7 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     changes = {"checkpoint_every": 4, "rounds": 6, "arrival": arrival}
     asked = experiment(method, train=ALL, partition={"name": "iid", "clients": 4}, **changes)
     # Means of other samples are another sharing.
-    grid = sites_of(tmp_path / "sites", sharings=2)
+    grid = sites_of(tmp_path / "sites", sharings=3)
 
     def kill(who: int, message: Message, reply: Message) -> Message:
         if (who, trained_in(message)) == (3, 5):
@@ -584,7 +584,7 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     grid.spoil = kill
     with pytest.raises(Killed):
         run(grid, asked, tmp_path / "run", QUICK)
-    grid = sites_of(tmp_path / "sites", 2, sharings=2)
+    grid = sites_of(tmp_path / "sites", 2, sharings=3)
     lines = run(grid, asked, tmp_path / "run", QUICK).directory.metrics()
     again = [line["shared"]["asked"] for line in lines if line.get("shared")]
     refused = [[one["client"] for one in line.get("refused", ())] for line in lines]
