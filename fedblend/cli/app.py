@@ -672,11 +672,18 @@ def check(
 def audit(
     path: Annotated[Path, typer.Argument(help="A site file.")] = Path("site.toml"),
     last: Annotated[int | None, typer.Option(min=1, help="Print only the last lines, this many.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check that the log is as the site wrote it.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Go on with a log that is not as the site wrote it.")
+    ] = False,
 ) -> None:
     """Show everything that left this site, and what it refused."""
-    from fedblend.cli.federation import show_audit
+    from fedblend.cli.federation import show_audit, verify_audit
 
-    show_audit(path, last)
+    if verify or accept:
+        verify_audit(path, accept)
+    else:
+        show_audit(path, last)
 
 
 @app.callback(invoke_without_command=True)

@@ -279,6 +279,7 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
+    from fedblend.flower.limits import BOUNDED, most_sent
     from fedblend.flower.site import read_site
 
     site, console = read_site(path), Console()
@@ -294,7 +295,7 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
         console.print(text, highlight=False, soft_wrap=True)
     console.print(f"May leave: {', '.join(site.allow) or 'nothing'}", highlight=False, soft_wrap=True)
     if site.key is not None:
-        console.print(_keys_of(path, site.key, site.peers), highlight=False, soft_wrap=True)
+        console.print(_keys_of(path, site.key, site.peers, site.min_sum), highlight=False, soft_wrap=True)
     elif site.peers is not None:
         raise FedblendError(
             f"{path}: key: is missing; with peers a site signs its keys; valid: this site's private key"
@@ -310,13 +311,21 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     for file in (log, log.with_name(f"{log.name}.lock")):
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
-    lines, trained = record.lines(), len(record.rounds_trained())
-    left = sum("refused" not in line for line in lines)
+    with record.verified() as found:
+        used = {"rounds": len(record.rounds_trained()), "sharings": record.times_shared()}
+        most = {"rounds": site.rounds, "sharings": site.sharings}
+        for kind, (field, *_) in BOUNDED.items():
+            used[field], most[field] = record.times_sent(kind), most_sent(site, kind)
     console.print(
-        f"Audit log: {log}: payloads: {left:,}; trained in {trained:,} of at most {site.rounds:,} rounds",
+        f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {used['rounds']:,} of at most "
+        f"{site.rounds:,} rounds",
         highlight=False,
         soft_wrap=True,
     )
+    for field in used:
+        if used[field] >= most[field]:
+            text = f"warning: {field}: used up, {used[field]:,} of at most {most[field]:,} over all runs"
+            console.print(text, highlight=False, soft_wrap=True)
     if experiment is not None:
         _check_agreement(site, experiment, console)
     console.print(f"{path}: no fault found", highlight=False, soft_wrap=True)
@@ -331,8 +340,12 @@ def _check_agreement(site: Site, experiment: Experiment, console: Console) -> No
     check_agreed(site, experiment)
 
 
-def _keys_of(path: Path, key: str, peers: str | None) -> str:
-    """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is no key, or no peer's."""
+def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
+    """Sign with a site's key; return whose it is.
+
+    Raises :class:`FedblendError` if it is no key, or no peer's, if others can read it or change the peers, or if these
+    are fewer than ``min_sum``.
+    """
     from fedblend.experiment.tables import read_toml
     from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 
@@ -341,8 +354,10 @@ def _keys_of(path: Path, key: str, peers: str | None) -> str:
         table = {} if peers is None else read_toml(peers)
     except FedblendError as error:
         raise FedblendError(f"{path}: {error}") from None
+    _require_mode(path, "key", key, 0o027, "read or change it", "640")
     if peers is None:
         return f"Key: {key}; it signs (without peers the server could take another site's place)"
+    _require_mode(path, "peers", peers, 0o022, "change it", "644")
     for client, line in table.items():
         if not client.isdecimal() or public_key(str(line)) is None:
             raise FedblendError(
@@ -353,7 +368,18 @@ def _keys_of(path: Path, key: str, peers: str | None) -> str:
     if len(owners) != 1:
         found = f"the clients {' and '.join(owners)} have" if owners else f"none of its {len(table)} clients has"
         raise FedblendError(f"{path}: peers: {peers}: {found} the public key of {key}; valid: one client has it")
+    if min_sum > len(table):
+        raise FedblendError(
+            f"{path}: min_sum: {min_sum}: {peers} has {len(table)} sites, so that no masked sum can include this one; "
+            f"valid: 2 to {len(table)}"
+        )
     return f"Key: client {owners[0]} of the {len(table)} in {peers}"
+
+
+def _require_mode(path: Path, field: str, file: str, loose: int, may: str, valid: str) -> None:
+    """Raise :class:`FedblendError` if the mode of a site's file lets other users do what they must not."""
+    if os.name != "nt" and os.stat(file).st_mode & loose:
+        raise FedblendError(f"{path}: {field}: {file}: other users can {may}; run: chmod {valid} {shlex.quote(file)}")
 
 
 def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
@@ -396,6 +422,23 @@ def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
         )
 
 
+def verify_audit(path: Path, accept: bool) -> None:
+    """Read a site's whole audit log, and print whether it is as the site wrote it; with ``accept`` go on if it is not.
+
+    Raises :class:`FedblendError` for the first line that does not fit.
+    """
+    from fedblend.flower.audit import AuditLog
+    from fedblend.flower.site import read_site
+
+    record = AuditLog(read_site(path).audit)
+    if accept:
+        record.accept()
+    with record.verified() as found:
+        gaps = f"; the site's user accepted {found['gaps']} gaps before" if found["gaps"] else ""
+        console = Console()
+        console.print(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}", highlight=False, soft_wrap=True)
+
+
 def show_audit(path: Path, last: int | None) -> None:
     """Print a site's audit log as a table."""
     from fedblend.flower.audit import AuditLog, audit_rows
@@ -409,7 +452,5 @@ def show_audit(path: Path, last: int | None) -> None:
     console = Console()
     console.print(table)
     total = sum(line.get("bytes", 0) for line in lines)
-    refused = sum("refused" in line for line in lines)
-    console.print(
-        f"{len(lines) - refused} payloads, {total:,} bytes, {refused} refusals in {site.audit}", soft_wrap=True
-    )
+    left, refused = (sum(field in line for line in lines) for field in ("tensors", "refused"))
+    console.print(f"{left} payloads, {total:,} bytes, {refused} refusals in {site.audit}", soft_wrap=True)

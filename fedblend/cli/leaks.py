@@ -19,7 +19,7 @@ from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
 from fedblend.report.leak_figure import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
-from fedblend.runs.files import write_atomically, write_json
+from fedblend.runs.files import csv_frame, write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
 
@@ -165,7 +165,7 @@ def _number(value: float, digits: int) -> str:
 def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> bool:
     """Write the tables, and the figure if it has a mark; return whether it has."""
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
-    write_atomically(out / "leaks.csv", pd.DataFrame(rows).to_csv(index=False))
+    write_atomically(out / "leaks.csv", csv_frame(pd.DataFrame(rows)))
     sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]
     write_json(out / "leaks.json", {"leaks": rows, "means_by_size": sizes})
     if not strongest(leaks):

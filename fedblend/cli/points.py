@@ -21,7 +21,7 @@ from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
 from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs.directory import find_runs, reading
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import csv_frame, write_atomically
 from fedblend.runs.runner import one_thread
 
 ROWS = 8
@@ -124,11 +124,11 @@ def _table(*headings: str) -> Table:
 def _write_points(out: Path, measurements: points.PointMeasurements, rows: Sequence[Row], title: str) -> None:
     """Write tables as CSV and figures as PNG."""
     levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
-    write_atomically(out / "points.csv", measurements.rounds.to_csv(index=False))
-    write_atomically(out / "levels.csv", levels.to_csv(index=False))
+    write_atomically(out / "points.csv", csv_frame(measurements.rounds))
+    write_atomically(out / "levels.csv", csv_frame(levels))
     pngs = figures.draw_points(measurements, title)
     if rows:
-        write_atomically(out / "replay.csv", pd.DataFrame(rows).to_csv(index=False))
+        write_atomically(out / "replay.csv", csv_frame(pd.DataFrame(rows)))
         pngs["replay.png"] = figures.draw_replay(rows, title, measurements.kept)
     for name, png in pngs.items():
         write_atomically(out / name, png)

@@ -19,7 +19,7 @@ from fedblend.data.loaders.npz import as_inputs, read_arrays
 from fedblend.data.loaders.table import SUFFIXES as TABLES
 from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
 from fedblend.runs.directory import only_run
-from fedblend.runs.files import make_folder_of, write_atomically
+from fedblend.runs.files import csv_frame, make_folder_of, write_atomically
 from fedblend.runs.predictor import Predictor
 
 SHOWN = 20
@@ -63,7 +63,7 @@ def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: b
     if len(predictions) > SHOWN:
         console.print(f"... and {len(predictions) - SHOWN:,} more", style="dim")
     if out is not None:
-        write_atomically(out, predictions.to_csv(index=False))
+        write_atomically(out, csv_frame(predictions))
         console.print(f"Predictions: {out}", highlight=False, soft_wrap=True)
 
 

@@ -22,7 +22,7 @@ from fedblend.core.errors import Stopped
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run, reading
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import csv_frame, write_atomically
 
 ROWS = 16
 """Largest number of rounds in the terminal, evenly spaced; the file has all."""
@@ -89,7 +89,7 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
 
 def _write(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
     """Write the log, with a row for each client of each round, and the figure of the share by round."""
-    write_atomically(out / LOG, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False))
+    write_atomically(out / LOG, csv_frame(pd.DataFrame([asdict(row) for row in rows])))
     totals = sum_by_round(rows)
     line = ([float(one.round) for one in totals], [100 * one.share for one in totals])
     labels = ("round", "batches with the large lambda (%)")

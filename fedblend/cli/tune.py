@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from fedblend.experiment.study import slugify
 from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import csv_text, write_atomically
 from fedblend.runs.runner import require_free
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 
@@ -140,7 +138,6 @@ def _values(values: Mapping[str, Any]) -> str:
 
 def _row(search: MethodSearch, trial: Trial) -> str:
     """A trial as a line of CSV."""
-    line = io.StringIO()
     score = "" if trial.score is None else repr(trial.score)
     early = str(trial.pruned).lower()
     run = f"{trial.folder.parent.name}/{trial.folder.name}"
@@ -155,5 +152,4 @@ def _row(search: MethodSearch, trial: Trial) -> str:
         run,
         json.dumps(trial.values),
     ]
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
+    return csv_text([fields])[:-1]

@@ -63,6 +63,8 @@ def hello(message: Message, context: Context) -> Message:
     try:
         stated["client"] = client = client_of(context)
         site, fields = site_of_node(context.node_config), read_request(requests.Hello, *unpack(message.content))
+        with AuditLog(site.audit).lock():
+            pass  # A site whose log is not as it wrote it says so before a run begins.
         reply_fields: dict[str, Any] = {"client": client, "samples": None}
         if site.data is not None:
             engine = engine_for(site, client, fields, context, HELLO)
@@ -102,8 +104,11 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
             covered = covered_by(task, what, fields)
             _check(task, once, what, covered)
             begin = _Begin(task, once, what, covered)
+            counts = begin.count if what == SHARING else None
             with one_thread(), bounded_seconds(site, engine.model):
-                reply_fields, leaving = do(replace(task, begin=begin, covers=begin.cover), fields, tensors)
+                reply_fields, leaving = do(
+                    replace(task, begin=begin, covers=begin.cover, counts=counts), fields, tensors
+                )
             covered = begin.covered
             with record.lock():
                 # Again, since other messages may have been answered meanwhile.
@@ -112,8 +117,8 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
                 elif covered is not None:
                     SampleSets(record).check(covered, kind, site.min_mean)
                 split = fields["split"] if what == SCORES else ""
-                _record(task, once, what, reply_fields, leaving, covered, split)
-                if leaving and what in ONCE:
+                _record(task, once, what, reply_fields, leaving, covered, split, begin.sharing)
+                if (leaving or begin.sharing) and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
             why = refusal.why if isinstance(refusal, Withheld) else str(refusal)
@@ -152,19 +157,25 @@ class _Begin:
     what: str
     covered: SampleSet | None
     done: bool = False
+    sharing: str = ""
+    """A keyed digest of an unmasked sharing and its result, at a site with a site file."""
 
     def __call__(self) -> None:
         task, once = self.task, self.once
         with once.audit.lock():
             _check(task, once, self.what, self.covered)
             if self.what == SHARING:
-                once.audit.check_sharings(None, task.site.sharings)
+                once.audit.check_sharings("", None, task.site.sharings)
             trained = self.what == UPLOAD
             samples = "" if self.covered is None else SampleSets(once.audit).keep(self.covered)
             where = (once.run, task.round, task.client, once.kind)
             once.audit.record_sent(*where, {}, trained, once.part, samples, begun=True)
             once.mark_sent(self.what)
         self.done = True
+
+    def count(self, sharing: str) -> None:
+        """Note the digest of an unmasked sharing, which counts before its reply leaves, also without a payload."""
+        self.sharing = sharing
 
     def cover(self, tags: np.ndarray, groups: np.ndarray) -> None:
         """Note the samples that means or statistics are of, at a site with data of its own.
@@ -184,6 +195,7 @@ def _record(
     leaving: Tensors,
     covered: SampleSet | None,
     split: str,
+    sharing: str,
 ) -> None:
     """Write all that leaves in a reply to the audit log, of scores with their ``split``.
 
@@ -195,11 +207,12 @@ def _record(
     if extras:
         check_kind(task.site, beside, record)
         check_noise(task.site, beside, task.setup.experiment)
-    if leaving and what == SHARING and not task.setup.experiment.method.sharing.secure_aggregated:
-        record.check_sharings(payload, task.site.sharings)
+    if sharing:
+        record.check_sharings(sharing, payload, task.site.sharings)
 
     def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "", samples: str = "") -> None:
-        record.record_sent(once.run, task.round, task.client, kind, tensors, trained, part, samples, split=split)
+        where = (once.run, task.round, task.client)
+        record.record_sent(*where, kind, tensors, trained, part, samples, split=split, sharing=sharing)
 
     if extras:
         sent(beside, extras)
@@ -210,7 +223,7 @@ def _record(
     if what == SCORES and not leaving:
         payload = {name: torch.tensor(n) for name in COUNTS if (n := reply_fields.get(name)) is not None}
     # Metrics are scores, too, for the limits that count these.
-    if leaving or reply_fields.get("right") is not None or METRICS in reply_fields:
+    if leaving or sharing or reply_fields.get("right") is not None or METRICS in reply_fields:
         samples = "" if covered is None else SampleSets(record).keep(covered)
         sent(once.kind, payload, what == UPLOAD, once.part, samples)
 

@@ -17,12 +17,19 @@ from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.messages import MessageContent, Tensors, to_record
+from fedblend.flower.secrets import private_folder
 from fedblend.flower.site import UNWRITTEN, Site
 from fedblend.runs import checkpoint
 from fedblend.runs.files import sole_writer
 
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
+
+MOST_RUNS = 100
+"""Runs of which a site keeps these tables on its disk: a server names as many as it likes."""
+
+WHAT_IS_KEPT = "what this site keeps of a run"
+"""What is in ``audit.state``, for messages."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class ClientTask:
     """Counts a training or a masked payload, before it is computed."""
     covers: Callable[[np.ndarray, np.ndarray], None] = field(default=lambda tags, groups: None)
     """Notes the samples of what is shared, as :class:`SampleSet` has them; may raise :class:`RefusedByPolicy`."""
+    counts: Callable[[str], None] | None = None
+    """Notes the digest of a request to share and of its result; ``None`` for other requests."""
 
     @property
     def setup(self) -> Setup:
@@ -99,9 +108,12 @@ class Memory:
         marks = {name: mark for name in KEPT if (mark := self.mark(name)) is not None}
         tables = {f"{name}/": self.recall(name, mark) or {} for name, mark in marks.items()}
         tensors = {path: t for name, table in tables.items() for path, t in add_prefix(name, table).items()}
-        _require_private(self.path.parent)
+        private_folder(self.path.parent, WHAT_IS_KEPT)
         with sole_writer(self.path.parent):
             checkpoint.write_table(self.path, {"marks": marks}, tensors, UNWRITTEN)
+            kept = sorted(self.path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+            for ended in kept[:-MOST_RUNS]:
+                ended.unlink()
 
     def _restore(self) -> None:
         """Read the tables from the site's disk, where the context has none of them.
@@ -110,7 +122,7 @@ class Memory:
         """
         if self.path is None or any(f"{name}-mark" in self.state for name in KEPT) or not self.path.exists():
             return
-        _require_private(self.path.parent)
+        private_folder(self.path.parent, WHAT_IS_KEPT)
         try:
             fields, tensors = checkpoint.read_table(self.path)
             marks = {name: str(mark) for name, mark in fields["marks"].items() if name in KEPT}
@@ -122,14 +134,3 @@ class Memory:
         for name, mark in marks.items():
             self.state[name] = to_record(strip_prefix(f"{name}/", tensors))
             self.state[f"{name}-mark"] = ConfigRecord({"mark": mark})
-
-
-def _require_private(folder: Path) -> None:
-    """Make the folder. Raises :class:`FedblendError` if it cannot be used, or if others can read it."""
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        mode = folder.stat().st_mode
-    except OSError as error:
-        raise FedblendError(f"{folder}: cannot be used for what this site keeps of a run: {error.strerror}") from None
-    if mode & 0o077:
-        raise FedblendError(f"{folder}: other users can read what this site keeps of a run; run: chmod 700 {folder}")

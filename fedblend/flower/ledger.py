@@ -6,15 +6,11 @@ of 80 samples are 120 equations for 80 unknowns, and noise averages out.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +22,11 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.paths import read_bytes
 from fedblend.core.registry import dump
 from fedblend.core.sharing import ClientData, Payload, Sharing
-from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.flower.audit import AuditLog
-from fedblend.flower.secrets import secret_generator
+from fedblend.flower.secrets import secret_generator, site_secret
 from fedblend.flower.site import UNWRITTEN, Site
-from fedblend.runs.files import TEMPORARY, sole_writer, write_atomically
-
-KEY_BYTES = 32
-"""Length of a site's secret."""
+from fedblend.runs.files import sole_writer, write_atomically
 
 TAG_BYTES = 16
 """Length of a sample's tag."""
@@ -49,9 +42,7 @@ class SharingLedger:
     """
 
     def __init__(self, audit: AuditLog, sharings: int) -> None:
-        assert audit.path is not None
-        self.audit, self.sharings = audit, sharings
-        self.folder = audit.path.with_suffix(".shared")
+        self.audit, self.sharings, self.folder = audit, sharings, audit.folder
 
     def payload(
         self,
@@ -59,20 +50,20 @@ class SharingLedger:
         local: ClientData,
         about: Mapping[str, Any],
         covers: Callable[[np.ndarray, np.ndarray], None],
+        counts: Callable[[str], None],
     ) -> Payload | None:
         """Return what the site shares of its samples; ``None`` where these are too few.
 
         A request for the same sharing of the same samples gets the payload that left before. Where samples were added
         since, means that left before stay as they are, and the samples that are in none of them make means of their
         own. ``about`` is what else the payload depends on, as JSON values. ``covers`` gets the tags and the labels of
-        the samples that means or statistics are of; where entries are not by label, the labels are -1. Raises
-        :class:`RefusedByPolicy` if the payload would be one more than the site file allows (``sharings``).
+        the samples that means or statistics are of; where entries are not by label, the labels are -1. ``counts`` gets
+        a keyed digest of the request and the payload, of a request without one of all samples; that a site has too few
+        tells of them, too. Raises :class:`RefusedByPolicy` if this would be one more than the site file allows
+        (``sharings``).
         """
-        secret = self.secret()
+        secret, name = self.secret(), _name(sharing, local, about)
         tags = sample_tags(secret, local.x, local.y)
-        request = local.request and [local.request.wanted.tolist(), local.request.dummies.tolist()]
-        form = {"sharing": dump(sharing), "minimum": local.minimum, "request": request, **about}
-        name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
         known, payload = self._read(name)
         old = set(known)
         grows = sharing.shares_means and not sharing.secure_aggregated
@@ -84,11 +75,11 @@ class SharingLedger:
         if payload and fresh:
             payload = {n: torch.cat([payload[n], t]) for n, t in fresh.items()}
         payload = payload or fresh
-        if not payload:
-            return None
         # Masked ones are counted before they are computed.
         if not sharing.secure_aggregated:
-            self.audit.check_sharings(payload, self.sharings)
+            self._count(secret, name, tags, local.minimum, payload, counts)
+        if not payload:
+            return None
         if sharing.bytes_kind in COMPARED and not sharing.single_samples:
             rows = np.flatnonzero(sharing.used(local))
             if grows:
@@ -102,29 +93,36 @@ class SharingLedger:
             self._write(name, [*(tag for tag in known if tag in old), *kept], payload)
         return payload
 
-    def secret(self) -> bytes:
-        """Return the site's secret, which is drawn at its first use.
+    def count_number(
+        self, sharing: Sharing, local: ClientData, about: Mapping[str, Any], counts: Callable[[str], None]
+    ) -> None:
+        """Count a sharing of which only the number of entries leaves, as :meth:`payload` does of one without payload.
 
-        Raises :class:`FedblendError` if others can read its file, or if it is damaged.
+        With ``split = "class"`` such numbers tell the sizes of classes.
         """
-        path = self.folder / "key"
-        try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            if not path.exists():
-                with sole_writer(self.folder):
-                    _create_once(path, secrets.token_bytes(KEY_BYTES))
-            mode = path.stat().st_mode
-        except OSError as error:
-            raise FedblendError(f"{path}: cannot be used as this site's secret: {error.strerror}") from None
-        secret = read_bytes(path, "it is this site's secret; restore it from a copy")
-        if mode & 0o077:
-            raise FedblendError(f"{path}: other users can read this site's secret; run: chmod 600 {path}")
-        if len(secret) != KEY_BYTES:
-            raise FedblendError(
-                f"{path}: is damaged: {len(secret)} bytes, not {KEY_BYTES}; restore it from a copy. Without a copy, "
-                "remove it; the next sharing then counts as a new one"
-            )
-        return secret
+        secret = self.secret()
+        tags = sample_tags(secret, local.x, local.y)
+        self._count(secret, _name(sharing, local, about), tags, local.minimum, {}, counts)
+
+    def _count(
+        self,
+        secret: bytes,
+        name: str,
+        tags: list[bytes],
+        minimum: int,
+        payload: Payload,
+        counts: Callable[[str], None],
+    ) -> None:
+        # The server knows the number of samples, so that nothing of fewer than the minimum tells nothing.
+        if payload or len(tags) >= minimum:
+            result = digest_of(payload).encode() if payload else b"".join(tags)
+            digest = hmac.digest(secret, f"{name} ".encode() + result, "sha256").hex()
+            self.audit.check_sharings(digest, payload or None, self.sharings)
+            counts(digest)
+
+    def secret(self) -> bytes:
+        """Return the site's secret (:func:`~fedblend.flower.secrets.site_secret`)."""
+        return site_secret(self.folder)
 
     def _read(self, name: str) -> tuple[list[bytes], Payload]:
         """Return the tags of the samples that a form covers, and its payload; empty where it was not shared."""
@@ -152,6 +150,13 @@ def ledger_of(site: Site) -> SharingLedger | None:
     return SharingLedger(AuditLog(site.audit), site.sharings) if site.has_file else None
 
 
+def _name(sharing: Sharing, local: ClientData, about: Mapping[str, Any]) -> str:
+    """Return a digest of all that a server chooses of a sharing."""
+    request = local.request and [local.request.wanted.tolist(), local.request.dummies.tolist()]
+    form = {"sharing": dump(sharing), "minimum": local.minimum, "request": request, **about}
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
+
+
 def _shared_once(sharing: Sharing, local: ClientData, rows: list[int], key: bytes) -> tuple[Payload, list[int]]:
     """Return what a sharing makes of some samples with random numbers of ``key``, and those that it is made of."""
     if not rows:
@@ -175,18 +180,3 @@ def sample_tags(secret: bytes, x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
     inputs, targets = x.cpu().contiguous().numpy(), y.cpu().contiguous().numpy()
     content = (inputs[row].tobytes() + targets[row].tobytes() for row in range(len(targets)))
     return [hmac.digest(secret, sample, "sha256")[:TAG_BYTES] for sample in content]
-
-
-def _create_once(path: Path, content: bytes) -> None:
-    """Create a file that only its owner can read, whole or not at all; leave one that another process created."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()

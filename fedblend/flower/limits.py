@@ -203,6 +203,13 @@ most of that default.
 """
 
 
+def most_sent(site: Site, kind: str) -> int:
+    """Return how many payloads of a kind of :data:`BOUNDED` a site sends at most, over all runs."""
+    field, each, limit = BOUNDED[kind]
+    given = getattr(site, field)
+    return int(min(each * site.rounds, limit) if given is None else given)
+
+
 def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
     """Raise :class:`RefusedByPolicy` if the site's policy forbids to send this; ``trained`` for what training made."""
     if kind not in site.allow:
@@ -215,9 +222,7 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
         )
     if kind in BOUNDED:
         field, each, limit = BOUNDED[kind]
-        given = getattr(site, field)
-        most = min(each * site.rounds, limit) if given is None else given
-        if (sent := record.times_sent(kind)) >= most:
+        if (sent := record.times_sent(kind)) >= most_sent(site, kind):
             raise RefusedByPolicy(
                 f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
                 f"{each} times its rounds{'' if limit == math.inf else f', {limit} at most'}"

@@ -1,15 +1,25 @@
-"""Random numbers at real sites, which nobody can continue or compute back."""
+"""A site's secret, and random numbers at real sites, which nobody can continue or compute back."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.paths import read_bytes
+from fedblend.runs.files import TEMPORARY, sole_writer
+
+KEY_BYTES = 32
+"""Length of a site's secret."""
 
 BLOCK_BYTES = 1 << 15
 """Random bytes that are fetched at a time."""
@@ -62,3 +72,54 @@ def _secret_words(key: bytes | None) -> Iterator[int]:
         content = os.urandom(BLOCK_BYTES) if key is None else hashlib.shake_256(text).digest(BLOCK_BYTES)
         yield from np.frombuffer(content, "<u8").tolist()
         block += 1
+
+
+def site_secret(folder: Path) -> bytes:
+    """Return a site's secret, the file ``key`` in the folder ``audit.shared``; it is drawn at its first use.
+
+    Raises :class:`FedblendError` if others can read the folder or the file, or if it is damaged.
+    """
+    path = folder / "key"
+    private_folder(folder, "this site's secret")
+    try:
+        if not path.exists():
+            with sole_writer(folder):
+                _create_once(path, secrets.token_bytes(KEY_BYTES))
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise FedblendError(f"{path}: cannot be used as this site's secret: {error.strerror}") from None
+    secret = read_bytes(path, "it is this site's secret; restore it from a copy")
+    if mode & 0o077:
+        raise FedblendError(f"{path}: other users can read this site's secret; run: chmod 600 {path}")
+    if len(secret) != KEY_BYTES:
+        raise FedblendError(
+            f"{path}: is damaged: {len(secret)} bytes, not {KEY_BYTES}; restore it from a copy. Without a copy, "
+            "remove it, and run: fedblend site audit --accept"
+        )
+    return secret
+
+
+def private_folder(folder: Path, what: str) -> None:
+    """Make the folder of ``what``. Raises :class:`FedblendError` if it cannot be used, or if others can read it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise FedblendError(f"{folder}: cannot be used for {what}: {error.strerror}") from None
+    if mode & 0o077:
+        raise FedblendError(f"{folder}: other users can read {what}; run: chmod 700 {folder}")
+
+
+def _create_once(path: Path, content: bytes) -> None:
+    """Create a file that only its owner can read, whole or not at all; leave one that another process created."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()

@@ -119,13 +119,15 @@ def shared(
     rng = secret_generator() if hides(sharing) else stream(experiment.seed, "share", round, owner)
     engine.prepare(weights)
     local = engine.local(task.client, task.size, rng, minimum, request)
-    ledger = ledger_of(task.site) if sharing.leaves_client else None
-    if ledger is None:
-        made: Payload | None = sharing.share(local)
-        return made
-    model = digest_of(weights) if sharing.reads_model else None
-    about = {"scale": describe_setup(task.setup)["scale"], "model": model}
-    return ledger.payload(sharing, local, about, task.covers)
+    ledger = ledger_of(task.site)
+    if ledger is not None and task.counts is not None:
+        model = digest_of(weights) if sharing.reads_model else None
+        about = {"scale": describe_setup(task.setup)["scale"], "model": model}
+        if sharing.leaves_client:
+            return ledger.payload(sharing, local, about, task.covers, task.counts)
+        ledger.count_number(sharing, local, about, task.counts)
+    made: Payload | None = sharing.share(local)
+    return made
 
 
 def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:

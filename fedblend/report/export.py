@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from fedblend.report.tables import (
     results_table,
     time_table,
 )
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import csv_text, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,11 +56,11 @@ def export(sections: Sequence[DatasetSection], folder: Path) -> None:
                 add_method_legend(chart.figure, chart.methods)
             for form in ("svg", "pdf"):
                 write_atomically(folder / f"{prefix}{chart.name}.{form}", figure_bytes(chart.figure, form))
-            write_atomically(folder / f"{prefix}{chart.name}.csv", _csv([chart.data.head, *chart.data.rows]))
+            write_atomically(folder / f"{prefix}{chart.name}.csv", csv_text([chart.data.head, *chart.data.rows]))
         for name, table in _tables(section).items():
             head = ["method", *(heading for heading, _ in table.headings)]
             rows = [[method, *(cell.text for cell in cells)] for method, cells in table.rows]
-            write_atomically(folder / f"{prefix}table-{name}.csv", _csv([head, *rows]))
+            write_atomically(folder / f"{prefix}table-{name}.csv", csv_text([head, *rows]))
             write_atomically(folder / f"{prefix}table-{name}.tex", latex(table, section.unsafe))
 
 
@@ -124,12 +123,6 @@ def escape(text: str) -> str:
     ('50\\% \\& \\{x\\_1\\}', '71.2 $\\pm$ 1.4', 'a b')
     """
     return "".join(LATEX.get(letter, letter) for letter in " ".join(text.split()))
-
-
-def _csv(rows: Iterable[Sequence[str]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import glob
 import importlib
 import io
 import json
 import os
+import re
 import secrets
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import read_text
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 BLOCK = 1 << 16
 """Bytes in one read, backwards, to find the end of a file's last complete line."""
 
+NUMBER = re.compile(r"[-+]?([\d.,]+(e[-+]?\d+)?( ± [\d.,]+)?( ?%)?|inf|nan|∞)")
+"""A text that is a number, or a mean and its spread."""
+
 TEMPORARY = ".tmp"
 """End of the name of a file that is being written."""
+
+LOCK_S = 120.0
+"""Seconds for which a process waits for a lock that another holds: sites hold theirs for much less."""
 
 REPEAT = "free disk space or repair the folder, then repeat the command; resume a run with: fedblend resume"
 """What to do about a file, or a line of a log, that cannot be written."""
@@ -77,23 +88,46 @@ def remove_temporaries(folder: Path, names: Collection[str] | None = None) -> No
 def waiting_lock(path: Path) -> Iterator[None]:
     """Wait for the lock of a file or folder, which is the file ``PATH.lock`` beside it, and hold it.
 
-    Raises :class:`FedblendError` if it cannot be opened or locked.
+    Only its owner can open the lock, so that no other user can hold it. Raises :class:`FedblendError` if it cannot be
+    opened or locked, or if another process holds it for :data:`LOCK_S`.
     """
     beside = path.with_name(f"{path.name}.lock")
+    with contextlib.suppress(OSError):
+        beside.chmod(0o600)
     try:
-        handle = open(beside, "ab", opener=without_waiting)  # noqa: SIM115 (closed below)
+        handle = open(beside, "ab", opener=lambda name, flags: without_waiting(name, flags, 0o600))  # noqa: SIM115
     except OSError as error:
         raise FedblendError(
             f"{beside}: cannot be written: {error.strerror}; keep the audit log where this site's user can write"
         ) from None
     with handle:
-        try:
-            lock(handle, wait=True)
-        except OSError as error:
-            raise FedblendError(
-                f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
-            ) from None
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                lock(handle)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise FedblendError(
+                        f"{beside}: {_holder(handle)} has held this lock for {LOCK_S:g} seconds; end it if it "
+                        "hangs, or is not this site's own"
+                    ) from None
+                time.sleep(0.01)
+            except OSError as error:
+                raise FedblendError(
+                    f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
+                ) from None
         yield
+
+
+def _holder(file: IO[Any]) -> str:
+    """The process that has locked a file, where Linux tells."""
+    with contextlib.suppress(OSError):
+        inode = os.fstat(file.fileno()).st_ino
+        for words in map(str.split, Path("/proc/locks").read_text().splitlines()):
+            if words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+                return f"process {words[4]}"
+    return "another process"
 
 
 @contextmanager
@@ -104,14 +138,39 @@ def sole_writer(folder: Path) -> Iterator[None]:
         yield
 
 
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV; NaN is an empty cell, and no text is a formula.
+
+    A text that a spreadsheet would compute (it begins with ``=``, ``+``, ``-`` or ``@``, and is no number) gets an
+    apostrophe before it.
+
+    >>> csv_text([["=1+1", "-0.5 ± 0.1", float("nan"), 2.0]])
+    "'=1+1,-0.5 ± 0.1,,2.0\\n"
+    """
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return buffer.getvalue()
+
+
+def csv_frame(frame: DataFrame) -> str:
+    """Return a table of pandas as :func:`csv_text`, with its heading."""
+    return csv_text([frame.columns, *frame.itertuples(index=False)])
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in tuple("=+-@\t\r") and not NUMBER.fullmatch(value) else value
+    return "" if value != value else value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` by ``value`` as indented JSON."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
-def without_waiting(path: str, flags: int) -> int:
+def without_waiting(path: str, flags: int, mode: int = 0o666) -> int:
     """An opener for :func:`open`: a named pipe in a file's place ends in an error; else one waits for its reader."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), mode)
 
 
 def append_line(path: Path, value: Any, remedy: str = REPEAT) -> None:
@@ -229,26 +288,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_locks)
 
 
-def lock(file: IO[Any], shared: bool = False, wait: bool = False) -> None:
+def lock(file: IO[Any], shared: bool = False) -> None:
     """Lock a file for this process until it is closed, or until the process ends in any way.
 
-    ``shared`` locks do not exclude each other, except on Windows. If another process has the lock, this waits for it
-    with ``wait``, and raises :class:`BlockingIOError` without. Raises another :class:`OSError` where the system or the
-    file system has no locks.
+    ``shared`` locks do not exclude each other, except on Windows. Raises :class:`BlockingIOError` if another process
+    has the lock, and another :class:`OSError` where the system or the file system has no locks.
     """
     _locked.add(file)
     if FCNTL is not None:
-        FCNTL.flock(file, (FCNTL.LOCK_SH if shared else FCNTL.LOCK_EX) | (0 if wait else FCNTL.LOCK_NB))
+        FCNTL.flock(file, (FCNTL.LOCK_SH if shared else FCNTL.LOCK_EX) | FCNTL.LOCK_NB)
     elif MSVCRT is not None:
-        while True:
-            try:
-                file.seek(0)
-                # LK_LOCK waits for ten seconds.
-                MSVCRT.locking(file.fileno(), MSVCRT.LK_LOCK if wait else MSVCRT.LK_NBLCK, 1)
-                return
-            except OSError as error:
-                if not wait:
-                    raise BlockingIOError(error.errno, error.strerror) from None
+        try:
+            file.seek(0)
+            MSVCRT.locking(file.fileno(), MSVCRT.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(error.errno, error.strerror) from None
     else:
         raise OSError(errno.ENOTSUP, "this system has no file locks")
 

@@ -24,7 +24,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.experiment.config import as_table
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_atomically, write_json
+from fedblend.runs.files import csv_frame, write_atomically, write_json
 from fedblend.runs.groups import flatten
 
 
@@ -91,7 +91,7 @@ class CSVTable(Tracker):
         import pandas as pd
 
         self.open["rows"].append({"round": round, **numbers})
-        write_atomically(self.open["path"], pd.DataFrame(self.open["rows"]).to_csv(index=False))
+        write_atomically(self.open["path"], csv_frame(pd.DataFrame(self.open["rows"])))
 
 
 @part("callback", "tensorboard")

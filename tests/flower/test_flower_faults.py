@@ -452,10 +452,10 @@ def keeping(keeper: str) -> Experiment:
     return experiment(**{"train": ALL, "rounds": 3, "partition": {"name": "iid", "clients": 4}, **KEEPERS[keeper]})
 
 
-def sites_of(folder: Path, run_id: int = 1) -> Nodes:
+def sites_of(folder: Path, run_id: int = 1, **fields: Any) -> Nodes:
     """Four sites with site files in ``folder``."""
     folder.mkdir(exist_ok=True)
-    return Nodes(site_files(folder, 4), run_id=run_id)
+    return Nodes(site_files(folder, 4, **fields), run_id=run_id)
 
 
 def trained_in(message: Message) -> int | None:
@@ -573,7 +573,8 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     arrival = {"first": 0.3, "clients": 0.3, "portion": 0.1}
     changes = {"checkpoint_every": 4, "rounds": 6, "arrival": arrival}
     asked = experiment(method, train=ALL, partition={"name": "iid", "clients": 4}, **changes)
-    grid = sites_of(tmp_path / "sites")
+    # Means of other samples are another sharing.
+    grid = sites_of(tmp_path / "sites", sharings=3)
 
     def kill(who: int, message: Message, reply: Message) -> Message:
         if (who, trained_in(message)) == (3, 5):
@@ -583,7 +584,8 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     grid.spoil = kill
     with pytest.raises(Killed):
         run(grid, asked, tmp_path / "run", QUICK)
-    lines = run(sites_of(tmp_path / "sites", 2), asked, tmp_path / "run", QUICK).directory.metrics()
+    grid = sites_of(tmp_path / "sites", 2, sharings=3)
+    lines = run(grid, asked, tmp_path / "run", QUICK).directory.metrics()
     again = [line["shared"]["asked"] for line in lines if line.get("shared")]
     refused = [[one["client"] for one in line.get("refused", ())] for line in lines]
     assert (again, refused) == ([4, 3, 3], [[], [], [], [], [], [0, 1, 3], []])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +155,8 @@ def test_a_site_file_without_bounds_of_answers_and_scores_has_them_from_its_roun
     site.trained(asked)
     assert isinstance(site.ask(asked, BEGIN), dict)
     # Three more answers of other runs.
-    (audit,) = site.folder.glob("*.jsonl")
-    (line,) = [line for line in read_lines(audit) if line["kind"] == "answers"]
-    with audit.open("a") as file:
-        file.writelines(f"{json.dumps({**line, 'run': f'other/{number}'})}\n" for number in (7, 8, 9))
+    for number in (7, 8, 9):
+        AuditLog(str(tmp_path / "audit.jsonl")).record_sent(f"other/{number}", 0, 0, "answers", BEGIN, False)
     assert site.ask(asked, POINTS) == (
         "this site has sent 4 answers in all runs, and sends no more (max_answers in its file); default: "
         "2 times its rounds"
@@ -811,7 +808,7 @@ def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path)
         return found
 
     (tmp_path / "audit.shared").write_text("no folder")
-    for why in ("cannot be used as this site's secret", "is not valid TOML"):
+    for why in ("cannot be used for this site's secret", "is not valid TOML"):
         reason = reply().error.reason
         assert why in reason
         assert str(tmp_path) not in reason

@@ -281,7 +281,9 @@ def test_the_sites_secret_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert torch.equal(site.shared(site.experiment(), 0, 4), first)
     for path in key.parent.iterdir():
         path.unlink()
-    assert "shares no other" in site.shared(site.experiment(), 0, 5)
+    assert "audit log is not as the site wrote it" in site.shared(site.experiment(), 0, 5)
+    AuditLog(str(tmp_path / "audit.jsonl")).accept()
+    assert "shares no other" in site.shared(site.experiment(), 0, 6)
 
 
 def test_the_server_refuses_more_means_than_a_sites_samples_make(

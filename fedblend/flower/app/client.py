@@ -219,22 +219,25 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             check_mechanisms(site, {"sharing": sharing.mechanism()})
             x, y = samples(context)
             covered: SampleSet | None = None
+            digests: list[str] = []
 
             def cover(tags: np.ndarray, groups: np.ndarray) -> None:
                 nonlocal covered
                 covered = SampleSet(tags, groups)
                 SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
 
-            payload = _shared(sharing, fields, inputs, (x, y), site, client, cover)
+            payload = _shared(sharing, fields, inputs, (x, y), site, client, cover, digests.append)
             with audit.lock():
                 guard.check("sharing", False)
-                if payload:
-                    audit.check_sharings(payload, site.sharings)
-                    digest = ""
+                for digest in digests:
+                    audit.check_sharings(digest, payload, site.sharings)
+                    kept = ""
                     if covered is not None:
                         SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
-                        digest = SampleSets(audit).keep(covered)
-                    audit.record_sent(run, 0, client, sharing.bytes_kind, payload, False, samples=digest)
+                        kept = SampleSets(audit).keep(covered)
+                    where = (run, 0, client, sharing.bytes_kind)
+                    audit.record_sent(*where, payload or {}, False, samples=kept, sharing=digest)
+                if payload or digests:
                     guard.mark_sent("sharing")
         except RefusedByPolicy as refusal:
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
@@ -252,6 +255,7 @@ def _shared(
     site: Site,
     client: int,
     cover: Callable[[np.ndarray, np.ndarray], None],
+    counts: Callable[[str], None],
 ) -> Payload | None:
     x, y = samples
     if tuple(x.shape[1:]) != inputs.shape or not x.is_floating_point() or len(x) != len(y):
@@ -263,7 +267,9 @@ def _shared(
     min_mean = max(site.min_mean, 2, fields["min_mean"])
     data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
     ledger = ledger_of(site)
-    payload: Payload | None = sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover)
+    payload: Payload | None = (
+        sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover, counts)
+    )
     return payload
 
 

@@ -97,7 +97,13 @@ def _share(site: Any) -> None:
     ledger = ledger_of(site)
     assert ledger is not None
     data = task.engine.local(0, task.size, np.random.default_rng(0), 2)
-    ledger.payload(build("sharing", {"name": "means", "samples_per_mean": 3}), data, {}, lambda tags, groups: None)
+    ledger.payload(
+        build("sharing", {"name": "means", "samples_per_mean": 3}),
+        data,
+        {},
+        lambda tags, groups: None,
+        lambda sharing: None,
+    )
 
 
 @functools.cache
