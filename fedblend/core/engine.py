@@ -17,6 +17,7 @@ from torch import nn
 
 from fedblend.core.aggregator import Aggregator, LocalWork
 from fedblend.core.dataset import ClientSplit, Split
+from fedblend.core.method import Method, Training
 from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
@@ -83,7 +84,7 @@ class TrainTask:
         return f"personal-{name}" if self.personal else name
 
 
-def client_parts(method: Any) -> dict[str, ClientPart]:
+def client_parts(method: Method) -> dict[str, ClientPart]:
     """The parts of a method that work at clients, by slot: ``objective``, ``terms.0``, ``terms.1``, ..."""
     return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
 
@@ -92,7 +93,7 @@ OPTIMIZER = "optimizer/"
 """Prefix of what a client's optimiser keeps, where it keeps anything from round to round."""
 
 
-def first_client_state(method: Any, train: Any, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+def first_client_state(method: Method, train: Training, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
     """What a client keeps before its first round: its parts' tables, what is personal in the method, and the state of
     its optimiser if ``train`` keeps that.
     """
@@ -110,7 +111,7 @@ def first_client_state(method: Any, train: Any, spec: ModelSpec, weights: Tensor
 
 
 def first_server_state(
-    method: Any, spec: ModelSpec, weights: Tensors, broadcast: bool = False
+    method: Method, spec: ModelSpec, weights: Tensors, broadcast: bool = False
 ) -> dict[str, torch.Tensor]:
     """What parts keep at the server before the first round; with ``broadcast`` only what clients receive of it."""
     state: dict[str, torch.Tensor] = {}
@@ -122,14 +123,14 @@ def first_server_state(
     )
 
 
-def terms_of(method: Any, task: TrainTask) -> list[tuple[str, Term]]:
+def terms_of(method: Method, task: TrainTask) -> list[tuple[str, Term]]:
     """The terms that a task adds to the objective, with their slots; terms of a personal model keep nothing."""
     if task.personal:
         return [(f"personal.{i}", term) for i, term in enumerate(method.personal.terms())]
     return [(f"terms.{i}", term) for i, term in enumerate(method.terms)]
 
 
-def objective_of(method: Any, task: TrainTask, plain: bool) -> Objective:
+def objective_of(method: Method, task: TrainTask, plain: bool) -> Objective:
     """What a client minimises in a task; ``plain`` where it has nothing to mix with."""
     chosen: Objective = method.objective.fallback() if plain else method.objective
     return chosen if task.personal else method.personal.objective(chosen)
@@ -306,7 +307,7 @@ def collect(
     Each good upload goes to the aggregator and can be freed at once, unless the aggregator or the server step keeps it.
     """
     experiment = setup.experiment
-    method, kind = experiment.method, experiment.method.upload
+    method, kind = setup.method, setup.method.upload
     result = CohortResult()
     begun = setup.shared(task.weights)
     aggregator = aggregator_of(setup, task.round)
@@ -356,8 +357,7 @@ def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:
 
 def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) -> Aggregator:
     """The aggregator of a round's uploads; ``result`` says which uploads are good, once known."""
-    experiment = setup.experiment
-    method, train = experiment.method, experiment.train
+    method, train = setup.method, setup.training
     mu = sum(term.proximal_mu for term in method.terms)
     trained = trained_names(setup)
 
@@ -372,7 +372,7 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     return aggregator.for_round(work)
 
 
-def extras_like(method: Any, task: TrainTask) -> dict[str, torch.Tensor]:
+def extras_like(method: Method, task: TrainTask) -> dict[str, torch.Tensor]:
     """Tensors with the names, shapes and types of what a good client sends beside its model."""
     senders = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.sends)
     return {name: tensor for name, tensor in task.server_state.items() if name.startswith(senders)}
@@ -396,11 +396,11 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
 def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> tuple[dict[str, torch.Tensor], Tensors]:
     """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both."""
     experiment, client, begun = setup.experiment, update.client, setup.shared(task.weights)
-    payload = experiment.method.upload.payload(setup.shared(update.weights), update.outputs)
+    payload = setup.method.upload.payload(setup.shared(update.weights), update.outputs)
     if setup.adversaries[client]:
         return corrupted(setup, task.round, client, payload, begun, update.extras)
     rng = stream(experiment.seed, "protection", task.round, client)
-    sent = experiment.protection.protect(payload, begun, experiment.train.lr_in(task.round), rng)
+    sent = experiment.protection.protect(payload, begun, setup.training.lr_in(task.round), rng)
     return sent, update.extras
 
 

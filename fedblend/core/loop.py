@@ -92,7 +92,7 @@ class RoundLoop:
     def __init__(self, setup: Setup, engine: Engine, callbacks: Sequence[Callback] = ()) -> None:
         self.setup, self.engine, self.callbacks = setup, engine, tuple(callbacks)
         self.experiment = setup.experiment
-        self.method = setup.experiment.method
+        self.method = setup.method
         self.ended_by = ""
         """What ended the run early: names of callbacks, and ``target``; empty after all rounds."""
         self._require_possible()
@@ -308,7 +308,7 @@ class RoundLoop:
             own = own or add_prefix("weights/", state.server_part(FIRST) or self.setup.weights())
             kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
         if client not in state.client_states:
-            kept = {**first_client_state(self.method, self.experiment.train, self.spec, state.weights), **kept}
+            kept = {**first_client_state(self.method, self.setup.training, self.spec, state.weights), **kept}
         return dict(kept)
 
     def _broadcast(self, state: RunState) -> Weights:
@@ -387,7 +387,7 @@ class RoundLoop:
         # Who knows the experiment can compute a keyed stream: real sites could subtract keyed noise.
         keyed = stream(self.experiment.seed, "release", task.round)
         rng = self.engine.secret_rng() or keyed
-        context = ReleaseContext(len(result.cohort), len(result.good), self.experiment.train.lr_in(task.round), rng)
+        context = ReleaseContext(len(result.cohort), len(result.good), self.setup.training.lr_in(task.round), rng)
         released = self.experiment.protection.release(aggregate, begun, context)
         made = weights | {name: as_kept(name, tensor, weights[name]) for name, tensor in released.items()}
         return self.setup.tied(made), outputs
@@ -433,7 +433,7 @@ class RoundLoop:
             context = ServerContext(
                 **vars(model_spec(self.setup, self.engine.server_model())),
                 round=state.round,
-                lr=self.experiment.train.lr_in(state.round),
+                lr=self.setup.training.lr_in(state.round),
                 rng=stream(self.experiment.seed, "server", state.round),
                 start=state.weights,
                 query=lambda question: self._query(question, begun.costs, result),

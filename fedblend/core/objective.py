@@ -30,6 +30,7 @@ from fedblend.core.context import (
     Task,
 )
 from fedblend.core.errors import FedblendError
+from fedblend.core.method import Method, Training
 from fedblend.core.registry import Part, build, part
 from fedblend.core.trees import Tensors
 
@@ -73,7 +74,7 @@ class ClientPart(Part):
     sends_statistics: bool = False
     """Whether what it sends are statistics of samples, not made of models as SCAFFOLD's control variates are."""
 
-    def require_possible(self, method: Any, train: Any) -> None:
+    def require_possible(self, method: Method, train: Training) -> None:
         """Raise ``ValueError`` where the part cannot be used with the method's other parts or with ``[train]``."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:

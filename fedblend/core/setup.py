@@ -14,6 +14,7 @@ from torch import nn
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
+from fedblend.core.method import Method, Training
 from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
 from fedblend.core.sharing import Pool, Request, rows_of
@@ -44,6 +45,16 @@ class Setup:
     """Samples (x, y) of a server with data of its own, if the clients' samples lie at real sites."""
     folder: Path | None = None
     """The run's folder, for callbacks that write files; ``None`` where no run is kept."""
+
+    @property
+    def method(self) -> Method:
+        """The experiment's method."""
+        return self.experiment.method
+
+    @property
+    def training(self) -> Training:
+        """How the experiment's clients train."""
+        return self.experiment.train
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of the model's weights and buffers, by name."""
@@ -81,7 +92,7 @@ class Setup:
 
         Raises :class:`FedblendError` if there is no such client, or if it holds nothing.
         """
-        server = self.experiment.method.sharing.server
+        server = self.method.sharing.server
         if server is None:
             return None
         if server >= len(sizes) or not self.population.sizes[server]:
@@ -95,7 +106,7 @@ class Setup:
 
     def requests(self, sizes: np.ndarray) -> dict[int, Request]:
         """The server's requests by client: of a server with data of its own, or of one that coordinates labels."""
-        base, sharing = self.base(sizes), self.experiment.method.sharing
+        base, sharing = self.base(sizes), self.method.sharing
         if sharing.coordinated:
             return sharing.requests_by_labels(self.labels_held(sizes), stream(self.experiment.seed, "requests"))
         if base is None:
@@ -105,7 +116,7 @@ class Setup:
 
     def pool(self, spec: ModelSpec, entries: Pool, sizes: np.ndarray, rng: np.random.Generator) -> Pool:
         """What the server makes of ``entries``; ``sizes`` int64 [clients] are the samples of clients as they shared."""
-        sharing, base = self.experiment.method.sharing, self.base(sizes)
+        sharing, base = self.method.sharing, self.base(sizes)
         if sharing.made_by_server:
             pool = sharing.make(spec, rng)
         elif sharing.secure_aggregated:
@@ -118,7 +129,7 @@ class Setup:
 
     def pool_for_clients(self, pool: Pool) -> Pool:
         """What clients may receive of a pool: all but the samples of a server with data of its own."""
-        method = self.experiment.method
+        method = self.method
         if method.sharing.server is None or not method.objective.needs:
             return pool
         return rows_of(pool, pool.owner != method.sharing.server)
@@ -149,7 +160,7 @@ class Setup:
 
         Raises :class:`FedblendError` where all that is trained would stay there.
         """
-        personal = self.experiment.method.personal
+        personal = self.method.personal
         own = frozenset(personal.own_layers(self.model)) if personal.keeps_layers else frozenset()
         if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
@@ -257,7 +268,7 @@ def cohort_of(setup: Setup, round: int) -> np.ndarray:
     """
     rng = stream(setup.experiment.seed, "cohort", round)
     holding = np.flatnonzero(setup.population.sizes)
-    number = min(setup.experiment.train.cohort, len(holding))
+    number = min(setup.training.cohort, len(holding))
     return np.sort(rng.choice(holding, number, replace=False, shuffle=False))
 
 

@@ -27,7 +27,7 @@ class SharingSteps:
     def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, draw_cohort: Callable[[int], np.ndarray]) -> None:
         self.setup, self.engine, self.spec, self.draw_cohort = setup, engine, spec, draw_cohort
         self.experiment = setup.experiment
-        self.method = setup.experiment.method
+        self.method = setup.method
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fedblend._kernels.lowrank import Weights
+from fedblend.core.method import Training
 from fedblend.engines.sgd import (
     Gradient,
     ProximalStep,
@@ -18,7 +19,6 @@ from fedblend.engines.sgd import (
     keep_inactive,
     sum_of_products,
 )
-from fedblend.experiment.fields import Train
 
 
 class Adam:
@@ -28,7 +28,7 @@ class Adam:
     its first step imports PyTorch's compiler.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
         self.params, self.train = list(params), train
         self.lr = train.lr_in(round)
         self.means, self.squares = ([torch.zeros_like(p) for p in self.params] for _ in range(2))

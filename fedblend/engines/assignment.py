@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedblend.core.method import Training
 from fedblend.core.sharing import Pool
-from fedblend.experiment.fields import Train
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ def group_ends(batches: int, epochs: int, accumulate: int) -> np.ndarray:
     return (place % accumulate == accumulate - 1) | (place == batches // epochs - 1)
 
 
-def mean_lr(train: Train, round: int, steps: int, last: int) -> float:
+def mean_lr(train: Training, round: int, steps: int, last: int) -> float:
     """Return the mean learning rate of the ``last`` of a round's steps."""
     factors = (train.factors(steps) or ())[steps - last :]
     return train.lr_in(round) * (sum(factors) / len(factors) if factors else 1.0)
 
 
-def batches(n: int, train: Train, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def batches(n: int, train: Training, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return the samples of all batches in order, int64 [positions], and the bounds of batches, int64 [batches + 1].
 
     Each epoch is a new permutation of the n samples. ``train.last_batch`` says what becomes of its last, smaller batch;

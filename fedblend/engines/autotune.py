@@ -104,8 +104,8 @@ def unstackable(setup: Setup) -> str:
             return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
     for name, first in setup.twins.items():
         return f"its '{first}' and '{name}' are one tensor"
-    if not setup.experiment.train.optimizer.stacks:
-        return f"the optimizer '{setup.experiment.train.optimizer.path}' is one of the loop engine's"
+    if not setup.training.optimizer.stacks:
+        return f"the optimizer '{setup.training.optimizer.path}' is one of the loop engine's"
     with no_tf32():  # the sums of a deep network's first gradients nearly cancel: rounded factors would hide a mistake
         return _unlike_the_loop(with_short_training(setup, by_sgd=True))
 
@@ -272,6 +272,6 @@ def free_memory(device: torch.device) -> int:
 
 def _steps_a_round(setup: Setup) -> float:
     """Return the mean number of steps of all clients in a round."""
-    train, sizes = setup.experiment.train, setup.population.sizes
+    train, sizes = setup.training, setup.population.sizes
     samples, clients = np.unique(sizes[sizes > 0], return_counts=True)
     return float(train.cohort * np.average([train.batches_of(n) for n in samples.tolist()], weights=clients))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import own_tests
+from fedblend.core.method import Method, Training
 from fedblend.core.module import train_mode
 from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term, checked_loss
 from fedblend.core.random import lent_generator, stream
@@ -49,7 +49,6 @@ from fedblend.engines.sgd import (
     no_tf32,
     split_proximal,
 )
-from fedblend.experiment.fields import Train
 from fedblend.methods.augment import pictures
 from fedblend.methods.objectives.output_cache import LabelMeans, OutputCache
 from fedblend.methods.uploads import embedding
@@ -68,7 +67,9 @@ def score_batch(x: torch.Tensor) -> int:
 class LocalLoss:
     """A client's loss: the objective's phases, and the terms that are added to the last phase."""
 
-    def __init__(self, objective: Objective, context: Context, terms: Sequence[tuple[str, Term]], train: Train) -> None:
+    def __init__(
+        self, objective: Objective, context: Context, terms: Sequence[tuple[str, Term]], train: Training
+    ) -> None:
         *self.first, self.last = objective.phases()
         differentiated, self.mu = split_proximal(terms, train)
         self.terms = [(term, context.of_part(slot)) for slot, term in differentiated]
@@ -129,7 +130,7 @@ class LoopEngine:
         for client in clients:
             rng = stream(experiment.seed, "share", round, client)
             local = self.local(client, int(sizes[client]), rng, minimum, requests.get(client))
-            payload = experiment.method.sharing.share(local)
+            payload = self.setup.method.sharing.share(local)
             if payload is not None:
                 yield client, payload
 
@@ -153,7 +154,7 @@ class LoopEngine:
         return self.net(x.to(self.device), 0, layer).cpu()
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train on each client in turn. An exception names the client, the round and the batch."""
+        """Training on each client in turn. An exception names the client, the round and the batch."""
         for client in clients:
             self._load(task.start_of(client))
             train_mode(self.model)
@@ -176,14 +177,14 @@ class LoopEngine:
 
     def _larger_batches(self, samples: int) -> str:
         """Return the fields that give a client with so many samples no batch of one sample."""
-        if self.setup.experiment.train.batch_size == 1:
+        if self.setup.training.batch_size == 1:
             return "train.batch_size from 2"
         steps = "train.steps, which draws full batches with replacement"
         return steps if samples == 1 else f"train.last_batch = 'merge' or 'drop', {steps}"
 
     def assign(self, task: TrainTask, client: int) -> Assignment:
         """Draw a client's batches and the random numbers of its objective, and select its view of the pool."""
-        seed, settings, method = self.setup.experiment.seed, self.setup.experiment.train, self.setup.experiment.method
+        seed, settings, method = self.setup.experiment.seed, self.setup.training, self.setup.method
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings, rng)
@@ -218,7 +219,7 @@ class LoopEngine:
         return Assignment(client, samples, order, bounds, plain, pool, drawn, ends, augment)
 
     def _train_client(self, task: TrainTask, client: int) -> ClientUpdate:
-        method, settings = self.setup.experiment.method, self.setup.experiment.train
+        method, settings = self.setup.method, self.setup.training
         assignment = self.assign(task, client)
         objective = objective_of(method, task, assignment.plain)
         # What parts keep at the client is of the global model's training.
@@ -282,15 +283,15 @@ class LoopEngine:
         """Return stored samples after the augmentations by these ``rows`` of random choices, if there are any."""
         if augment is None:
             return x
-        return pictures.augmented(self.setup.experiment.train.augment, x, augment[rows], self.scale.background(x))
+        return pictures.augmented(self.setup.training.augment, x, augment[rows], self.scale.background(x))
 
     def keeps_optimizer(self, task: TrainTask) -> bool:
         """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
-        return bool(self.setup.experiment.train.optimizer_state == "keep") and not task.personal
+        return bool(self.setup.training.optimizer_state == "keep") and not task.personal
 
     def _optimizer(self, task: TrainTask, client_state: Tensors) -> SGD | Adam | TorchOptimizer:
         """Return a client's optimiser, with the state that it has kept."""
-        settings = self.setup.experiment.train
+        settings = self.setup.training
         if not settings.optimizer.stacks:
             return TorchOptimizer(self.params, settings, task.round)
         optimizer = (SGD if settings.optimizer.is_sgd else Adam)(self.params, settings, task.round)
@@ -299,7 +300,7 @@ class LoopEngine:
             optimizer.load({key: [table[name] for name in self.names] for key, table in tables.items()})
         return optimizer
 
-    def _frozen(self, method: Any, steps: int, step: int) -> Collection[int]:
+    def _frozen(self, method: Method, steps: int, step: int) -> Collection[int]:
         """Return the positions of the parameters that do not change in a client's step (:meth:`Personal.own_steps`)."""
         first = method.personal.own_steps(steps)
         if first is None:
@@ -332,15 +333,15 @@ class LoopEngine:
         spec = model_spec(setup, self.model)
 
         def training(kept: Tensors, received: Tensors) -> LocalTraining:
-            steps = setup.experiment.method.personal.shared_steps(assignment.steps)
-            lr = mean_lr(setup.experiment.train, task.round, assignment.steps, steps)
+            steps = setup.method.personal.shared_steps(assignment.steps)
+            lr = mean_lr(setup.training, task.round, assignment.steps, steps)
             gradient = partial(self.full_gradient, task.round, client, assignment.samples)
             start = self.to_device(task.start_of(client))
             return LocalTraining(start, weights, kept, received, lr, steps, gradient)
 
-        if setup.experiment.method.upload.embeds and not task.personal:
+        if setup.method.upload.embeds and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)
-        for slot, part in ({} if task.personal else client_parts(setup.experiment.method)).items():
+        for slot, part in ({} if task.personal else client_parts(setup.method)).items():
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.client_states.get(client, {}))
             if slot == "objective":
@@ -354,7 +355,7 @@ class LoopEngine:
             extras |= add_prefix(prefix, sent)
         if not task.personal:
             kept, received = (strip_prefix("objective/", table) for table in (state, task.server_state))
-            own_model = setup.experiment.method.personal.after_training(spec, training(kept, received))
+            own_model = setup.method.personal.after_training(spec, training(kept, received))
             state |= add_prefix("personal/", own_model)
         return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
@@ -401,7 +402,7 @@ class LoopEngine:
         accumulator: Accumulator | None = None,
         ends: bool = True,
     ) -> torch.Tensor:
-        """Train on one batch; return the loss of the objective's last phase, without terms.
+        """Training on one batch; return the loss of the objective's last phase, without terms.
 
         With an ``accumulator`` the optimiser makes a step only where a group of batches ``ends``.
         """
@@ -444,7 +445,7 @@ class LoopEngine:
         return [None if i in frozen else g for i, g in enumerate(gradients)] if frozen else gradients
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Train the clients, check their uploads, and reduce these to the aggregator's input."""
+        """Training the clients, check their uploads, and reduce these to the aggregator's input."""
         # Once for all clients; the server works on the CPU.
         task = replace(task, weights=self.to_device(task.weights))
         result = collect(self, self.setup, task, clients, lost)
@@ -453,7 +454,7 @@ class LoopEngine:
 
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the clients with a good upload in this round."""
-        step, spec = self.setup.experiment.method.server_step, model_spec(self.setup, self.server_model())
+        step, spec = self.setup.method.server_step, model_spec(self.setup, self.server_model())
         yield from step.respond(self._uploads, question, spec).items()
 
     def server_model(self) -> nn.Module:

@@ -18,8 +18,8 @@ import torch
 
 from fedblend._kernels.dense import add_product
 from fedblend._kernels.lowrank import Rows, Weights, lerp_towards
+from fedblend.core.method import Training
 from fedblend.core.objective import Term
-from fedblend.experiment.fields import Train
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -69,7 +69,7 @@ class SGD:
     A step takes all gradients as a list and makes one fused call; a gradient may be ``None``.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
         self.params = list(params)
         self.train = train
         self.lr = train.lr_in(round)
@@ -113,7 +113,7 @@ class SGD:
 class TorchOptimizer:
     """An optimiser of ``torch.optim`` for one client, with clipping; the loop engine uses it."""
 
-    def __init__(self, params: Sequence[torch.Tensor], train: Train, round: int) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
         self.params, self.train = list(params), train
         self.lr = train.lr_in(round)
         self.inner = train.optimizer.make(self.params, self.lr)
@@ -163,7 +163,7 @@ class StackedOptimizer:
     holds minus lr and can change between replays. The two round products differently, except for powers of two.
     """
 
-    def __init__(self, train: Train, rate: torch.Tensor | None = None) -> None:
+    def __init__(self, train: Training, rate: torch.Tensor | None = None) -> None:
         self.train, self.rate = train, rate
         self.lr = train.lr
 
@@ -270,7 +270,7 @@ class StackedSGD(StackedOptimizer):
         self._add(dense, grads)
 
 
-def is_plain(train: Train) -> bool:
+def is_plain(train: Training) -> bool:
     """Whether a step is plain SGD of one batch: no momentum, no weight decay, no clipping, one rate in the round."""
     plain = train.clip_norm is None and not train.weight_decay and not train.momentum
     return plain and bool(train.optimizer.is_sgd) and train.schedule_in_round is None and train.accumulate == 1
@@ -290,7 +290,7 @@ def clipped_by_client(grads: Sequence[torch.Tensor], clip_norm: float) -> list[t
     return [g * broadcast(factor, g) for g in grads]
 
 
-def split_proximal(terms: Sequence[tuple[str, Term]], train: Train) -> tuple[list[tuple[str, Term]], float]:
+def split_proximal(terms: Sequence[tuple[str, Term]], train: Training) -> tuple[list[tuple[str, Term]], float]:
     """Return the terms to differentiate, with their slots, and the sum of the other terms' mu.
 
     The other terms are proximal; their sum is the mu of a :class:`ProximalStep`. Without plain SGD all terms are

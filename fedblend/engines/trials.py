@@ -70,15 +70,15 @@ def with_short_training(setup: Setup, by_sgd: bool = False) -> Setup:
 
 def make_trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
     """Return a small task on the largest clients, with a pool of what some of the largest clients share."""
-    setup, method = engine.setup, engine.setup.experiment.method
-    most = batches * setup.experiment.train.batch_size
+    setup, method = engine.setup, engine.setup.method
+    most = batches * setup.training.batch_size
     full = setup.sizes(0)
     largest = np.argsort(-full, kind="stable")[:clients]
     repeated = [int(largest[i % len(largest)]) for i in range(clients)]
     sizes = np.minimum(full, most)
     pool = _trial_pool(engine) if method.objective.needs else None
     weights, spec = setup.weights(), model_spec(setup, setup.model)
-    train = setup.experiment.train
+    train = setup.training
     states = {client: first_client_state(method, train, spec, weights) for client in repeated}
     server_state = first_server_state(method, spec, weights, broadcast=True)
     task = TrainTask(0, weights, pool, sizes, client_states=states, server_state=server_state)
@@ -87,7 +87,7 @@ def make_trial(engine: LoopEngine, clients: int, batches: int) -> Trial:
 
 def _trial_pool(engine: LoopEngine) -> Pool:
     """Return the pool of the largest two clients that share something, or of as many as the server averages."""
-    setup, sharing = engine.setup, engine.setup.experiment.method.sharing
+    setup, sharing = engine.setup, engine.setup.method.sharing
     sizes = setup.sizes(0)
     others = np.argsort(-sizes, kind="stable")
     others = others[others != sharing.server]
@@ -101,13 +101,13 @@ def _trial_pool(engine: LoopEngine) -> Pool:
 
 
 def train_trial(engine: LoopEngine, trial: Trial) -> int:
-    """Train a trial's clients; return the number of steps."""
+    """Training a trial's clients; return the number of steps."""
     task, clients = trial
     for _ in engine.train(task, clients):
         pass
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
-    train = engine.setup.experiment.train
+    train = engine.setup.training
     return sum(train.batches_of(int(task.sizes[client])) for client in clients)
 
 

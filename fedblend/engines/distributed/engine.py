@@ -63,11 +63,11 @@ class DistributedEngine:
         yield from ((client, payloads[client]) for client in sharing if client in payloads)
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train clients in this process; a round's cohort goes through :meth:`collect`."""
+        """Training clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 
     def collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        """Train the clients, each rank its share, and combine the results in the order of the clients."""
+        """Training the clients, each rank its share, and combine the results in the order of the clients."""
         shares = balance([int(task.sizes[client]) for client in clients], self.ranks.size)
         groups = [[c for c, rank in zip(clients, shares, strict=True) if rank == r] for r in range(self.ranks.size)]
         new_pool = task.pool is not self._sent_pool

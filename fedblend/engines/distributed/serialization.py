@@ -70,7 +70,7 @@ def payloads_from(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> d
 
 def upload_like(setup: Setup, task: TrainTask) -> Tensors:
     """Return tensors with the names, shapes and types of a round's uploads."""
-    return setup.experiment.method.upload.like(setup.shared(task.weights), setup.task)
+    return setup.method.upload.like(setup.shared(task.weights), setup.task)
 
 
 def reduce_sums(ranks: Ranks, own: Sums, other_weight: float, like: Tensors) -> Sums:

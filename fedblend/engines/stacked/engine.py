@@ -74,7 +74,7 @@ class StackedEngine(LoopEngine):
         self.forwards: dict[tuple[str, ...], TracedFunction] = {}
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
-        """Train the clients in stacks. An exception names the clients, the round and the batch."""
+        """Training the clients in stacks. An exception names the clients, the round and the batch."""
         assignments = [self.assign(task, client) for client in clients]
         size = sum(p.numel() * p.element_size() for p in self.params)
         window = max(self.stack, HELD_BYTES // max(1, size))

@@ -52,7 +52,7 @@ class Stack:
 
     def _factors(self) -> torch.Tensor | None:
         """Return the factors of the learning rate by client and batch, float32 [K, batches]; ``None`` without any."""
-        train = self.engine.setup.experiment.train
+        train = self.engine.setup.training
         if train.schedule_in_round is None:
             return None
         table = np.zeros(self.sizes.shape, np.float32)
@@ -92,7 +92,7 @@ class Stack:
             else:
                 client_tensors.update({name: self._stack([table[name] for table in tables]) for name in tables[0]})
 
-        terms = terms_of(self.engine.setup.experiment.method, task)
+        terms = terms_of(self.engine.setup.method, task)
         own_models = task.has_own_model(clients[0].client)
         if terms or self.objective.reads_start:
             apart = not task.personal and task.starts_apart(clients[0].client)
@@ -128,7 +128,7 @@ class Stack:
             return []
         return [
             self._stack([states[one.client][f"{OPTIMIZER}{key}/{name}"] for one in self.clients])
-            for key in engine.setup.experiment.train.state_keys
+            for key in engine.setup.training.state_keys
             for name in engine.names
         ]
 
@@ -160,7 +160,7 @@ class Stack:
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Return what the clients' optimisers keep [K, ...], by key and parameter; empty where they keep nothing."""
-        engine, keys = self.engine, self.engine.setup.experiment.train.state_keys
+        engine, keys = self.engine, self.engine.setup.training.state_keys
         if not engine.keeps_optimizer(self.task):
             return {}
         paths = [f"{key}/{name}" for key in keys for name in engine.names]
@@ -176,7 +176,7 @@ class Stack:
         return self.trainer.means.all() if self.trainer.means else None
 
     def _step(self, step: int) -> None:
-        """Train on one batch of every client that has one: full batches together, smaller ones alone or together."""
+        """Training on one batch of every client that has one: full batches together, smaller ones alone or together."""
         sizes = self.sizes[:, step]
         for size in np.unique(sizes[sizes > 0])[::-1].tolist():
             members = np.flatnonzero(sizes == size)
@@ -189,7 +189,7 @@ class Stack:
                     self._step_rows(step, slice(k, k + 1), size)
 
     def _step_rows(self, step: int, rows: slice, size: int) -> None:
-        """Train the clients ``rows`` with a batch of this ``size``; the others of these rows do not change."""
+        """Training the clients ``rows`` with a batch of this ``size``; the others of these rows do not change."""
         active = self.sizes[rows, step] == size
         device_active = None if active.all() else self.device_sizes[rows, step] == size
         positions = self.firsts[rows, step, None] + self.offsets[size]

@@ -67,7 +67,7 @@ class StackTrainer:
     @staticmethod
     def create(engine: StackedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
         """Create a trainer for a stack; with a ``recorder``, with rows for the engine's largest stack."""
-        train, device = engine.setup.experiment.train, engine.device
+        train, device = engine.setup.training, engine.device
         shared = {name: to_device(tensor, device) for name, tensor in inputs.shared_tensors.items()}
         inputs = replace(inputs, shared_tensors=shared)
         if recorder:
@@ -88,7 +88,7 @@ class StackTrainer:
         losses = torch.zeros(rows, device=device)
         sums = [*(torch.zeros_like(p) for p in params), torch.zeros_like(losses)] if train.accumulate > 1 else []
         slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
-        watches = engine.setup.experiment.method.upload.watches
+        watches = engine.setup.method.upload.watches
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         return StackTrainer(
             engine,
@@ -122,7 +122,7 @@ class StackTrainer:
             self.means.clear()
 
     def step(self, batch: StepBatch, rows: slice) -> None:
-        """Train the clients ``rows`` of the stack on one batch each."""
+        """Training the clients ``rows`` of the stack on one batch each."""
         if self.recorder is None:
             self._step(self.slots.rows(rows), batch)
             return
@@ -192,7 +192,7 @@ class StackTrainer:
             if batch.ending is not None:
                 gradients, active = self._accumulate(slots, gradients, batch), batch.ending
             last = number == len(batch.masks) - 1
-            _, mu = split_proximal(self.terms if last else (), self.engine.setup.experiment.train)
+            _, mu = split_proximal(self.terms if last else (), self.engine.setup.training)
             start = self._start_weights(slots) if mu else []
             for positions, changing in self._turns(batch, active) if batch.steps else ():
                 state = [
@@ -221,7 +221,7 @@ class StackTrainer:
             ([i for i, name in enumerate(names) if name in own], at_own),
             ([i for i, name in enumerate(names) if name not in own], at_shared),
         ]
-        if self.engine.setup.experiment.train.clip_norm is not None:
+        if self.engine.setup.training.clip_norm is not None:
             # The gradients of a client that trains both are clipped by one norm.
             both = at_own & at_shared
             turns = [(range(len(names)), both), *((positions, clients & ~both) for positions, clients in turns)]
