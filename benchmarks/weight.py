@@ -14,15 +14,15 @@ import types
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "fedblend"
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fedblend"
 CORE = ("core", "authoring")
 
 

@@ -51,6 +51,7 @@ class TrainConfig(Table):
     lr: Amount = 0.0
     accumulate: Whole = 1
     optimizer: Named = Named(name="sgd")
+    augment: list[Named] = []
 
 
 class ValidationConfig(Table):
