@@ -251,6 +251,28 @@ class CohortResult:
         return left
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What arrives of one client's round, before it is checked."""
+
+    client: int
+    upload: Tensors
+    extras: Tensors
+    """What parts send beside it, by ``SLOT/name``."""
+    samples: int
+    loss: float | None
+    size: int
+    """Bytes of the upload."""
+    kept: Tensors = field(default_factory=dict)
+    """What the client keeps from now on."""
+    notes: Tensors = field(default_factory=dict)
+    """What parts noted while it trained."""
+    absent: str | None = None
+    """Why nothing arrived."""
+    fault: str | None = None
+    """What else is wrong with it."""
+
+
 class Engine(Protocol):
     """Runs tasks on clients. Results come in the order in which the clients were given."""
 
@@ -302,49 +324,61 @@ class Engine(Protocol):
 def collect(
     engine: Engine, setup: Setup, task: TrainTask, clients: Sequence[int], lost: Collection[int]
 ) -> CohortResult:
-    """Train clients with an engine of this process; protect, count and check each upload as it comes.
+    """Train clients with an engine of this process, and protect each upload; the rest is :func:`gather_uploads`."""
+    experiment, result, begun = setup.experiment, CohortResult(), setup.shared(task.weights)
 
-    Each good upload goes to the aggregator and can be freed at once, unless the aggregator or the server step keeps it.
-    """
-    experiment = setup.experiment
-    method, kind = setup.method, setup.method.upload
-    result = CohortResult()
-    begun = setup.shared(task.weights)
-    aggregator = aggregator_of(setup, task.round)
-
-    def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
+    def sent() -> Iterator[Sent]:
         for update in _timed(engine.train(task, clients), result):
             upload, extras = protected(setup, task, update)
-            result.sent += experiment.protection.sent_bytes(upload, begun)
-            if size := bytes_of(extras):
-                result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
             kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
             kept |= add_prefix("own/", {name: update.weights[name] for name in sorted(setup.own_layers)})
-            old = task.client_states.get(update.client, {})
-            if state := finite_or(kept | update.state, old):
-                result.client_states[update.client] = state
-            if update.notes:
-                result.notes[update.client] = update.notes
-            if update.client in lost:
-                continue
-            fault = kind.fault(upload, begun, setup.task) or fault_of(extras, extras_like(method, task))
-            if fault := fault or aggregator.fault(upload, begun):
-                result.refused.append({"client": update.client, "reason": fault})
-                result.invalid += 1
-                continue
-            result.good.append((update.client, update.samples, update.loss))
-            result.add_extras(update.client, extras, aggregator, task.keeps_uploads)
-            if method.server_step.looks_at_uploads or task.keeps_uploads:
-                result.uploads[update.client] = {name: tensor.cpu() for name, tensor in upload.items()}
-            yield upload, float(update.samples)
+            state = finite_or(kept | update.state, task.client_states.get(update.client, {}))
+            size = experiment.protection.sent_bytes(upload, begun)
+            yield Sent(update.client, upload, extras, update.samples, update.loss, size, state, update.notes)
 
-    result.partial = aggregator.partial(uploads())
-    if method.personal.active:
+    gather_uploads(setup, task, sent(), lost, result, setup.method.server_step.looks_at_uploads or task.keeps_uploads)
+    if setup.method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
             old = strip_prefix("personal/", task.client_states.get(update.client, {}))
             personal = add_prefix("personal/", finite_or(update.weights, old))
             result.client_states.setdefault(update.client, {}).update(personal)
     return result
+
+
+def gather_uploads(
+    setup: Setup, task: TrainTask, sent: Iterable[Sent], lost: Collection[int], result: CohortResult, keep: bool
+) -> None:
+    """Count and check each upload as it comes, and give the good ones to the aggregator; fill ``result``.
+
+    A good upload can be freed at once, unless the aggregator or the result is to ``keep`` it.
+    """
+    kind, aggregator, begun = setup.method.upload, aggregator_of(setup, task.round), setup.shared(task.weights)
+    like, beside = kind.like(begun, setup.task), extras_like(setup.method, task)
+
+    def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
+        for one in sent:
+            result.sent += one.size
+            if size := bytes_of(one.extras):
+                result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
+            if one.kept:
+                result.client_states[one.client] = dict(one.kept)
+            if one.notes:
+                result.notes[one.client] = dict(one.notes)
+            if one.client in lost:
+                continue
+            fault = one.absent or kind.fault(one.upload, begun, setup.task) or fault_of(one.extras, beside)
+            if fault := fault or aggregator.fault(one.upload, begun) or one.fault:
+                result.refused.append({"client": one.client, "reason": fault})
+                result.invalid += one.absent is None
+                continue
+            upload = {name: one.upload[name] for name in like}
+            result.good.append((one.client, one.samples, one.loss))
+            result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
+            if keep:
+                result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
+            yield upload, float(one.samples)
+
+    result.partial = aggregator.partial(uploads())
 
 
 def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:

@@ -13,16 +13,16 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fedblend.core.aggregator import WeightedUpload
 from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
     ClientUpdate,
     CohortResult,
     Scores,
+    Sent,
     Tensors,
     TrainTask,
     aggregator_of,
-    extras_like,
+    gather_uploads,
 )
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.random import stream
@@ -146,7 +146,6 @@ class FlowerEngine:
         return result
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        kind = self.setup.experiment.method.upload
         aggregator = aggregator_of(self.setup, task.round)
         if isinstance(aggregator, SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
@@ -155,38 +154,21 @@ class FlowerEngine:
         begin = time.perf_counter()
         replies = self._trained(task, clients)
         result.seconds = time.perf_counter() - begin
-        begun = self.setup.shared(task.weights)
-        like = kind.like(begun, self.setup.task)
-        expected = extras_like(self.setup.experiment.method, task)
 
-        def uploads() -> Iterator[WeightedUpload]:
+        def sent() -> Iterator[Sent]:
             for client in clients:
                 reply = replies.pop(client)
                 extras = strip_prefix(EXTRAS, reply.tensors)
-                sent = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
-                result.sent += bytes_of(sent)
-                if size := bytes_of(extras):
-                    result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
-                fault = reply.fault
-                if fault is None and (kept := self._kept_there(task, client)):
-                    result.client_states[client] = kept
-                if client in lost:
-                    continue
-                fault = fault or kind.fault(sent, begun, self.setup.task) or fault_of(extras, expected)
-                fault = fault or aggregator.fault(sent, begun)
-                fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
-                if fault:
-                    result.refused.append({"client": client, "reason": fault})
-                    result.invalid += reply.fault is None
-                    continue
-                upload = {name: sent[name] for name in like}
-                # All replies have arrived, so that keeping the uploads takes no further memory.
-                result.add_extras(client, {name: extras[name] for name in expected}, aggregator, keep=True)
-                result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-                result.uploads[client] = upload
-                yield upload, float(reply.fields["samples"])
+                upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
+                fault = self._fault_of_words(reply.fields, int(task.sizes[client]))
+                kept = self._kept_there(task, client) if reply.fault is None else {}
+                samples, loss = int(task.sizes[client]), reply.fields.get("loss")
+                yield Sent(
+                    client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault
+                )
 
-        result.partial = aggregator.partial(uploads())
+        # All replies have arrived, so that keeping the uploads takes no further memory.
+        gather_uploads(self.setup, task, sent(), lost, result, keep=True)
         self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
         return result
 
