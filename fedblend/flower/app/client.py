@@ -240,6 +240,9 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
                 if payload or digests:
                     guard.mark_sent("sharing")
         except RefusedByPolicy as refusal:
+            # That its samples differ in a few from earlier ones tells of labels, so that it counts.
+            for digest in digests:
+                audit.record_sent(run, 0, client, sharing.bytes_kind, {}, False, sharing=digest)
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
         # By its number of samples the server bounds what a site can share.
