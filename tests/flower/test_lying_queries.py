@@ -397,7 +397,7 @@ def test_only_means_by_label_tell_of_each_label(first: str, second: str, refused
     y = np.arange(120) % 10
     np.savez(tmp_path / "own.npz", x=site.x[3:120], y=y[3:], split=np.repeat([0, 1], [77, 40]), classes=np.arange(10))
     site.write()
-    assert (f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(second, 0.0)) == refused
+    assert (f"{FEW} fewer than 3 samples" in site.left(second, 0.0)) == refused
 
 
 def test_masked_means_and_prototypes_do_not_tell_of_a_few(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_means_of_all_samples_and_of_labels_with_enough_do_not_tell_of_the_other
     site.write()
     assert site.left("one mean", 0.0) == ""
     for kind in (*KINDS, "statistics", "means within a class"):
-        assert f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(kind, 0.0)
+        assert f"{FEW} fewer than 3 samples" in site.left(kind, 0.0)
 
 
 def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
