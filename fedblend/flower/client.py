@@ -40,7 +40,7 @@ from fedblend.flower.limits import (
 )
 from fedblend.flower.messages import Tensors, pack, to_record, unpack
 from fedblend.flower.requests import read_request
-from fedblend.flower.sample_sets import SampleSet, SampleSets
+from fedblend.flower.sample_sets import FewDiffer, SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
@@ -93,6 +93,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
         record = AuditLog(site.audit)
         run, kind = run_of(fields, context), kind_of(engine, what)
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
+        begin = _Begin(task, once, what)
         try:
             check_experiment(site, engine.setup.experiment)
             check_work(site, engine.setup.experiment, task.size)
@@ -101,9 +102,8 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
             if what == UPLOAD:
                 check_training(engine.setup.experiment, task.round)
                 check_steps(site, engine.setup.experiment, task.size)
-            covered = covered_by(task, what, fields)
-            _check(task, once, what, covered)
-            begin = _Begin(task, once, what, covered)
+            begin.covered = covered_by(task, what, fields)
+            _check(task, once, what, begin.covered)
             counts = begin.count if what == SHARING else None
             with one_thread(), bounded_seconds(site, engine.model):
                 reply_fields, leaving = do(
@@ -121,6 +121,10 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
                 if (leaving or begin.sharing) and what in ONCE:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
+            # A refusal that depends on the site's samples counts as what it refuses.
+            if (what == SHARING and begin.sharing) or (what == UPLOAD and isinstance(refusal, FewDiffer)):
+                trained = what == UPLOAD
+                record.record_sent(run, task.round, client, kind, {}, trained, begun=trained, sharing=begin.sharing)
             why = refusal.why if isinstance(refusal, Withheld) else str(refusal)
             record.record_refused(run, task.round, client, kind, why)
             raise
@@ -137,10 +141,10 @@ def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | 
     if what == SCORES and once.part:
         held, validated, samples = once.part.split(" ")
         check_held(task.site, once.audit, (int(held), int(validated)), samples)
-    if covered is not None:
-        SampleSets(once.audit).check(covered, once.kind, task.site.min_mean)
     if what in ONCE:
         once.check(what, what == UPLOAD)
+    if covered is not None:
+        SampleSets(once.audit).check(covered, once.kind, task.site.min_mean)
 
 
 @dataclass
@@ -155,7 +159,7 @@ class _Begin:
     task: ClientTask
     once: ReplayGuard
     what: str
-    covered: SampleSet | None
+    covered: SampleSet | None = None
     done: bool = False
     sharing: str = ""
     """A keyed digest of an unmasked sharing and its result, at a site with a site file."""

@@ -72,6 +72,9 @@ MOST_DRAWN = 5 * 10**7
 MOST_ALL_ROUNDS = 10**6
 """Rounds of an experiment that a site accepts."""
 
+LEAST_MULTIPLIER = 0.5
+"""Least `multiplier` of means, where they have one: epsilon is then about 15."""
+
 MOST_TENSORS = 2000
 """Trained tensors of a model that a site builds: building takes a while for each."""
 
@@ -329,6 +332,12 @@ def check_noise(site: Site, kind: str, experiment: Experiment, shared: bool = Fa
         return
     mechanisms: dict[str, Any] = {}
     if shared:
+        if site.has_file and 0 < (found := getattr(method.sharing, "multiplier", 0)) < LEAST_MULTIPLIER:
+            raise RefusedByPolicy(
+                f"method.sharing.multiplier: {found:g}: with it samples are cut to the bounds of the server's scale "
+                "before they are averaged, and so little noise hides none that is beyond them; valid: 0 (not cut), or "
+                f"{LEAST_MULTIPLIER:g} or more"
+            )
         mechanisms = {"method.sharing": method.sharing.mechanism()}
     elif noise == "protection":
         mechanisms = {"protection": experiment.protection.mechanism()}

@@ -24,6 +24,10 @@ from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
 from fedblend.runs.files import sole_writer, write_atomically
 
 
+class FewDiffer(RefusedByPolicy):
+    """Payloads whose samples differ in a few from earlier ones'. By label this tells of labels, so that it counts."""
+
+
 @dataclass(frozen=True, eq=False)
 class SampleSet:
     """Samples by their tags, in groups of which each has a result of its own."""
@@ -73,17 +77,17 @@ class SampleSets:
         return SampleSet(tags[rows[enough]], labels[enough].astype(np.int64))
 
     def check(self, samples: SampleSet, kind: str, fewest: int) -> None:
-        """Raise :class:`RefusedByPolicy` if the set differs from an earlier one in 1 to ``fewest`` - 1 samples.
+        """Raise :class:`FewDiffer` if the set differs from an earlier one in 1 to ``fewest`` - 1 samples.
 
         Scores are compared with scores, and means and statistics of any kind with each other.
         """
         own = samples.digest(self.secret)
         for digest in sorted(self.audit.sets_sent(kind == "scores") - {own}):
-            if few := samples.few_differing(self._read(digest), fewest):
-                raise RefusedByPolicy(
-                    f"{kind}: they are of other samples than earlier ones: the difference would tell of {few} "
-                    f"sample{'s' if few > 1 else ''}, and it tells of {fewest} or more together (min_mean in its "
-                    "file); valid: the samples of before (holdout, validation, and the site's data)"
+            if samples.few_differing(self._read(digest), fewest):
+                raise FewDiffer(
+                    f"{kind}: they are of other samples than earlier ones: the difference would tell of fewer than "
+                    f"{fewest} samples (min_mean in its file); valid: the samples of before (holdout, validation, and "
+                    "the site's data)"
                 )
 
     def keep(self, samples: SampleSet) -> str:

@@ -302,9 +302,10 @@ def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -
         (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
         return reply
 
-    # Of eight samples: all, four and four, and seven without the last one.
+    # Of eight samples: all, four and four, and seven without the last one, which counts, too.
     assert [asked(run, size).has_error() for run, size in enumerate(("all", 4, 7))] == [False, False, True]
-    assert "the difference would tell of 1 sample, and" in asked(3, 7).error.reason
+    assert "the difference would tell of fewer than 2 samples" in asked(3, 7).error.reason
+    assert "this site has shared 3 payloads" in asked(4, 5).error.reason
 
 
 @pytest.mark.parametrize("file", [None, 'allow = ["raw", "seeds", "means"]'])

@@ -269,8 +269,8 @@ def test_means_by_label_of_two_sets_do_not_tell_of_a_few(kind: str, tmp_path: Pa
 
     assert set(left(1)) == {kind}
     # One sample less of one label; then some of each.
-    for holdout in (0.2625, 0.3, 0.0):
-        assert f"{kind}: they are of other samples than earlier ones" in left(2, holdout)
+    for run_id, holdout in enumerate((0.2625, 0.3, 0.0), 5):
+        assert f"{kind}: they are of other samples than earlier ones" in left(run_id, holdout)
     # A further experiment of the same samples, also of another process, seed, and number of epochs.
     assert set(left(3, seed=7, rounds=3)) == {kind}
     # Where the site itself has one sample more, the means of before and of now would differ by that.
@@ -278,7 +278,7 @@ def test_means_by_label_of_two_sets_do_not_tell_of_a_few(kind: str, tmp_path: Pa
     site.write()
     assert "the difference would tell of" in left(4, 0.0)
     lines = [line for line in site.log() if "refused" not in line]
-    assert len({line["samples"] for line in lines}) == 1 < len(lines)
+    assert len({line["samples"] for line in lines if "samples" in line}) == 1 < len(lines)
 
 
 def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
@@ -288,6 +288,49 @@ def test_outputs_and_prototypes_are_of_one_set(tmp_path: Path) -> None:
     assert site.trained(site.experiment(method="fd", policy=policy, train=ALL))[1]
     asked = site.experiment(method="fedproto", policy=policy, train=ALL, holdout=0.0125)
     assert "prototypes: they are of other samples than earlier ones" in site.trained(asked, 2)[0]["fault"]
+
+
+def labelled(site: OwnSite) -> np.ndarray:
+    """Give a site samples of two labels at random; return these."""
+    y = np.random.default_rng(5).integers(0, 2, 120)
+    split, x = np.repeat([0, 1], [80, 40]), site.x[:120]
+    for file in ("own.npz", "server.npz"):
+        np.savez(site.folder / file, x=x, y=y, split=split, classes=np.arange(2))
+    site.write()
+    return y[:80]
+
+
+def test_refusals_do_not_tell_labels_as_often_as_a_server_asks(tmp_path: Path) -> None:
+    # Of how many samples two sets differ by label told 40 labels in 40 requests, none of which counted.
+    site = OwnSite(tmp_path, min_mean=20, rounds=3)
+    labelled(site)
+    asked = [
+        site.experiment(method="fd", train=ALL | {"batch_size": 80}, holdout=one / 80, policy={"min_mean": 20})
+        for one in range(5)
+    ]
+    assert site.trained(asked[0])[1]
+    faults = [site.trained(one, run_id)[0]["fault"] for run_id, one in enumerate(asked[1:], 2)]
+    assert ["fewer than 20 samples" in fault for fault in faults] == [True, True, False, False]
+    # The same round of the same run tells once.
+    assert (
+        faults[2]
+        == faults[3]
+        == ("this site has trained in 3 rounds, and takes part in no more (rounds in its site file; default: 1000)")
+    )
+
+
+def test_a_sharing_that_is_refused_for_its_samples_counts(tmp_path: Path) -> None:
+    # How many samples are left over in groups of a label tells how many the label has.
+    site = OwnSite(tmp_path, min_mean=20, sharings=2)
+    labelled(site)
+    train = ALL | {"batch_size": 80}
+    assert site.trained(site.experiment(method="fd", train=train, policy={"min_mean": 20}))[1]
+    faults = [
+        site.shared(site.experiment({"samples_per_mean": size, "split": "class"}), run_id=run_id)
+        for run_id, size in enumerate((21, 22, 22, 23, 24))
+    ]
+    assert [FEW in fault for fault in faults] == [True, True, True, False, False]
+    assert all("this site has shared 2 payloads of its samples" in fault for fault in faults[3:])
 
 
 SHARINGS: dict[str, Any] = {
@@ -354,7 +397,7 @@ def test_only_means_by_label_tell_of_each_label(first: str, second: str, refused
     y = np.arange(120) % 10
     np.savez(tmp_path / "own.npz", x=site.x[3:120], y=y[3:], split=np.repeat([0, 1], [77, 40]), classes=np.arange(10))
     site.write()
-    assert (f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(second, 0.0)) == refused
+    assert (f"{FEW} fewer than 3 samples" in site.left(second, 0.0)) == refused
 
 
 def test_masked_means_and_prototypes_do_not_tell_of_a_few(tmp_path: Path) -> None:
@@ -377,7 +420,7 @@ def test_means_of_all_samples_and_of_labels_with_enough_do_not_tell_of_the_other
     site.write()
     assert site.left("one mean", 0.0) == ""
     for kind in (*KINDS, "statistics", "means within a class"):
-        assert f"{FEW} 1 sample, and it tells of 3 or more together" in site.left(kind, 0.0)
+        assert f"{FEW} fewer than 3 samples" in site.left(kind, 0.0)
 
 
 def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
@@ -488,7 +531,7 @@ def test_scores_before_and_after_a_label_is_corrected_do_not_tell_of_its_sample(
     faults = [told["fault"] for told in changed if "fault" in told]
     assert [told for told in changed if "fault" not in told] == [first] * (12 - len(faults))
     assert 0 < len(faults) < 12
-    assert all("the difference would tell of 2 samples, and it tells of 20 or more together" in one for one in faults)
+    assert all("the difference would tell of fewer than 20 samples (min_mean in its file)" in one for one in faults)
     # With all labels changed the sets have no sample in common.
     assert score((y + 1) % 10)["samples"] == 40
 

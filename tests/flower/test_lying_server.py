@@ -648,6 +648,25 @@ def test_of_a_lock_that_cannot_be_written_a_site_is_not_told_that_it_cannot_be_l
 # What the server says of the data ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("multiplier", [0, 1e-9])
+def test_a_mean_is_not_of_the_sample_beyond_the_servers_bounds_alone(multiplier: float, tmp_path: Path) -> None:
+    # On a unit scale from 0.95 on 425 of 1,024 numbers of means told one sample's.
+    site = OwnSite(tmp_path)
+    asked = site.experiment({"scale": "unit", "multiplier": multiplier})
+    setup = describe_setup(make_setup(asked))
+    setup["scale"] |= {"unit_factor": [[[20.0]]], "unit_offset": [[[-19.0]]]}  # type: ignore[operator]
+    grid = Nodes([{"partition-id": 0, "site": str(tmp_path / "site.toml")}])
+    told = {"experiment": as_table(asked), "setup": setup, "client": 0, "round": 0}
+    (reply,) = grid.send_and_receive(
+        [Message(pack(fields_of("query.share", told), to_record({})), 1000, "query.share")]
+    )
+    fields, tensors = unpack(reply.content)
+    if multiplier:
+        assert "so little noise hides none that is beyond them; valid: 0 (not cut), or 0.5 or more" in fields["fault"]
+    else:
+        assert not tensors["x"].any()
+
+
 @pytest.mark.parametrize("kind", ["a number for each sample", "one number", "zero", "infinite", "none"])
 def test_a_scale_of_another_shape_is_refused(tmp_path: Path, kind: str) -> None:
     """A factor for each sample would make a raw sample of a mean, and one for all would make its noise too small."""

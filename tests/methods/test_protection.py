@@ -155,9 +155,23 @@ def test_noise_is_of_the_size_asked_for_on_every_number_and_no_counter(distribut
     assert float(sent["w"].abs().mean()) == pytest.approx(0.5 if distribution == "laplace" else 0.5 * 0.7979, rel=0.02)
     assert sent["seen"] == 3
     scaled = protected(ClipAndNoise(distribution=distribution, scale=0.5, on="gradients"), zeros, zeros, lr=0.01)
-    torch.testing.assert_close(scaled["w"], 0.01 * sent["w"])
+    torch.testing.assert_close(scaled["w"], 0.01 * sent["w"], rtol=0, atol=0.01 * 0.5 * 2**-9)
     by_clip = protected(ClipAndNoise(distribution=distribution, multiplier=0.25, clip=2.0), zeros, zeros)
     torch.testing.assert_close(by_clip["w"], sent["w"])
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_the_last_digits_of_noise_do_not_tell_whether_a_number_moved(distribution: Any, side: Any) -> None:
+    # A float sum has fewer digits than small noise alone: those told of an update under noise of ten clips.
+    start = {"w": torch.zeros(100_000)}
+    part = ClipAndNoise(distribution=distribution, clip=1.0, multiplier=10.0, side=side)
+    context = ReleaseContext(1, 1, 0.1, np.random.default_rng(0))
+    for moved in (0.0, 0.003):
+        upload = {"w": torch.full((100_000,), moved)}
+        sent = protected(part, upload, start) if side == "client" else part.release(upload, start, context)
+        assert not (sent["w"] / 2.0**-6).frac().any()
+        assert len(sent["w"].unique()) > 2_000
 
 
 @pytest.mark.parametrize("clip", [1.0, None])

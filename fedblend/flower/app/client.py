@@ -211,6 +211,7 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
         with trust_of(site):
             sharing = build("sharing", fields["sharing"])
         guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
+        digests: list[str] = []
         try:
             # The site does not rely on the server's own check.
             if why := fault_of_sharing(sharing):
@@ -219,7 +220,6 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
             check_mechanisms(site, {"sharing": sharing.mechanism()})
             x, y = samples(context)
             covered: SampleSet | None = None
-            digests: list[str] = []
 
             def cover(tags: np.ndarray, groups: np.ndarray) -> None:
                 nonlocal covered
@@ -240,6 +240,9 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
                 if payload or digests:
                     guard.mark_sent("sharing")
         except RefusedByPolicy as refusal:
+            # That its samples differ in a few from earlier ones tells of labels, so that it counts.
+            for digest in digests:
+                audit.record_sent(run, 0, client, sharing.bytes_kind, {}, False, sharing=digest)
             audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
             raise
         # By its number of samples the server bounds what a site can share.

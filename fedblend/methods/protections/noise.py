@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,9 @@ from fedblend.core.registry import NonNegative, Positive, part
 
 LEAST = 1e-30
 """Smallest noise. Smaller numbers lose digits in float32, down to 1e-45, where noise is 0 and hides nothing."""
+
+STEPS = 10
+"""Noisy numbers are rounded to steps of 2^-10 to 2^-9 times the noise's size."""
 
 
 @part("protection", "noise")
@@ -76,7 +80,7 @@ class ClipAndNoise(Protection):
             change = self._clipped(change, self.clip * unit)
         if size:
             noise = self._noise(unit)
-            return moved(upload, start, {name: c + self._drawn(c, noise, rng) for name, c in change.items()})
+            return moved(upload, start, {name: self._noisy(c, noise, rng) for name, c in change.items()})
         # The update as sent must be within the norm, because the server's noise is sized for it.
         return no_further(moved(upload, start, change), start, change)
 
@@ -90,7 +94,7 @@ class ClipAndNoise(Protection):
             return dict(weights)
         unit = round.lr if self.on == "gradients" else 1.0
         share, noise = round.arrived / round.cohort, self._noise(unit, round.cohort)
-        change = {name: share * c + self._drawn(c, noise, round.rng) for name, c in changes(weights, start).items()}
+        change = {name: self._noisy(share * c, noise, round.rng) for name, c in changes(weights, start).items()}
         return moved(weights, start, change)
 
     def mechanism(self) -> Mechanism | str:
@@ -126,11 +130,15 @@ class ClipAndNoise(Protection):
             )
         return size
 
-    def _drawn(self, like: torch.Tensor, size: float, rng: np.random.Generator) -> torch.Tensor:
-        """Noise for each number of a tensor."""
-        shape = tuple(like.shape)
-        if self.distribution == "gaussian":
-            drawn = rng.standard_normal(shape, np.float32)
-        else:
-            drawn = rng.laplace(size=shape).astype(np.float32)
-        return (size * torch.from_numpy(np.asarray(drawn))).to(like)
+    def _noisy(self, change: torch.Tensor, size: float, rng: np.random.Generator) -> torch.Tensor:
+        """A change with noise on each number, rounded to steps that depend on the noise's size alone.
+
+        The last digits of a float sum tell of its summands: only noise added to 0 gives all small numbers (Mironov
+        2012, "On significance of the least significant bits for differential privacy").
+        """
+        if not size:
+            return change
+        shape, step = tuple(change.shape), math.ldexp(1.0, math.frexp(size)[1] - STEPS)
+        drawn = rng.standard_normal(shape, np.float32) if self.distribution == "gaussian" else rng.laplace(size=shape)
+        noisy = change.double() + size * torch.from_numpy(np.asarray(drawn)).to(change.device, torch.float64)
+        return ((noisy / step).round() * step).to(change)

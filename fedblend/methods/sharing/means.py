@@ -127,14 +127,20 @@ class SharedMeans(Sharing):
 
     def share(self, local: ClientData) -> Payload | None:
         """Means of inputs x [groups, ...] and of targets y [groups, outputs]; ``None`` below the threshold."""
-        if self.scale == "unit":
-            return self._means(local, lambda x: local.scale.to_unit(local.scale(x)))
+        unit = self.scale == "unit"
         if self.multiplier:
             # Clipped to the bounds that the noise is sized for, because a site's samples may exceed its scale.
-            return self._means(local, lambda x: local.scale.from_unit(local.scale.to_unit(local.scale(x))))
-        return self._means(local, local.scale)
+            after = (lambda x: x) if unit else local.scale.from_unit
+            return self._means(local, lambda x: after(local.scale.to_unit(local.scale(x))))
+        # Not clipped before the mean: with bounds of a server's choice it would be of the sample beyond them alone.
+        return self._means(local, local.scale, local.scale.to_unit if unit else None)
 
-    def _means(self, local: ClientData, read: Callable[[torch.Tensor], torch.Tensor]) -> Payload | None:
+    def _means(
+        self,
+        local: ClientData,
+        read: Callable[[torch.Tensor], torch.Tensor],
+        convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Payload | None:
         n = len(local.y)
         if self.multiplier and local.task.kind != "classification":
             raise FedblendError(
@@ -148,6 +154,7 @@ class SharedMeans(Sharing):
         if not bool(allowed.any()):
             return None
         payload = {name: tensor[allowed] for name, tensor in payload.items()}
+        payload["x"] = convert(payload["x"]) if convert else payload["x"]
         if self.noise:
             drawn = local.rng.standard_normal(payload["x"].shape, np.float32)
             payload["x"] = payload["x"] + self.noise * torch.from_numpy(drawn)
