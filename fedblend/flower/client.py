@@ -128,6 +128,11 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
             why = refusal.why if isinstance(refusal, Withheld) else str(refusal)
             record.record_refused(run, task.round, client, kind, why)
             raise
+        except Exception as error:
+            # A server that chooses the model may choose on which samples it fails.
+            if what in (SCORES, ANSWERS) and not isinstance(error, FedblendError):
+                record.record_sent(run, task.round, client, kind, {}, False, once.part, begun=True)
+            raise
         reply = pack(plain(reply_fields), to_record(leaving))
     except Exception as error:
         reply = pack({"fault": reply_text(error)})

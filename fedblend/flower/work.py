@@ -191,18 +191,19 @@ def _trained(
         outputs = _without_few(task, train_task, outputs)
     begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
     upload, extras = leaving(task, experiment.method.upload.payload(payload, outputs), begun, trained.extras)
-    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
-        task.memory.keep("upload", str(task.round), upload)
+    sent = upload
     if aggregator := secure_aggregator(task):
         assert taken is not None
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
-        sent = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
-        beside = sent_beside(sent, owner, train_task.server_state)
-        upload = masked_update(task, aggregator, upload, begun, fields, taken, beside)
+        mixed = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
+        beside = sent_beside(mixed, owner, train_task.server_state)
+        sent = masked_update(task, aggregator, upload, begun, fields, taken, beside)
     if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
-    return reply_fields, upload | add_prefix("extras/", extras)
+    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
+        task.memory.keep("upload", str(task.round), upload)
+    return reply_fields, sent | add_prefix("extras/", extras)
 
 
 def _without_few(task: ClientTask, train_task: TrainTask, outputs: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
+from fedblend.flower import client as at_client
 from fedblend.flower import site as at_site
 from fedblend.flower.app.client import add_sharing, blend_mod
 from fedblend.flower.app.inputs import Inputs
@@ -857,3 +859,23 @@ def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path)
         assert str(tmp_path) not in reason
         path.write_text("=")
         at_site._read_cached.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query.ask"])
+def test_work_that_fails_on_some_samples_counts(kind: str, tmp_path: Path) -> None:
+    """A server chooses the model: whether it fails may tell of a sample."""
+    site = KeptSite(tmp_path, max_scores=1, max_answers=1)
+    site.connect()
+    asked = asking(site, holdout=0.3)
+    site.trained(asked)
+
+    def fails(*_: Any) -> Any:
+        raise IndexError("an id beyond the vocabulary")
+
+    (_, what, _, form), app = at_client.ANSWERED[2 if kind == "query.ask" else 3], ClientApp()
+    register = app.evaluate() if kind == "evaluate" else app.query("ask")
+    register(functools.partial(at_client.answered, what=what, do=fails, form=form))
+    site.grid.app = app
+    told = [site.reply(kind, asked, tensors={}, split="holdout")[0]["fault"] for _ in range(2)]
+    assert told[0] == "its app failed; the log of its SuperNode states why"
+    assert "in all runs, and sends no more" in told[1]
