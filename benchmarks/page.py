@@ -394,13 +394,11 @@ def aggregators_section() -> str:
     """How fast uploads are read while they are aggregated, beside a copy."""
     found = read("aggregators")
     lines = [
-        [one["aggregator"], one["way"], f"{one['gb_s']:.1f}", f"{one['x_copy']:.1f}", f"{one['extra_mb']:.0f}"]
+        [one["aggregator"], f"{one['gb_s']:.1f}", f"{one['x_copy']:.1f}", f"{one['extra_mb']:.0f}"]
         for one in found["rows"]
     ]
     head = f"{found['clients']} uploads of {found['parameters']:,} float32 numbers, one thread, medians of turns."
-    return (
-        f"{head}\n\n{markdown(('aggregator', 'way', 'GB/s', 'x the time of a copy', 'MB beside the uploads'), lines)}"
-    )
+    return f"{head}\n\n{markdown(('aggregator', 'GB/s', 'x the time of a copy', 'MB beside the uploads'), lines)}"
 
 
 def xor_section() -> str:

@@ -12,8 +12,8 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
-from fedblend.methods.aggregators.kernels import squared_distances
 from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.rows import squared_distances
 
 FEWEST = 3
 """Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)."""

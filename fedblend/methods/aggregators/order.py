@@ -13,8 +13,8 @@ from pydantic import Field, Strict
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
-from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
+from fedblend.methods.aggregators.rows import mean_of_order, mean_within
 
 Bound = Annotated[float, Strict()]
 """End of an interval; it may be infinite."""
