@@ -24,6 +24,7 @@ from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.cuda_graphs import Work
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
@@ -362,6 +363,18 @@ def without_machine(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     """Normal numbers of a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class NoRecorder:
+    """Runs the work every time: the recorder of tests without CUDA."""
+
+    def warm(self, work: Work) -> None:
+        """Run the work."""
+        work()
+
+    def record(self, work: Work) -> Work:
+        """Return the work itself."""
+        return work
 
 
 def same_up_to_rounding(made: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], steps: int) -> None:

@@ -143,7 +143,7 @@ def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, star
     flat = wide.reshape(len(rows), -1)
     distances = np.square(flat[:, None] - flat[None]).sum(2)
     near = np.sort(distances, axis=1)[:, 1 : len(rows) - aggregator.byzantine - 1].sum(1)
-    kept = 1 if isinstance(aggregator, Krum) else aggregator.kept
+    kept = getattr(aggregator, "kept", 1)
     return wide[np.argsort(near, kind="stable")[:kept]].mean(0)
 
 
