@@ -1,9 +1,8 @@
 """How fast uploads become one: each aggregator on 100 uploads of 1.2 million parameters, beside a plain copy of them.
 
 Uploads are float32, 480 MB in all, and lie in memory as training leaves them: one tensor each, somewhere else. All
-contestants have their turn before the next repeat, on one thread; gigabytes a second are those of the uploads. Kernels
-and the plain PyTorch way that serves where there is no compiler are timed apart. The memory is the most that a
-contestant had beyond the uploads, which a gathering aggregator cannot do without.
+contestants have their turn before the next repeat, on one thread; gigabytes a second are those of the uploads. The
+memory is the most that a contestant had beyond the uploads, which a gathering aggregator cannot do without.
 
     python benchmarks/aggregators.py [--repeats 7] [--clients 100] [--parameters 1200000] [--out FILE.json]
 """
@@ -24,15 +23,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedblend._kernels import build
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import kernels as ways
 from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
-
-NEVER = 1 << 62
-"""Numbers from which kernels are used, where they are not to be."""
 
 STATUS = Path("/proc/self/status")
 
@@ -53,8 +47,8 @@ def uploads(clients: int, parameters: int) -> list[Any]:
     return [({"w": torch.randn(parameters, generator=generator)}, float(1 + k)) for k in range(clients)]
 
 
-def contestants(given: list[Any]) -> dict[tuple[str, str], Callable[[], object]]:
-    """What is timed, by name and way."""
+def contestants(given: list[Any]) -> dict[str, Callable[[], object]]:
+    """What is timed, by name."""
     start = {"w": torch.zeros_like(given[0][0]["w"])}
     copies = [torch.empty_like(tensors["w"]) for tensors, _ in given]
 
@@ -74,30 +68,22 @@ def contestants(given: list[Any]) -> dict[tuple[str, str], Callable[[], object]]
         f"krum, {byzantine}": Krum(byzantine=byzantine),
         f"multi-krum, {byzantine}": MultiKrum(byzantine=byzantine),
     }
-    made: dict[tuple[str, str], Callable[[], object]] = {("copy", ""): copy}
-    for name, aggregator in aggregators.items():
-        for way in ("kernel", "plain") if build.library(ways.SOURCE) is not None else ("plain",):
-            made[name, way] = aggregate(aggregator)
-    return made
+    return {"copy": copy} | {name: aggregate(aggregator) for name, aggregator in aggregators.items()}
 
 
-def timed(run: Callable[[], object], way: str) -> float:
-    """Seconds of one run in its way."""
-    before, ways.MIN_NUMBERS = ways.MIN_NUMBERS, NEVER if way == "plain" else 0
-    try:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    finally:
-        ways.MIN_NUMBERS = before
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of one run."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
-def megabytes(run: Callable[[], object], way: str) -> float | None:
+def megabytes(run: Callable[[], object]) -> float | None:
     """The most memory that a run has beyond what there was before it; ``None`` where Linux does not tell."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before = memory("VmRSS")
-        timed(run, way)
+        run()
         return (memory("VmHWM") - before) / 1e6
     except (OSError, StopIteration):
         return None
@@ -114,23 +100,22 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     given = uploads(asked.clients, asked.parameters)
     size = sum(tensors["w"].nbytes for tensors, _ in given)
     runs = contestants(given)
-    extra = {key: megabytes(run, key[1]) for key, run in runs.items()}
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    extra = {key: megabytes(run) for key, run in runs.items()}
+    seconds: dict[str, list[float]] = {key: [] for key in runs}
     for _ in track(range(asked.repeats), "timing", transient=True, console=Console(stderr=True)):
         for key, run in runs.items():
-            seconds[key].append(timed(run, key[1]))
-    copied = statistics.median(seconds["copy", ""])
+            seconds[key].append(timed(run))
+    copied = statistics.median(seconds["copy"])
     rows = [
         {
             "aggregator": name,
-            "way": way,
             "gb_s": size / 1e9 / statistics.median(took),
             "best_gb_s": size / 1e9 / min(took),
             "x_copy": statistics.median(took) / copied,
-            "extra_mb": extra[name, way],
+            "extra_mb": extra[name],
             "seconds": took,
         }
-        for (name, way), took in seconds.items()
+        for name, took in seconds.items()
     ]
     machine = {"processor": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     return {"clients": asked.clients, "parameters": asked.parameters, "machine": machine, "rows": rows}
@@ -138,11 +123,11 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
-    table = Table("aggregator", "way", "GB/s", "best", "times a copy's time", "MB beyond the uploads")
+    table = Table("aggregator", "GB/s", "best", "times a copy's time", "MB beyond the uploads")
     for row in found["rows"]:
         extra = "" if row["extra_mb"] is None or row["aggregator"] == "copy" else f"{row['extra_mb']:.0f}"
         numbers = (f"{row['gb_s']:.2f}", f"{row['best_gb_s']:.2f}", f"{row['x_copy']:.1f}", extra)
-        table.add_row(row["aggregator"], row["way"], *numbers)
+        table.add_row(row["aggregator"], *numbers)
     Console().print(table)
     print(f"{found['clients']} uploads of {found['parameters']:,} float32 parameters; medians, in turn, one thread.")
 

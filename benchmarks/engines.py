@@ -32,7 +32,7 @@ sys.path.append(str(HERE / "peers"))
 from fedblend_job import table_of
 from jobs import JOBS, write
 
-from fedblend._kernels import build, lowrank, tiles, winograd
+from fedblend._kernels import build, lowrank, winograd
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import TIMED_CLIENTS
 from fedblend.engines.loop import LoopEngine
@@ -51,7 +51,6 @@ LEFT_OUT: Mapping[str, Callable[[], Any]] = {
     "stacked": contextlib.nullcontext,
     "stacked, without low-rank updates": lambda: patch.object(lowrank, "LEAST", 1 << 62),
     "stacked, without Winograd": lambda: patch.object(winograd, "MIN_CHANNELS", 1 << 30),
-    "stacked, without matrix units": lambda: patch.object(tiles, "FILLED", 2.0),
 }
 """Ways of stacks: each layer is computed as is fastest, with one choice left out."""
 
@@ -66,8 +65,6 @@ def ways_of(setup: Setup, stack: int) -> dict[str, tuple[LoopEngine, int, Callab
     }
     chosen: dict[str, str] | None = None
     for name, context in LEFT_OUT.items():
-        if "matrix units" in name and not tiles.is_usable():
-            continue
         with context():
             if "low-rank" not in name:
                 chosen = faster_kernels(setup, min(stack, TIMED_CLIENTS))

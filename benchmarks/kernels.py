@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedblend._kernels import build, operators, tiles, winograd
+from fedblend._kernels import build, operators, winograd
 
 BATCH = 10
 LAYERS = (
@@ -93,8 +93,7 @@ def rates(layer: tuple[str, int, int, int, int, int], turns: int) -> dict[str, o
         ways |= {way: ours(x, w, g, padding, side) for way, side in winograd.WAYS.items()}
     seconds = best([call for calls in ways.values() for call in calls], turns)
     found = {way: [work / s for s in seconds[3 * i : 3 * i + 3]] for i, way in enumerate(ways)}
-    on_tiles = tiles.take(channels, outputs, (kernel, kernel), padding)
-    return {"layer": name, "mflop": 1000 * work, "tiles": on_tiles, **found}
+    return {"layer": name, "mflop": 1000 * work, **found}
 
 
 def peak(turns: int) -> float:

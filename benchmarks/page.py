@@ -298,7 +298,7 @@ def profile_facts(found: Table) -> str:
     )
 
 
-KERNELS_HEAD = ("layer", "MFLOP", "units", "direct", "Winograd's", "tile", "PyTorch's")
+KERNELS_HEAD = ("layer", "MFLOP", "direct", "Winograd's", "tile", "PyTorch's")
 
 
 def kernels_section() -> str:
@@ -324,11 +324,12 @@ def kernels_rows(found: Table) -> list[list[str]]:
     made = []
     for one in found["rows"]:
         theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
-        units = "matrix" if one["tiles"] else "vector"
+        # Empty for rates of an earlier version, which used matrix units (AMX).
+        ours = _rates([] if one.get("tiles") else one["ours"])
         tiles = {side: one[way] for way, side in (("winograd", "2x2"), ("winograd-4x4", "4x4")) if way in one}
         side = min(tiles, key=lambda side: sum(1 / rate for rate in tiles[side]), default="")
         fast = _rates(tiles.get(side, []))
-        made.append([one["layer"], f"{one['mflop']:.0f}", units, _rates(one["ours"]), fast, side, _rates(theirs)])
+        made.append([one["layer"], f"{one['mflop']:.0f}", ours, fast, side, _rates(theirs)])
     return made
 
 
@@ -393,13 +394,11 @@ def aggregators_section() -> str:
     """How fast uploads are read while they are aggregated, beside a copy."""
     found = read("aggregators")
     lines = [
-        [one["aggregator"], one["way"], f"{one['gb_s']:.1f}", f"{one['x_copy']:.1f}", f"{one['extra_mb']:.0f}"]
+        [one["aggregator"], f"{one['gb_s']:.1f}", f"{one['x_copy']:.1f}", f"{one['extra_mb']:.0f}"]
         for one in found["rows"]
     ]
     head = f"{found['clients']} uploads of {found['parameters']:,} float32 numbers, one thread, medians of turns."
-    return (
-        f"{head}\n\n{markdown(('aggregator', 'way', 'GB/s', 'x the time of a copy', 'MB beside the uploads'), lines)}"
-    )
+    return f"{head}\n\n{markdown(('aggregator', 'GB/s', 'x the time of a copy', 'MB beside the uploads'), lines)}"
 
 
 def xor_section() -> str:

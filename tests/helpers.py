@@ -15,7 +15,6 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from fedblend._kernels import operators
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Task
@@ -25,6 +24,7 @@ from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.cuda_graphs import Work
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.setup import make_setup
@@ -365,25 +365,16 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def pools_inside_equal_pools_after(
-    shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
-) -> None:
-    """Assert that convolutions of x ``shape`` [K, B, C, H, W] which pool their outputs, or spread the gradients of
-    pooled ones, give the bits that a pool after them gives, and a spreading before them."""
-    x, w = draw(*shape), draw(shape[0], outputs, shape[2], *kernel, seed=1)
-    y = operators.run_conv(x, w, padding)
-    values, places = operators.run_pool(y)
-    g = draw(*values.shape, seed=2)
-    spread = operators.run_spread(g, places, *y.shape[-2:])
+class NoRecorder:
+    """Runs the work every time: the recorder of tests without CUDA."""
 
-    pooled, which = operators.run_conv_pool(x, w, padding)
+    def warm(self, work: Work) -> None:
+        """Run the work."""
+        work()
 
-    assert torch.equal(pooled, values)
-    assert torch.equal(which, places)
-    by_input = operators.run_conv_input(spread, w, padding, *shape[3:])
-    assert torch.equal(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
-    by_weight = operators.run_conv_weight(x, spread, padding, *kernel)
-    assert torch.equal(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
+    def record(self, work: Work) -> Work:
+        """Return the work itself."""
+        return work
 
 
 def same_up_to_rounding(made: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], steps: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from fedblend._kernels import tiles, winograd
+from fedblend._kernels import winograd
 from fedblend._kernels.operators import Convolution, MaxPool, are_usable
 
 MAX_CHANNELS = 16
@@ -121,9 +121,7 @@ def _way_on_cpu(layer: nn.Module, precision: str) -> str:
     if not isinstance(layer, nn.Conv2d):
         return "direct"
     sizes = layer.in_channels, layer.out_channels, layer.kernel_size, int(layer.padding[0])
-    # Not in bfloat16: oneDNN computes it on the matrix units, with one multiplication a product.
-    if precision != "bfloat16" and tiles.take(*sizes):
-        return "direct"
+    # Not in bfloat16, which oneDNN computes on a processor's matrix units, where it has them.
     if precision != "bfloat16" and min(sizes[:2]) >= MIN_WINOGRAD_CHANNELS and winograd.supports(*sizes):
         return "winograd-4x4" if max(sizes[:2]) <= MAX_4X4_CHANNELS else "winograd"
     return "direct" if layer.in_channels <= MAX_CHANNELS else ""

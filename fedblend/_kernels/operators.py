@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fedblend._kernels import build, tiles
+from fedblend._kernels import build
 from fedblend._kernels import winograd as winograd_kernels
 from fedblend._kernels.tracing import opaque
 
@@ -44,16 +44,13 @@ def are_usable(device: torch.device) -> bool:
 def _call_conv(
     name: str, x_shape: Any, w_shape: Any, padding: int, winograd: int, *tensors: torch.Tensor | None
 ) -> None:
-    """Run a form of a convolution by Winograd's way, or in the direct kernels that are faster for its channels."""
-    _, outputs, channels, *kernel = w_shape
+    """Run a form of a convolution by Winograd's way, or in the direct kernels."""
+    _, outputs, _, *kernel = w_shape
     given = (*x_shape, outputs, *kernel, padding, *tensors)
     if winograd:
         build.function(winograd_kernels.SOURCE, f"winograd_{name}", "iiiiiiiiiiPPPP")(winograd, *given)
-        return
-    source = build.SOURCE
-    if tiles.take(channels, outputs, kernel, padding):
-        source, name = tiles.SOURCE, f"tiles_{name}"
-    build.function(source, name, "iiiiiiiiiPPPP")(*given)
+    else:
+        build.function(build.SOURCE, name, "iiiiiiiiiPPPP")(*given)
 
 
 def _call_pool(name: str, height: int, width: int, outputs: torch.Tensor, *tensors: torch.Tensor) -> None:

@@ -19,9 +19,6 @@ namespace {
 
 constexpr Mask EVEN = places_by([](int i) { return 2 * i; });
 constexpr Mask ODD = places_by([](int i) { return 2 * i + 1; });
-// Two vectors in turn, one number of each at a time: the first half of the result, and the second.
-constexpr Mask LOW = places_by([](int i) { return i / 2 + i % 2 * LANES; });
-constexpr Mask HIGH = places_by([](int i) { return LANES / 2 + i / 2 + i % 2 * LANES; });
 // Each number of a vector twice: the first half of the result, and the second.
 constexpr Mask TWICE_LOW = places_by([](int i) { return i / 2; });
 constexpr Mask TWICE_HIGH = places_by([](int i) { return LANES / 2 + i / 2; });

@@ -150,7 +150,8 @@ def _merge_repeats(graph: Graph) -> None:
     known: dict[Any, Node] = {}
     for node in calls:
         first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
-        if first is not node and not _is_random(node):
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if first is not node and not is_random:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 
@@ -175,10 +176,6 @@ def _is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     has_alias = schema is not None and any(value.alias_info is not None for value in schema.returns)
     return has_alias or node.target in VIEWS or node.target is operator.getitem
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _remove_identities(graph: Graph, node: Node) -> None:

@@ -15,7 +15,7 @@ from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advi
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
-from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_line
+from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_printer
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.presets import presets
@@ -26,7 +26,7 @@ from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
 from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import first_difference, one_thread
-from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
+from fedblend.runs.tuning import BEST, MethodSearch, tune
 
 KINDS = (
     "means",
@@ -112,14 +112,9 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
         highlight=False,
         soft_wrap=True,
     )
-    done: dict[str, int] = {}
-
-    def on_trial(label: str, trial: Trial, most: int) -> None:
-        notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
-
     with locked_study(folder), told_how_to_go_on("advise", file, folder):
         write_json(folder / OPTIONS, options)
-        searches = tune(study, folder / "search", on_trial, foreign_fields=True)
+        searches = tune(study, folder / "search", trial_printer(notes), foreign_fields=True)
         tuned = expand(api.load(folder / "search" / BEST))
         place = _runs_folder(folder, tuned)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,9 @@ TRIALS = "trials.csv"
 def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | None) -> None:
     """Search in a new folder, or go on with the newest search of the file; print a table, write the best file."""
     table, folder = begin_search("tune", file, changes, resume, out)
-    console, notes = Console(), Console(stderr=True)
-    done: dict[str, int] = {}
-
-    def on_trial(label: str, trial: Trial, most: int) -> None:
-        notes.print(trial_line(done, label, trial, most), highlight=False, soft_wrap=True)
-
+    console = Console()
     with told_how_to_go_on("tune", file, folder):
-        searches = tune(table, folder, on_trial)
+        searches = tune(table, folder, trial_printer(Console(stderr=True)))
     console.print(_best_table(searches))
     for search in searches:
         assert search.best is not None
@@ -84,12 +79,18 @@ def told_how_to_go_on(command: str, file: Path, folder: Path) -> Iterator[None]:
         raise Stopped(f"stopped; finished trials and checkpoints are kept. Go on with: {line}") from None
 
 
-def trial_line(done: dict[str, int], label: str, trial: Trial, most: int) -> str:
-    """A finished trial in one line; ``done`` counts each method's trials."""
-    done[label] = done.get(label, 0) + 1
-    outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
-    early = f", ended early after {trial.rounds} round{'s' * (trial.rounds != 1)}" if trial.pruned else ""
-    return f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
+def trial_printer(notes: Console) -> Callable[[str, Trial, int], None]:
+    """A function that prints a finished trial in one line, counted among its method's trials."""
+    done: dict[str, int] = {}
+
+    def on_trial(label: str, trial: Trial, most: int) -> None:
+        done[label] = done.get(label, 0) + 1
+        outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
+        early = f", ended early after {trial.rounds} round{'s' * (trial.rounds != 1)}" if trial.pruned else ""
+        line = f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
+        notes.print(line, highlight=False, soft_wrap=True)
+
+    return on_trial
 
 
 def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:

@@ -143,11 +143,11 @@ class Objective(ClientPart):
         return (self.loss,)
 
 
-def _build_base(spec: Any) -> Any:
-    return build("objective", spec, "method.objective.base")
-
-
-Base = Annotated[Any, BeforeValidator(_build_base), WithJsonSchema({"part": "objective"})]
+Base = Annotated[
+    Any,
+    BeforeValidator(lambda spec: build("objective", spec, "method.objective.base")),
+    WithJsonSchema({"part": "objective"}),
+]
 """The type of an option ``base``: an objective with its options, by name or as a table."""
 
 

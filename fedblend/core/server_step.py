@@ -19,11 +19,6 @@ Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 Response = dict[str, torch.Tensor]
 
 
-def _nobody(question: Tensors) -> list[Response]:
-    """No responses, for a server without clients."""
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerContext(ModelSpec):
     """What a server step may read in addition to the aggregate."""
@@ -36,7 +31,7 @@ class ServerContext(ModelSpec):
     """Keyed by seed and round."""
     start: Tensors = field(default_factory=dict)
     """The weights that the round began with."""
-    query: Callable[[Tensors], list[Response]] = _nobody
+    query: Callable[[Tensors], list[Response]] = lambda question: []
     """Sends a question to the clients of the round's good uploads; returns their answers in order of client."""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """What the step kept in the round before."""

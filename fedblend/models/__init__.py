@@ -35,10 +35,6 @@ __all__ = [
 ]
 
 
-def _trusted(path: str) -> str:
-    return registry.require_trusted(path, "model.path")
-
-
 @part("model", "module")
 class UserModule:
     """Any ``nn.Module``, as ``path = "package.module:Class"`` with ``arguments`` for its constructor.
@@ -46,7 +42,7 @@ class UserModule:
     The module must take a batch of inputs and return one row of outputs for each sample.
     """
 
-    path: Annotated[str, AfterValidator(_trusted)]
+    path: Annotated[str, AfterValidator(lambda path: registry.require_trusted(path, "model.path"))]
     """The class, a subclass of `nn.Module`, as `package.module:Class`; its file may be beside the experiment file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor, by name."""

@@ -184,7 +184,9 @@ def curve_chart(
         log_axis(axes, all_x)
     else:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
-    if _spans_decades([v for line in drawn for v in (*line.low, *line.high) if math.isfinite(v)]):
+    values = [v for line in drawn for v in (*line.low, *line.high) if math.isfinite(v)]
+    # So far apart, as when a run diverges, that only a logarithmic axis shows them.
+    if min(values) > 0 and max(values) > DIVERGED * min(values):
         axes.set_yscale("log")
         axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
         axes.minorticks_off()
@@ -216,11 +218,6 @@ def _draw_targets(axes: Axes, targets: Sequence[float]) -> None:
             f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
             textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
         )  # fmt: skip
-
-
-def _spans_decades(values: Sequence[float]) -> bool:
-    """Whether positive numbers are so far apart, as when a run diverges, that only a logarithmic axis shows them."""
-    return min(values) > 0 and max(values) > DIVERGED * min(values)
 
 
 def _value(line: Line, i: int) -> str:

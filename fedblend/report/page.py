@@ -61,7 +61,7 @@ def page(sections: Sequence[DatasetSection]) -> str:
     values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
     _leave_out_images(values)
     return _template().render(
-        title=_title(sections),
+        title=" / ".join(dict.fromkeys(section.description.title for section in sections)),
         runs=sum(len(g.outcomes) for section in sections for g in section.groups),
         sections=values,
         band=BAND_TEXT,
@@ -98,11 +98,6 @@ def _leave_out_images(values: Sequence[dict[str, Any]]) -> None:
                 else:
                     one["left_out"] += images.methods if kind == "galleries" else [f"points of {images.method}"]
             one[kind] = kept
-
-
-def _title(sections: Sequence[DatasetSection]) -> str:
-    """The names of the experiments."""
-    return " / ".join(dict.fromkeys(section.description.title for section in sections))
 
 
 def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:

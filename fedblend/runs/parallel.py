@@ -57,14 +57,16 @@ def run_all(
 ) -> dict[str, str]:
     """Run every experiment of a study in ``folder``; return the error message of each failed run, by its name.
 
-    ``jobs`` is the number of parallel runs (default: the number of processors, at most the number of runs). Runs with
+    ``jobs`` is the number of parallel runs (default: processors divided by the largest number of ranks, at most
+    the number of runs). Runs with
     parts from the user's main script run one after another in this process, with a warning. A failed run does not stop
     the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
     :class:`FedblendError` before the first run if a run to resume has another experiment, or ``folder`` is itself a
     run.
     """
     require_no_run(folder)
-    jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or _default_jobs(study))
+    ranks = max((e.ranks or 1 for e in study.experiments.values()), default=1)
+    jobs = 1 if started_by_torchrun() else min(len(study.experiments), jobs or max(1, processors() // ranks))
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with locked_study(folder):
@@ -174,11 +176,6 @@ def _has_ended(run: RunDirectory, experiment: Experiment) -> bool:
     reason = str(status.get("reason", ""))
     ended = reason.startswith("ended by ")
     return ended and is_ended_by(reason.removeprefix("ended by "), run.experiment(), experiment)
-
-
-def _default_jobs(study: Study) -> int:
-    """Return the default number of parallel runs: processors divided by the largest number of ranks."""
-    return max(1, processors() // max((e.ranks or 1 for e in study.experiments.values()), default=1))
 
 
 def processors() -> int:

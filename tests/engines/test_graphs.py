@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import NoRecorder, images, run, same, same_up_to_rounding, setup, slow_except
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +19,7 @@ from fedblend.core.state import RunState
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
-from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, NoRecorder, RecordedWork, Work
+from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, RecordedWork, Work
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import Stack
 

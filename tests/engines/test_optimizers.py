@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import engine_of, examples, federation_of, images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import (
+    NoRecorder,
+    engine_of,
+    examples,
+    federation_of,
+    images,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    slow_except,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
@@ -26,7 +37,6 @@ from fedblend.engines.assignment import group_ends
 from fedblend.engines.autotune import plan_engine, unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD, StackedSGD, TorchOptimizer, clipped_by_client
-from fedblend.engines.stacked.cuda_graphs import NoRecorder
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.fields import Train

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import draw, examples, pools_inside_equal_pools_after
+from helpers import draw, examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
@@ -118,7 +118,20 @@ def test_max_pools_and_their_gradients(planes: int, height: int, width: int, tie
 def test_fused_pools_equal_separate_pools(
     shape: tuple[int, int, int, int, int], outputs: int, kernel: tuple[int, int], padding: int
 ) -> None:
-    pools_inside_equal_pools_after(shape, outputs, kernel, padding)
+    x, w = draw(*shape), draw(shape[0], outputs, shape[2], *kernel, seed=1)
+    y = operators.run_conv(x, w, padding)
+    values, places = operators.run_pool(y)
+    g = draw(*values.shape, seed=2)
+    spread = operators.run_spread(g, places, *y.shape[-2:])
+
+    pooled, which = operators.run_conv_pool(x, w, padding)
+
+    assert torch.equal(pooled, values)
+    assert torch.equal(which, places)
+    by_input = operators.run_conv_input(spread, w, padding, *shape[3:])
+    assert torch.equal(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
+    by_weight = operators.run_conv_weight(x, spread, padding, *kernel)
+    assert torch.equal(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
 
 
 @given(

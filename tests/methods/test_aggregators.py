@@ -1,4 +1,4 @@
-"""Aggregators: worked by hand, against NumPy, under outliers, in both ways of computing."""
+"""Aggregators: worked by hand, against NumPy, under outliers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,11 @@ from helpers import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedblend._kernels import build
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import kernels as ways
-from fedblend.methods.aggregators.kernels import comparators, stages
+from fedblend.methods.aggregators import rows as of_rows
 from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
-from fedblend.methods.aggregators.mean import Sums, WeightedMean
+from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
-
-
-@pytest.fixture(params=["kernels", "plain"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of computing: kernels even where there is little to do, or never."""
-    monkeypatch.setattr(ways, "MIN_NUMBERS", 0 if request.param == "kernels" else 1 << 60)
-    if request.param == "kernels" and build.library(ways.SOURCE) is None:
-        pytest.skip("no C++ compiler")
-    return str(request.param)
 
 
 def uploads_of(values: Any, weights: Sequence[float] | None = None) -> list[Any]:
@@ -44,41 +33,13 @@ def result_of(aggregator: Aggregator, uploads: list[Any], start: Any = None) -> 
 
 
 def shape(rng: np.random.Generator) -> tuple[int, ...]:
-    """Shapes around the sizes of the kernels' blocks, and those of scalars and of nothing."""
-    return [(), (0,), (1,), (3, 5), (127,), (128,), (129,), (16, 17), (1500,), (2, 3, 5, 7)][rng.integers(10)]
-
-
-# Networks -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("places", range(1, 11))
-def test_a_network_puts_in_place_what_it_is_asked_for(places: int) -> None:
-    # The 0-1 principle: what holds for all rows of zeros and ones holds for all rows.
-    inputs = (np.arange(1 << places)[:, None] >> np.arange(places)) & 1
-    for low in range(places):
-        for high in range(low + 1, places + 1):
-            found = inputs.copy()
-            for i, j in comparators(places, low, high):
-                found[:, [i, j]] = np.sort(found[:, [i, j]], axis=1)
-            assert (found[:, low:high] == np.sort(inputs, axis=1)[:, low:high]).all()
-
-
-@pytest.mark.parametrize("places", [1, 2, 7, 16, 100, 129])
-def test_comparators_of_a_stage_do_not_meet_and_a_median_needs_fewer(places: int) -> None:
-    for stage in stages(places):
-        assert len(np.unique(stage)) == stage.size
-        assert (stage[:, 0] < stage[:, 1]).all()
-        assert stage.max() < places
-    middle = comparators(places, (places - 1) // 2, places // 2 + 1)
-    whole = comparators(places, 0, places)
-    assert len(middle) <= len(whole) == sum(len(stage) for stage in stages(places))
-    assert places < 4 or len(middle) < len(whole)
+    """Shapes of one and more dimensions, and those of scalars and of nothing."""
+    return [(), (0,), (1,), (3, 5), (16, 17), (2, 3, 5, 7)][rng.integers(6)]
 
 
 # By hand --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("aggregator", "values", "expected"),
     [
@@ -102,10 +63,9 @@ LINE = [0, 5, 6, 7, 9, 15, 22]
 """Uploads of one parameter. With f = 1, n - f - 2 = 4 nearest others, scores are 191, 46, 47, 58, 65, ..."""
 
 
-@pytest.mark.usefixtures("way")
 def test_krum_worked_by_hand() -> None:
     uploads = uploads_of([[value] for value in LINE])
-    distances = ways.squared_distances([u["w"] for u, _ in uploads])
+    distances = of_rows.squared_distances([u["w"] for u, _ in uploads])
 
     assert distances.tolist() == [[(a - b) ** 2 for b in LINE] for a in LINE]
     assert scores(distances, 1).tolist()[:5] == [191, 46, 47, 58, 65]
@@ -132,7 +92,6 @@ def test_the_case_by_hand_would_show_a_mistaken_score(mistake: str) -> None:
     assert int(MISTAKES[mistake](distances).argmin()) != 1
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_distances_are_those_over_all_tensors(place: int) -> None:
     names = ["abc"[(place + k) % 3] for k in range(3)]
@@ -149,7 +108,6 @@ def test_distances_are_those_over_all_tensors(place: int) -> None:
     assert found[names[0]].tolist() == [5]
 
 
-@pytest.mark.usefixtures("way")
 def test_of_equal_scores_the_first_client_wins() -> None:
     uploads = uploads_of([[1.0], [0.0], [1.0], [0.0], [1.0], [0.0]])
 
@@ -157,7 +115,6 @@ def test_of_equal_scores_the_first_client_wins() -> None:
     assert result_of(Krum(byzantine=1), uploads[1:] + uploads[:1]).tolist() == [0]
 
 
-@pytest.mark.usefixtures("way")
 def test_an_interval_lies_around_the_rounds_weights_and_its_mean_is_weighted() -> None:
     start = [10.0, -10.0, 1.0]
     uploads = uploads_of([[10.5, -10.0, 3.0], [9.5, -9.75, 0.0], [11.0, -12.0, 0.0]], [1.0, 3.0, 5.0])
@@ -186,11 +143,10 @@ def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, star
     flat = wide.reshape(len(rows), -1)
     distances = np.square(flat[:, None] - flat[None]).sum(2)
     near = np.sort(distances, axis=1)[:, 1 : len(rows) - aggregator.byzantine - 1].sum(1)
-    kept = 1 if isinstance(aggregator, Krum) else aggregator.kept
+    kept = getattr(aggregator, "kept", 1)
     return wide[np.argsort(near, kind="stable")[:kept]].mean(0)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(6))
@@ -209,7 +165,6 @@ def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -
     torch.testing.assert_close(found, torch.from_numpy(np.asarray(expected)).to(dtype))
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("clients", [1, 2, 3, 8, 17, 64, 101])
 def test_a_median_is_numpys_to_the_last_bit(clients: int) -> None:
     rows = np.random.default_rng(clients).normal(0, 1, (clients, 777)).astype(np.float32)
@@ -219,7 +174,6 @@ def test_a_median_is_numpys_to_the_last_bit(clients: int) -> None:
     assert np.array_equal(found.numpy(), np.median(rows, axis=0))
 
 
-@pytest.mark.usefixtures("way")
 def test_tensors_that_are_not_contiguous() -> None:
     rows = np.random.default_rng(0).normal(0, 1, (5, 40, 30)).astype(np.float32)
     uploads = [({"w": torch.from_numpy(row).t()}, 1.0) for row in rows]
@@ -229,28 +183,13 @@ def test_tensors_that_are_not_contiguous() -> None:
 
 
 def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "CPU_CHUNK", 30)
+    monkeypatch.setattr(of_rows, "CPU_CHUNK", 30)
     rows = [torch.arange(67.0) + 100 * k for k in range(3)]
 
-    found = list(ways.chunks(rows))
+    found = list(of_rows.chunks(rows))
 
     assert torch.equal(torch.cat([chunk for _, chunk in found], dim=1), torch.stack(rows))
     assert [place.start for place, _ in found] == list(range(0, 67, 10))
-
-
-@given(values=st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=40), weight=st.integers(1, 10**6))
-@examples(60)
-def test_the_mean_is_the_same_in_both_ways_to_the_last_bit(values: list[float], weight: int) -> None:
-    row = torch.tensor(values)
-    found = []
-    for worth in (0, 1 << 60):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ways, "MIN_NUMBERS", worth)
-            sums = Sums()
-            for weight_of in (3.0, float(weight)):
-                sums.add({"w": row * weight_of}, weight_of)
-            found.append(sums.tensors["w"])
-    assert torch.equal(*found)
 
 
 # Order, weights, types ------------------------------------------------------------------------------------
@@ -260,25 +199,22 @@ ROWS = st.integers(1, 5).flatmap(
 )
 
 
-@given(rows=ROWS, data=st.data(), plain=st.booleans())
+@given(rows=ROWS, data=st.data())
 @examples(80)
-def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any, plain: bool) -> None:
+def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any) -> None:
     permuted = data.draw(st.permutations(rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
-        for aggregator in (Median(), TrimmedMean(share=0.2), TrimmedMean(share=0.45)):
-            one, two = (result_of(aggregator, uploads_of(r)) for r in (rows, permuted))
-            assert torch.equal(one, two)
-        one, two = (result_of(IntervalMean(), uploads_of(r)) for r in (rows, permuted))
-        torch.testing.assert_close(one, two)
-        of_pairs = ways.squared_distances([u["w"] for u, _ in uploads_of(rows)])
-        assume(len(scores(of_pairs, 1).unique()) == len(rows))
-        assert torch.equal(*(result_of(Krum(byzantine=1), uploads_of(r)) for r in (rows, permuted)))
-        one, two = (result_of(MultiKrum(byzantine=1, kept=3), uploads_of(r)) for r in (rows, permuted))
-        torch.testing.assert_close(one, two)
+    for aggregator in (Median(), TrimmedMean(share=0.2), TrimmedMean(share=0.45)):
+        one, two = (result_of(aggregator, uploads_of(r)) for r in (rows, permuted))
+        assert torch.equal(one, two)
+    one, two = (result_of(IntervalMean(), uploads_of(r)) for r in (rows, permuted))
+    torch.testing.assert_close(one, two)
+    of_pairs = of_rows.squared_distances([u["w"] for u, _ in uploads_of(rows)])
+    assume(len(scores(of_pairs, 1).unique()) == len(rows))
+    assert torch.equal(*(result_of(Krum(byzantine=1), uploads_of(r)) for r in (rows, permuted)))
+    one, two = (result_of(MultiKrum(byzantine=1, kept=3), uploads_of(r)) for r in (rows, permuted))
+    torch.testing.assert_close(one, two)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
     value = np.float32([0.1, -1.7, 1e-20, 0.3])
@@ -288,7 +224,6 @@ def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
     np.testing.assert_allclose(found.numpy(), value, rtol=1e-7 if isinstance(aggregator, IntervalMean) else 0)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 def test_only_the_interval_mean_weighs_clients(aggregator: Aggregator) -> None:
     rows = np.random.default_rng(0).normal(0, 1, (7, 20))
@@ -297,7 +232,6 @@ def test_only_the_interval_mean_weighs_clients(aggregator: Aggregator) -> None:
     assert torch.equal(one, other) == (not isinstance(aggregator, IntervalMean))
 
 
-@pytest.mark.usefixtures("way")
 def test_a_wide_interval_is_the_weighted_mean() -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)), [1.0, 2, 3, 4, 5, 6, 7])
 
@@ -306,7 +240,6 @@ def test_a_wide_interval_is_the_weighted_mean() -> None:
     torch.testing.assert_close(found, WeightedMean().aggregate(uploads)["w"])
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 @pytest.mark.parametrize("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
@@ -318,7 +251,6 @@ def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int
     assert torch.equal(result_of(aggregator, uploads), alone)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggregator) -> None:
     values, counters = [[0.0], [0.1], [0.2], [9.0], [0.25]], [9, 50, 1000, 20, 31]
@@ -341,7 +273,6 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
     assert abs(found["w"].item()) < 1
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
@@ -361,18 +292,13 @@ ANYTHING = st.floats(allow_nan=False, allow_infinity=False, width=32)
 @given(
     honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12),
     others=st.lists(ANYTHING, max_size=4),
-    plain=st.booleans(),
 )
 @examples(120)
-def test_so_many_outliers_cannot_move_a_parameter_beyond_the_others(
-    honest: list[float], others: list[float], plain: bool
-) -> None:
+def test_so_many_outliers_cannot_move_a_parameter_beyond_the_others(honest: list[float], others: list[float]) -> None:
     rows = [[value] for value in [*others, *honest]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
-        found = [result_of(Median(), uploads_of(rows)).item()]
-        share = min(0.49, len(others) / len(rows))
-        found.append(result_of(TrimmedMean(share=share), uploads_of(rows)).item())
+    found = [result_of(Median(), uploads_of(rows)).item()]
+    share = min(0.49, len(others) / len(rows))
+    found.append(result_of(TrimmedMean(share=share), uploads_of(rows)).item())
     for value in found:
         assert min(honest) <= value <= max(honest)
 
@@ -390,20 +316,17 @@ def test_one_outlier_more_than_is_trimmed_does_move_it() -> None:
     byzantine=st.integers(0, 3),
     far=st.sampled_from([50.0, 1e6, 1e18, 3e38]),
     alike=st.booleans(),
-    plain=st.booleans(),
 )
 @examples(60)
 def test_krum_takes_an_honest_upload_and_multi_krum_none_of_the_others(
-    seed: int, byzantine: int, far: float, alike: bool, plain: bool
+    seed: int, byzantine: int, far: float, alike: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     honest = rng.uniform(-1, 1, (byzantine + 3 + int(rng.integers(3)), 30))
     evil = np.full((byzantine, 30), far) if alike else far * np.sign(rng.normal(0, 1, (byzantine, 30)))
     rows = rng.permutation(np.concatenate([honest, evil]).astype(np.float32))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "MIN_NUMBERS", 1 << 60 if plain else 0)
-        one = result_of(Krum(byzantine=byzantine), uploads_of(rows)).numpy()
-        several = result_of(MultiKrum(byzantine=byzantine), uploads_of(rows)).numpy()
+    one = result_of(Krum(byzantine=byzantine), uploads_of(rows)).numpy()
+    several = result_of(MultiKrum(byzantine=byzantine), uploads_of(rows)).numpy()
     assert (one == honest.astype(np.float32)).all(1).any()
     np.testing.assert_allclose(several, honest.mean(0), rtol=1e-5, atol=1e-6)
 
@@ -418,12 +341,11 @@ def near_each_other(far: float) -> tuple[list[torch.Tensor], torch.Tensor, list[
     return list(rows), (wide[:, None] - wide).square().sum(2), [k for k in range(9) if k != 4 or not far]
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("far", [0.0, 3e4, 1e18, 1e30])
 def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
     rows, exact, honest = near_each_other(far)
 
-    found = ways.squared_distances(rows)
+    found = of_rows.squared_distances(rows)
 
     assert torch.equal(found, found.t())
     torch.testing.assert_close(found[honest][:, honest], exact[honest][:, honest], rtol=1e-5, atol=0)

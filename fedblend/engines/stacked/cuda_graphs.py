@@ -33,18 +33,6 @@ class Recorder(Protocol):
         ...
 
 
-class NoRecorder:
-    """Runs the work every time: the recorder without CUDA."""
-
-    def warm(self, work: Work) -> None:
-        """Run the work."""
-        work()
-
-    def record(self, work: Work) -> Work:
-        """Return the work itself."""
-        return work
-
-
 class CudaRecorder:
     """Captures work as CUDA graphs with one memory pool: no graph reads what another left in the pool."""
 
@@ -76,11 +64,6 @@ class CudaRecorder:
             warnings.warn(f"CUDA cannot capture a step, so steps run without graphs: {self.refused}", stacklevel=2)
             return work
         return graph.replay
-
-
-def recorder_for(device: torch.device) -> Recorder:
-    """Return the recorder of a device."""
-    return CudaRecorder(device) if device.type == "cuda" else NoRecorder()
 
 
 class RecordedWork:

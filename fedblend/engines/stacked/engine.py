@@ -17,7 +17,7 @@ from fedblend.core.module import train_mode
 from fedblend.core.setup import Setup
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop import LoopEngine
-from fedblend.engines.stacked.cuda_graphs import Recorder, recorder_for
+from fedblend.engines.stacked.cuda_graphs import CudaRecorder, Recorder
 from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import dropouts, prepare_model
 from fedblend.engines.stacked.schedule import Stack
@@ -57,7 +57,7 @@ class StackedEngine(LoopEngine):
         self.stack = stack or STACK
         """The largest number of clients in one stack."""
         wanted = setup.experiment.cuda_graphs and self.device.type == "cuda"
-        self.recorder = recorder or (recorder_for(self.device) if wanted else None)
+        self.recorder = recorder or (CudaRecorder(self.device) if wanted else None)
         self.trainers: dict[Hashable, StackTrainer] = {}
         self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
         """The prepared model."""

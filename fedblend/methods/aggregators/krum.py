@@ -12,8 +12,8 @@ from pydantic import Field
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, part
-from fedblend.methods.aggregators.kernels import squared_distances
 from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.aggregators.rows import squared_distances
 
 FEWEST = 3
 """Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)."""
@@ -53,7 +53,7 @@ class Krum(Aggregator):
 
 
 @part("aggregator", "multi-krum")
-class MultiKrum(Aggregator):
+class MultiKrum(Krum):
     """Average the m uploads with Krum's lowest scores (Blanchard et al. 2017, section 4); see `krum`.
 
     m = 1 is Krum. The paper allows m up to n, which is the plain mean. Here m is at most n - f, because a larger m
@@ -61,10 +61,6 @@ class MultiKrum(Aggregator):
     once; Flower weights the selected ones by samples. Integer tensors are rounded.
     """
 
-    takes_extras = True
-
-    byzantine: Annotated[Int, Field(ge=0)] = 1
-    """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""
     kept: Count | None = None
     """Uploads that are averaged, m (default: all but `byzantine`); never more than the uploads received less
     `byzantine`.
@@ -72,16 +68,12 @@ class MultiKrum(Aggregator):
 
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if a cohort is too small for ``byzantine`` or for ``kept``."""
-        _require_byzantine(self.byzantine, cohort, "train.cohort is")
+        super().require_possible(cohort)
         if self.kept is not None and self.kept > cohort - self.byzantine:
             raise FedblendError(
                 f"method.aggregator.kept: {self.kept} of a train.cohort of {cohort} would keep some of the byzantine = "
                 f"{self.byzantine} clients; valid: 1 to {cohort - self.byzantine}"
             )
-
-    def for_round(self, work: LocalWork) -> MultiKrum:
-        """The aggregator with the f that may be among the round's good uploads."""
-        return replace(self, byzantine=max(0, self.byzantine - work.invalid))
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The mean of the selected uploads."""

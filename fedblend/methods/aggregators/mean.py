@@ -10,7 +10,6 @@ import torch
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.registry import part
-from fedblend.methods.aggregators.kernels import add_weighted
 
 
 @dataclass
@@ -31,7 +30,7 @@ class Sums:
         self.weight += weight
         for name, tensor in tensors.items():
             if name in self.tensors:
-                add_weighted(self.tensors[name], tensor, weight)
+                self.tensors[name].add_(tensor, alpha=weight)
             else:
                 self.tensors[name] = tensor.double() * weight
                 self.kinds[name] = tensor.dtype

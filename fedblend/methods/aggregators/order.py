@@ -13,8 +13,8 @@ from pydantic import Field, Strict
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload, counting
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, part
-from fedblend.methods.aggregators.kernels import mean_of_order, mean_within
 from fedblend.methods.aggregators.mean import WeightedMean, as_stored
+from fedblend.methods.aggregators.rows import mean_of_order, mean_within
 
 Bound = Annotated[float, Strict()]
 """End of an interval; it may be infinite."""
@@ -139,13 +139,9 @@ class IntervalMean(Aggregator):
         return {
             name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))
             if start.is_floating_point()
-            else _plain(name, uploads)
+            else WeightedMean().aggregate(({name: tensors[name]}, weight) for tensors, weight in uploads)[name]
             for name, start in weights.items()
         }
 
     def _parameter(self, rows: list[torch.Tensor], shares: list[float], start: torch.Tensor) -> torch.Tensor:
         return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
-
-
-def _plain(name: str, uploads: Iterable[WeightedUpload]) -> torch.Tensor:
-    return WeightedMean().aggregate(({name: tensors[name]}, weight) for tensors, weight in uploads)[name]

@@ -62,17 +62,6 @@ def blend(x: torch.Tensor, places: np.ndarray, alpha: float) -> torch.Tensor:
     return xor_of_blends(x, places, None, alpha)
 
 
-def blending_weights(p: int, alpha: float) -> np.ndarray:
-    """Weights of p samples in g^p before rounding: alpha^(p-1), then (1 - alpha) alpha^(p-1-k); float64 [p].
-
-    >>> blending_weights(3, 0.5).tolist()
-    [0.25, 0.25, 0.5]
-    """
-    weights = (1 - alpha) * alpha ** np.arange(p - 1, -1, -1.0)
-    weights[0] = alpha ** (p - 1)
-    return weights
-
-
 def encode(
     x: torch.Tensor, targets: np.ndarray, dummies: np.ndarray, alpha: float, noise: torch.Tensor | None = None
 ) -> torch.Tensor:
