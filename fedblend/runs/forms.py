@@ -67,6 +67,7 @@ class Config(Table):
     name: str = ""
     seed: Whole
     rounds: Whole
+    eval_every: Whole = 1
     method: MethodConfig
     data: Named
     partition: Named

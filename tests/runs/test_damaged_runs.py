@@ -96,6 +96,7 @@ def test_a_wrong_value_is_named_with_its_file(study: Path, file: str, keys: list
         ("rounds = 1", "rounds = -1", "rounds: -1 is not valid"),
         ("seed = 0", 'seed = "a"', "seed: 'a' is not valid"),
         ('label = ""', "label = []", "method.label: [] is not valid"),
+        ("eval_every = 1", "eval_every = [1]", "eval_every: [1] is not valid"),
         ("augment = []", 'augment = ["flip"]', "train.augment.0: 'flip' is not valid"),
         ("seed = 0", "x = [" + "[" * 5_000, "is not valid TOML"),
         ("seed = 0", f"seed = {'9' * 5_000}", "is not valid TOML"),
