@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -313,6 +315,33 @@ def local(
 
 
 # Comparisons -----------------------------------------------------------------------------------------------
+
+
+def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As ``pytest.mark.parametrize``, in one test, for cases of milliseconds: the test names all cases that fail.
+
+    The cases share the fixtures of the test.
+    """
+
+    rows = [{names: case} if isinstance(names, str) else dict(zip(names, case, strict=True)) for case in cases]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def of_all(**fixtures: Any) -> None:
+            failed = []
+            for given in rows:
+                try:
+                    test(**given, **fixtures)
+                except (Exception, pytest.fail.Exception) as error:
+                    failed.append(f"{given}: {type(error).__name__}: {error}")
+            assert not failed, "\n\n".join(failed)
+
+        signature = inspect.signature(test)
+        left = [one for name, one in signature.parameters.items() if name not in rows[0]]
+        of_all.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return of_all
+
+    return decorate
 
 
 def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:

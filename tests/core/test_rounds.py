@@ -11,6 +11,7 @@ import pytest
 import torch
 from federation_helpers import BATCH_NORM, stacked_gives_the_loops_state, train, with_calls
 from helpers import (
+    each,
     engine_of,
     examples,
     experiment,
@@ -314,7 +315,7 @@ PAIR = "where a pair is valid: the next model, and the part's table at the serve
 TABLE = "valid: a dict of tensors by name"
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "told"),
     [
         (lambda weights: None, f"returned NoneType, {PAIR}"),

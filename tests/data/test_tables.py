@@ -293,6 +293,7 @@ def test_another_separator_is_told_with_the_ones_that_are_read(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_as_one(tmp_path: Path) -> None:
     rows = 600_000  # pandas would read the first half as numbers, in which the site 01 is 1
     (tmp_path / "p.csv").write_text("ill,site\n" + "0,01\n" * rows + "1,3+\n")

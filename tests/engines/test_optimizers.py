@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import engine_of, examples, federation_of, images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import each, engine_of, examples, federation_of, images, run, same, same_up_to_rounding, setup, slow_except
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
@@ -56,8 +56,8 @@ ALL = {
 # Steps ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@each("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
+@each("decay", [0.0, 0.1])
 def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], decay: float) -> None:
     settings = Train(lr=0.3, weight_decay=decay, **train)
     stack, steps = 3, 7
@@ -154,11 +154,12 @@ def test_the_loop_trains_as_torch_optim_does(optimizer: str) -> None:
 @pytest.mark.parametrize(
     ("name", "keeps", "recorder"),
     [
-        *((name, False, None) for name in ALL),
-        ("momentum", True, None),
+        *((name, False, None) for name in ("momentum", "adam")),
+        *(pytest.param(name, False, None, marks=pytest.mark.slow) for name in ALL if name not in ("momentum", "adam")),
+        pytest.param("momentum", True, None, marks=pytest.mark.slow),
         ("adam", True, None),
         ("accumulate adamw", True, NoRecorder()),
-        ("accumulate in round", False, NoRecorder()),
+        pytest.param("accumulate in round", False, NoRecorder(), marks=pytest.mark.slow),
     ],
 )
 def test_a_stack_trains_as_the_loop_does(name: str, keeps: bool, recorder: NoRecorder | None) -> None:
@@ -249,7 +250,7 @@ def torch_rates(make: Any, steps: int = 20) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "make"),
     [
         ("constant", lambda o: lr_scheduler.ConstantLR(o, factor=1.0)),
@@ -338,7 +339,7 @@ BASE = {"data": "digits", "partition": {"name": "iid", "clients": 10}}
 ON_GRADIENTS = {"name": "noise", "on": "gradients", "scale": 0.1}
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"train": {"optimizer": "adan"}}, "train.optimizer.name: unknown optimizer 'adan'.*'adam'"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import needs_of, slow_except
+from helpers import each, needs_of, slow_except
 from own_models import Backbone
 from torch import nn
 
@@ -102,7 +102,7 @@ def size_of(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedper", "fedproto", "mix2fld", "xormixfl")
+OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedper", "fedproto", "mix2fld")
 """For each kind of message a method that sends it."""
 
 
@@ -336,7 +336,7 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     assert "lets no seeds out" in audit(tmp_path, 3)[0]["refused"]
 
 
-@pytest.mark.parametrize(
+@each(
     "asked",
     [
         {"wanted": [1] * 9, "dummies": [0]},

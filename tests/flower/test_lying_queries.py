@@ -734,6 +734,7 @@ def test_whether_a_mean_is_within_range_is_told_once_of_all_sharings_and_no_more
     assert "has shared 1 payload of its samples in all runs" in told(100.0, ready(site, beyond(0.1), "means"))
 
 
+@pytest.mark.slow
 def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_sum(tmp_path: Path) -> None:
     # With lambda = 1 a model is made of the server's data to mix with alone: the server can compute it. A site without
     # such data would train on its own samples, and its model would be the sum without the others'.

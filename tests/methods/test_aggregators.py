@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from aggregators_helpers import GATHERING
-from helpers import examples
+from helpers import each, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -51,7 +51,7 @@ def shape(rng: np.random.Generator) -> tuple[int, ...]:
 # Networks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("places", range(1, 11))
+@each("places", range(1, 11))
 def test_a_network_puts_in_place_what_it_is_asked_for(places: int) -> None:
     # The 0-1 principle: what holds for all rows of zeros and ones holds for all rows.
     inputs = (np.arange(1 << places)[:, None] >> np.arange(places)) & 1
@@ -63,7 +63,7 @@ def test_a_network_puts_in_place_what_it_is_asked_for(places: int) -> None:
             assert (found[:, low:high] == np.sort(inputs, axis=1)[:, low:high]).all()
 
 
-@pytest.mark.parametrize("places", [1, 2, 7, 16, 100, 129])
+@each("places", [1, 2, 7, 16, 100, 129])
 def test_comparators_of_a_stage_do_not_meet_and_a_median_needs_fewer(places: int) -> None:
     for stage in stages(places):
         assert len(np.unique(stage)) == stage.size
@@ -79,7 +79,7 @@ def test_comparators_of_a_stage_do_not_meet_and_a_median_needs_fewer(places: int
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(
+@each(
     ("aggregator", "values", "expected"),
     [
         (Median(), [[5, 1], [-3, 1], [4, 7]], [4, 1]),
@@ -133,7 +133,7 @@ def test_the_case_by_hand_would_show_a_mistaken_score(mistake: str) -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("place", [0, 1, 2])
+@each("place", [0, 1, 2])
 def test_distances_are_those_over_all_tensors(place: int) -> None:
     names = ["abc"[(place + k) % 3] for k in range(3)]
     uploads = [
@@ -191,9 +191,9 @@ def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, star
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("seed", range(6))
+@each("aggregator", GATHERING)
+@each("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@each("seed", range(6))
 def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -> None:
     rng = np.random.default_rng(seed)
     clients, size = int(rng.choice([5, 6, 11, 32, 100])), shape(rng)
@@ -210,7 +210,7 @@ def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("clients", [1, 2, 3, 8, 17, 64, 101])
+@each("clients", [1, 2, 3, 8, 17, 64, 101])
 def test_a_median_is_numpys_to_the_last_bit(clients: int) -> None:
     rows = np.random.default_rng(clients).normal(0, 1, (clients, 777)).astype(np.float32)
 
@@ -279,7 +279,7 @@ def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
     value = np.float32([0.1, -1.7, 1e-20, 0.3])
 
@@ -289,7 +289,7 @@ def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_only_the_interval_mean_weighs_clients(aggregator: Aggregator) -> None:
     rows = np.random.default_rng(0).normal(0, 1, (7, 20))
     one, other = (result_of(aggregator, uploads_of(rows, weights)) for weights in ([1.0] * 7, [1.0, 2, 3, 4, 5, 6, 7]))
@@ -307,8 +307,8 @@ def test_a_wide_interval_is_the_weighted_mean() -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
-@pytest.mark.parametrize("place", [0, 3, 7])
+@each("aggregator", GATHERING)
+@each("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
     alone = result_of(aggregator, uploads)
@@ -319,7 +319,7 @@ def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggregator) -> None:
     values, counters = [[0.0], [0.1], [0.2], [9.0], [0.25]], [9, 50, 1000, 20, 31]
     uploads = [
@@ -342,7 +342,7 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
     copies = [u["w"].clone() for u, _ in uploads]
@@ -419,7 +419,7 @@ def near_each_other(far: float) -> tuple[list[torch.Tensor], torch.Tensor, list[
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("far", [0.0, 3e4, 1e18, 1e30])
+@each("far", [0.0, 3e4, 1e18, 1e30])
 def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
     rows, exact, honest = near_each_other(far)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
+from helpers import each, experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
 
 from fedblend.core.channel import transmit
 from fedblend.core.engine import TrainTask
@@ -139,7 +139,7 @@ def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, in
     return record["bytes_up"], record["bytes_down"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
@@ -281,7 +281,7 @@ NUMBER = "valid: a tensor of one number (shape [])"
 SENDS = "method.objective: after_training of 'counting' sends other tensors beside the model"
 
 
-@pytest.mark.parametrize(
+@each(
     ("objective", "fields", "message"),
     [
         (counting(tracks=False), {}, NOT_TRACKED),
@@ -342,7 +342,7 @@ SENDS = "method.objective: after_training of 'counting' sends other tensors besi
         ),
     ],
 )
-@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@each("engine", [LoopEngine, StackedEngine])
 def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any, fields: Any, message: str) -> None:
     """What was renewed in vain was lost without a word; the others ended in errors of the engine's own code."""
     made = with_objective(objective, **fields)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cli_helpers import here, succeeded, write
 from federation_helpers import BATCH_NORM
-from helpers import examples, experiment, federation, images, local, numbers, run, same, same_state, setup
+from helpers import each, examples, experiment, federation, images, local, numbers, run, same, same_state, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -223,7 +223,7 @@ def test_noise_is_the_same_in_every_engine(side: str) -> None:
     assert same_state(again, loop)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"multiplier": 1.0}, "multiplier: 1.0 is a multiple of clip, which is not given"),
@@ -374,7 +374,7 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
     assert [(s.what, s.unit) for s in public.values()] == [(s.what, s.unit) for s in means.values()]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "reason"),
     [
         ({}, "leave the clients as they are"),

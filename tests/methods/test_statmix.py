@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, local, numbers, run, same, same_up_to_rounding, setup, slow_except
+from helpers import each, federation_of, images, local, numbers, run, same, same_up_to_rounding, setup, slow_except
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
@@ -103,7 +103,7 @@ def test_bytes_are_two_numbers_a_channel_and_image() -> None:
     assert "statistics" not in again["bytes_up"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("payload", "words"),
     [
         ({"mean": torch.zeros(2, 3), "std": torch.tensor([[1.0, 0, 0], [1.0, -0.1, 1.0]])}, "'std' is negative"),

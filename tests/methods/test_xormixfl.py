@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import experiment, images, local, numbers, run, same, same_state, setup
+from helpers import each, experiment, images, local, numbers, run, same, same_state, setup
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
 
@@ -326,7 +326,7 @@ def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
     assert same_state(resumed, whole)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sharing", "message"),
     [
         ({"server": 3}, "method.sharing.server: 3: there are 3 clients"),

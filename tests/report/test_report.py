@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_helpers import PATIENCE_S, TINY, here, refused, succeeded
+from helpers import each
 from PIL import Image
 from report_helpers import HOSTILE, experiment
 
@@ -315,7 +316,7 @@ def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkey
     assert f"so that the page stays small: {names}." in words_of(tmp_path / "report.html")
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "min_mean", "raw"),
     [
         ("fedavg", 1, False),

@@ -181,6 +181,7 @@ def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: 
     same_end(run, eventful)
 
 
+@pytest.mark.slow
 def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "out" / "fedavg-seed0", tiny.parent.parent / "tiny.toml"
     succeeded(here("run", file, "--set", "rounds=4", "--out", tmp_path / "out"))
@@ -505,6 +506,7 @@ def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_
     assert contents(folder) == before, "the run of seed 2 could have begun, but not in this study"
 
 
+@pytest.mark.slow
 def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
     file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "fedavg-seed0"
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
