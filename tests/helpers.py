@@ -354,6 +354,12 @@ def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [v if v in quick else pytest.param(*arguments, marks=pytest.mark.slow) for v, arguments in of_arguments]
 
 
+def slow_after_first(values: Iterable[Any]) -> list[Any]:
+    """Return parameters for ``parametrize``: all but the first run with the slow tests only."""
+    values = list(values)
+    return slow_except(values[:1], values)
+
+
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """Whether two sets of tensors are the same to the last bit, in whatever order they are named."""
     return set(a) == set(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)

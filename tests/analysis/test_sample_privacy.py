@@ -220,6 +220,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_privacy_samples_tells_and_draws() -> None:
     file = write(Path("tiny.toml"))
     words = ("privacy", "samples", file, "--samples", "30", "--repeats", "2", "--lambdas")

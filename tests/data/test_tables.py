@@ -325,6 +325,7 @@ def test_damaged_tables_end_in_one_message(content: bytes, tmp_path: Path) -> No
         TableFile(str(tmp_path / "p.csv"), target="a").load()
 
 
+@pytest.mark.slow
 def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n = 200

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import each, federation, images, needs_of, numbers, run, same, setup, slow_except
+from helpers import each, federation, images, needs_of, numbers, run, same, setup, slow_after_first, slow_except
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -167,7 +167,7 @@ def test_each_pass_draws_the_loops_dropout_masks(method: Any) -> None:
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-@pytest.mark.parametrize("method", ["localmix", "fedmix", "fedprox+localmix"])
+@pytest.mark.parametrize("method", slow_after_first(["localmix", "fedmix", "fedprox+localmix"]))
 def test_short_batches_taken_together_leave_out_what_was_drawn_for_a_longer_one(method: str) -> None:
     has_pool = [list(range(0, 9)), list(range(9, 15)), list(range(15, 21))]
     made = setup(images(side=4), has_pool, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP)
@@ -243,7 +243,7 @@ def test_a_client_that_diverges_does_not_change_others_of_its_stack() -> None:
             assert difference(trained.weights, clean[trained.client]) < 1e-6
 
 
-@pytest.mark.parametrize("large", range(34, 40))
+@pytest.mark.parametrize("large", slow_after_first(range(34, 40)))
 def test_an_inactive_client_is_not_changed_by_its_overflowing_gradient(large: int) -> None:
     # A step on this one sample makes the weights so large that gradients of other samples overflow.
     made = ragged("fedavg", epochs=1)
@@ -416,7 +416,7 @@ def test_layers_are_timed_on_the_shapes_of_a_batch() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("method", slow_except(["fedavg"], ["fedavg", "fedmix"]))
-@pytest.mark.parametrize("way", ["winograd", "winograd-4x4"])
+@pytest.mark.parametrize("way", slow_after_first(["winograd", "winograd-4x4"]))
 def test_winograds_layers_give_the_loops_weights(way: str, method: str) -> None:
     made = ragged(method, {"model": {"name": "cnn", "channels": [16, 20]}})
     layers = dict(made.model.named_modules())

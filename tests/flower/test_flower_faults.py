@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import slow_after_first
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
@@ -149,7 +150,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("fault", BESIDE)
+@pytest.mark.parametrize("fault", slow_after_first(BESIDE))
 def test_what_is_wrong_beside_a_model_is_refused_with_the_model(fault: str, tmp_path: Path) -> None:
     change, reason = BESIDE[fault]
     asked = experiment("scaffold", train=ALL, rounds=1)
@@ -265,6 +266,7 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(deadline=float("inf")))
 
 
+@pytest.mark.slow
 def test_sites_with_their_own_data_begin_without_one_that_is_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,7 +294,7 @@ def test_sites_with_their_own_data_begin_without_one_that_is_absent(
         run(grid, masked, tmp_path / "masked", QUICK)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", slow_after_first([False, True]))
 def test_a_continued_run_keeps_the_numbers_of_samples_that_it_began_with(late: bool, tmp_path: Path) -> None:
     """A site that is absent in the second round is refused, and one that connects then takes no part: both the same."""
     asked = experiment(rounds=1, fraction=1.0)
@@ -640,6 +642,7 @@ def test_a_second_server_of_a_run_sends_sites_nothing_while_the_first_one_is_at_
     assert finished.state.round == 1
 
 
+@pytest.mark.slow
 def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
     asked = keeping("scaffold")
     first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)

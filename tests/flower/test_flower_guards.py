@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from helpers import each
+from helpers import each, slow_after_first
 
 from fedblend.experiment.setup import make_setup
 
@@ -306,7 +306,7 @@ def test_a_site_that_is_too_busy_to_answer_keeps_its_place_while_it_is_connected
     assert sites.nodes == {**honest, 0: 5000}
 
 
-@pytest.mark.parametrize("reconnects", [False, True])
+@pytest.mark.parametrize("reconnects", slow_after_first([False, True]))
 def test_a_site_that_never_answers_is_asked_less_and_less_also_if_it_connects_anew(
     reconnects: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,6 +331,7 @@ def test_a_site_that_never_answers_is_asked_less_and_less_also_if_it_connects_an
     assert "client 1 has not answered 4 times in a row, and takes no part until round 8" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_site_that_answers_again_is_asked_in_each_round() -> None:
     grid, asked = nodes(), []
     sites = sites_of(grid)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, needs_of, slow_except
+from helpers import each, needs_of, slow_after_first, slow_except
 from own_models import Backbone
 from torch import nn
 
@@ -128,7 +128,7 @@ def backbone(method: str, path: str = "own_models:Backbone") -> Experiment:
     return quick(method, model={"name": "module", "path": path, "arguments": {"outputs": 10}})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", slow_after_first(["fedavg", "scaffold"]))
 def test_frozen_tensors_do_not_travel(method: str, tmp_path: Path) -> None:
     grid = Counting(
         site_files(tmp_path, 4, trusted=["own_models:Backbone"], allow=["weights", "scores", "loss", "extras"])
@@ -253,6 +253,7 @@ def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at
     assert all(name.endswith("/kept") for table in finished.state.client_states.values() for name in table)
 
 
+@pytest.mark.slow
 def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((80, 3))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import slow_after_first
 
 from fedblend.experiment.setup import make_setup
 
@@ -163,7 +164,7 @@ def test_a_site_file_without_bounds_of_answers_and_scores_has_them_from_its_roun
     )
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", slow_after_first([1, 2]))
 def test_a_run_with_both_kinds_of_scores_needs_no_more_than_the_default(rounds: int, tmp_path: Path) -> None:
     asked = experiment(rounds=rounds, holdout=0.2, validation={"clients": 0.2}, train={"cohort": 4, "lr": 0.1})
     finished = run(Nodes(site_files(tmp_path, 4, rounds=rounds)), asked, tmp_path / "run", FederationLimits(deadline=5))
@@ -211,7 +212,7 @@ KINDS = {"outputs": "fd", "prototypes": "fedproto"}
 DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after_first(KINDS))
 @pytest.mark.parametrize(
     ("train", "why"),
     [
@@ -392,6 +393,7 @@ def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
 QUERIES = [("fd", "each"), ("fedproto", "each"), pytest.param("mixfld", "server", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "evaluated"), QUERIES)
 def test_rounds_and_experiments_of_the_same_samples_send_means_by_label(
     method: str, evaluated: str, tmp_path: Path
@@ -761,6 +763,7 @@ def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_s
     assert largest(honest.state) < 1 < 8 < largest(liar.state)
 
 
+@pytest.mark.slow
 def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
 

@@ -358,6 +358,7 @@ def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator
 ANYTHING = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
+@pytest.mark.slow
 @given(
     honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12),
     others=st.lists(ANYTHING, max_size=4),

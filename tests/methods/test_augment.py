@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from helpers import each, examples
+from helpers import each, examples, slow_after_first
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -118,7 +118,7 @@ def test_every_operation_gives_pillows_grey_levels(operation: str, kind: str, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after_first(KINDS))
 def test_chains_compose_in_order(kind: str, way: str) -> None:
     images = pictures(kind)
     rng = np.random.default_rng(1)

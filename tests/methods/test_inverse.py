@@ -161,6 +161,7 @@ def test_pairs_are_all_symmetric_pairs_across_devices(seed: int, count: int, cla
     assert (len(more.chosen), more.repeated) == (len(valid) + 7, 7)
 
 
+@pytest.mark.slow
 def test_pairs_are_drawn_uniformly() -> None:
     labels, owner = mixtures(1, 12, 3, 3)
     valid = sorted(brute_force(labels, owner))

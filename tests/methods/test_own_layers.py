@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, far, near
-from helpers import each, experiment, images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import each, experiment, images, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
 from torch import nn
 from torch.nn import functional as F
 
@@ -269,7 +269,7 @@ STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimi
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
-@pytest.mark.parametrize("train", [*STEPS, {"accumulate": 2}])
+@pytest.mark.parametrize("train", slow_after_first([*STEPS, {"accumulate": 2}]))
 def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type[LoopEngine]) -> None:
     methods = ({"name": "fedrep", "personal": {"layers": 0}}, "fedavg")
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]

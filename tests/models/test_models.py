@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, succeeded
-from helpers import each, images, run, setup, slow_except
+from helpers import each, images, run, setup, slow_after_first, slow_except
 from models_helpers import SMALL, Spec, built, samples, small
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -113,7 +113,7 @@ def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
 
 
 @small
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", slow_after_first([True, False]))
 def test_stacked_gradients_equal_single_gradients(spec: Spec, shape: tuple[int, ...], training: bool) -> None:
     model = built(spec, shape).train(training)
     draw = torch.Generator().manual_seed(2)

@@ -170,6 +170,7 @@ def drawn(browsed):
     return found
 
 
+@pytest.mark.slow
 def test_browser_has_a_line_a_method_a_band_over_seeds_and_a_line_for_the_unfinished_run(browsed):
     found = drawn(browsed)
     # Methods: 0 fedavg and 1 fedmix with two finished seeds, fedmix with an unfinished one, 2 and 3 with one seed.

@@ -39,7 +39,7 @@ from cli_helpers import (
     wait_until,
     write,
 )
-from helpers import same_state, slow_except
+from helpers import same_state, slow_after_first, slow_except
 from safetensors.torch import load_file, save_file
 
 import fedblend
@@ -298,7 +298,7 @@ def killed_before_its_status(path: Path, monkeypatch: pytest.MonkeyPatch, own: b
     assert status(path)["state"] == "running"
 
 
-@pytest.mark.parametrize("every", [1, 4], ids=["kept by its round", "kept by its end"])
+@pytest.mark.parametrize("every", slow_after_first([1, 4]), ids=["kept by its round", "kept by its end"])
 @pytest.mark.parametrize(
     ("own", "changes", "rounds", "by"),
     [
@@ -691,6 +691,7 @@ def test_a_reader_that_goes_away_stops_no_run(tmp_path: Path) -> None:
     assert lines_of(run) == 61
 
 
+@pytest.mark.slow
 def test_resuming_says_where_there_is_nothing_or_too_much(tmp_path: Path) -> None:
     file, out = write(tmp_path / "file.toml", {"rounds": 3}), tmp_path / "out"
     assert "nothing to resume" in succeeded(here("run", file, "--resume", "--out", out)).err

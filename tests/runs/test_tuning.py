@@ -205,6 +205,7 @@ def test_a_smaller_loss_is_better(tmp_path: Path) -> None:
     assert each.best.values == {"train.lr": 0.1}
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_a_figure_and_a_file_that_runs(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(write(tmp_path / "y.toml", search()).read_bytes())
     told = here("tune", tmp_path / "x.toml", "--out", tmp_path / "found")
