@@ -74,9 +74,7 @@ def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
     assert [{k: r.get(k) for k in costs} for r in records] == [{k: r.get(k) for k in costs} for r in others]
 
 
-@pytest.mark.parametrize(
-    "method", slow_except([METHODS[name] for name in FEW], METHODS.values()), ids=METHODS
-)
+@pytest.mark.parametrize("method", slow_except([METHODS[name] for name in FEW], METHODS.values()), ids=METHODS)
 def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
     whole, records = run(RoundLoop(made, LoopEngine(made)), 3)
