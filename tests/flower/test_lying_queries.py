@@ -220,6 +220,7 @@ DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
         ({"batch_size": 40, **DECAYS}, "train.schedule_in_round: 'exponential': where rates differ within a round"),
         ({"batch_size": 1}, "train.batch_size: 1: of 80 samples a step would be of 1, and"),
         ({"batch_size": 19}, "train.batch_size: 19: of 80 samples a step would be of 4, and"),
+        ({"batch_size": 61}, "train.batch_size: 61: of 80 samples a step would be of 19, and"),
         ({"batch_size": 10}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
         ({"batch_size": 79}, "train.batch_size: 79: of 80 samples a step would be of 1, and"),
         ({"batch_size": 10, "accumulate": 7}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
