@@ -48,7 +48,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto -
 test: .venv/.tests
 	$(PYTEST) -m "not slow"
 
-# The rest: tests that start processes, kill them, or train for a while.
+# The rest: tests of pages, packages and committed results, and those that start processes, kill them, or train for a
+# while.
 test-all: setup
 	$(PYTEST) -m slow
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -315,6 +317,33 @@ def local(
 # Comparisons -----------------------------------------------------------------------------------------------
 
 
+def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As ``pytest.mark.parametrize``, in one test, for cases of milliseconds: the test names all cases that fail.
+
+    The cases share the fixtures of the test.
+    """
+
+    rows = [{names: case} if isinstance(names, str) else dict(zip(names, case, strict=True)) for case in cases]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def of_all(**fixtures: Any) -> None:
+            failed = []
+            for given in rows:
+                try:
+                    test(**given, **fixtures)
+                except (Exception, pytest.fail.Exception) as error:
+                    failed.append(f"{given}: {type(error).__name__}: {error}")
+            assert not failed, "\n\n".join(failed)
+
+        signature = inspect.signature(test)
+        left = [one for name, one in signature.parameters.items() if name not in rows[0]]
+        of_all.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return of_all
+
+    return decorate
+
+
 def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Return parameters for ``parametrize``: those that are not ``quick`` run with the slow tests only.
 
@@ -323,6 +352,12 @@ def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     quick = list(quick)
     of_arguments = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [v if v in quick else pytest.param(*arguments, marks=pytest.mark.slow) for v, arguments in of_arguments]
+
+
+def slow_after_first(values: Iterable[Any]) -> list[Any]:
+    """Return parameters for ``parametrize``: all but the first run with the slow tests only."""
+    values = list(values)
+    return slow_except(values[:1], values)
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
+from helpers import each
 
 import fedblend
 from fedblend.analysis.advice import Advice, Limits, Option, _option, front, read_advice, study_of
@@ -159,7 +160,7 @@ def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
         study_of(TINY, ["fedprox"], Limits(score=80.0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "seeds"),
     [
         ({}, [0, 1, 2]),
@@ -195,7 +196,7 @@ def test_runs_of_other_values_are_not_taken_for_the_best_ones(tmp_path: Path) ->
     assert _runs_folder(tmp_path, second) == tmp_path / "runs-2"
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "fault"),
     [
         (Limits(), ""),

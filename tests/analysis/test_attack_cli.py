@@ -59,6 +59,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 # What is attacked ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) -> None:
     cohorts = {record["round"]: record.get("cohort") for record in RunDirectory(made).metrics()}
     before, watched = contents(made), []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import BATCH_NORM
-from helpers import examples, experiment, federation_of, images, setup
+from helpers import each, examples, experiment, federation_of, images, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from own_models import Attentive
@@ -116,7 +116,7 @@ def test_an_update_of_one_step_is_minus_the_learning_rate_times_the_gradient() -
         torch.testing.assert_close(sent[name], -0.05 * gradient, rtol=1e-12, atol=1e-18)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmix", "fedprox+fed-augmix", "fedmix-hidden", "localmix"])
+@each("method", ["fedavg", "fedprox", "fedmix", "fedprox+fed-augmix", "fedmix-hidden", "localmix"])
 def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
     hard = {"epochs": 2, "batch_size": 3, "momentum": 0.9, "weight_decay": 1e-2, "clip_norm": 0.5, "lr": 0.02}
     made = setup(method=method, model={"name": "mlp", "hidden": [7, 5]}, scale="standard", train=hard)
@@ -197,8 +197,8 @@ CLIPPED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [7]}, BATCH_NORM], ids=["mlp", "batch norm"])
-@pytest.mark.parametrize("options", CLIPPED.values(), ids=CLIPPED)
+@each("model", [{"name": "mlp", "hidden": [7]}, BATCH_NORM])
+@each("options", CLIPPED.values())
 def test_clipping_is_repeated(options: dict[str, Any], model: dict[str, Any]) -> None:
     """The clipped norm is of all that is sent, also of batch norm's running means."""
     protection = {"name": "noise", "clip": 0.05, **options}
@@ -219,7 +219,7 @@ def test_clipping_is_repeated(options: dict[str, Any], model: dict[str, Any]) ->
 # What can be read off --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", range(10))
+@each("label", range(10))
 def test_a_biased_linear_layer_gives_its_input_away(label: int) -> None:
     x, _ = digits(1, label)
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double())
@@ -242,8 +242,8 @@ def test_the_label_of_one_image_is_read_off_exactly(label: int, seed: int, bias:
         assert infer_labels(model, sent).tolist() == [label]
 
 
-@pytest.mark.parametrize("labels", [[3, 1, 4, 1], [5, 5, 5, 5], [0, 9, 2, 7]])
-@pytest.mark.parametrize("steps", [None, Steps(0.01, 2)])
+@each("labels", [[3, 1, 4, 1], [5, 5, 5, 5], [0, 9, 2, 7]])
+@each("steps", [None, Steps(0.01, 2)])
 def test_labels_of_several_images_are_read_off_an_untrained_model(labels: list[int], steps: Steps | None) -> None:
     x, _ = digits(4)
     victim = Victim(perceptron(), context(), steps=steps)
@@ -486,7 +486,7 @@ def test_matching_is_one_to_one_and_least_in_sum() -> None:
 # Mistakes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "told"),
     [
         ({"attack": "invgrd"}, "unknown attack 'invgrd' (did you mean 'invgrad'?)"),

@@ -84,6 +84,7 @@ def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, s
         assert near.recognised == pytest.approx((rows.numpy()[:, None] == own).any(1).mean())
 
 
+@pytest.mark.slow
 def test_the_decoded_are_what_the_server_trains_on(study: Path) -> None:
     """Seeds decoded with the very dummies would be the raw samples; with the server's they are not."""
     setup = world_of(study, "xormixfl")

@@ -336,6 +336,7 @@ def test_learning_rate_and_batch_come_from_the_server_step_unless_given(loaded_r
 # The command -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_what_python_gives(study: Path, loaded_run: LoadedRun, tmp_path: Path) -> None:
     before = contents(study)
     out = tmp_path / "new" / "measurements"

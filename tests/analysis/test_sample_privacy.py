@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import PNG, here, refused, succeeded, write
-from helpers import images, numbers
+from helpers import each, images, numbers
 
 from fedblend.analysis.privacy.mixup import (
     LAMBDAS,
@@ -60,7 +60,7 @@ def test_the_nearest_contributor_by_hand() -> None:
     assert smallest_distances(samples, raw, np.array([[1], [2]])).tolist() == [pytest.approx(math.sqrt(18)), 5]
 
 
-@pytest.mark.parametrize("lam", LAMBDAS)
+@each("lam", LAMBDAS)
 def test_a_mixture_lies_lambda_times_the_distance_of_its_samples_from_the_nearer(lam: float) -> None:
     one = two_devices()
     x = vectors(one)
@@ -70,7 +70,7 @@ def test_a_mixture_lies_lambda_times_the_distance_of_its_samples_from_the_nearer
     )
 
 
-@pytest.mark.parametrize("lam", LAMBDAS)
+@each("lam", LAMBDAS)
 def test_an_inversely_mixed_sample_lies_where_its_weights_say(lam: float) -> None:
     one = two_devices()
     s1, s2, t2, t1 = vectors(one)
@@ -108,6 +108,7 @@ def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
         measure_mixtures([one], [0.5])
 
 
+@pytest.mark.slow
 def test_points_of_a_plane_are_scaled_jointly_without_loss() -> None:
     raw = torch.tensor([[0, 0], [40, 0], [0, 30], [90, 90], [200, 10]], dtype=torch.uint8)
     samples = torch.tensor([[10.0, 0.0], [0.0, 25.0], [100.0, 90.0]])
@@ -219,6 +220,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_privacy_samples_tells_and_draws() -> None:
     file = write(Path("tiny.toml"))
     words = ("privacy", "samples", file, "--samples", "30", "--repeats", "2", "--lambdas")

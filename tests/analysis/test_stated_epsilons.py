@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded, write
-from helpers import examples, experiment, images, run, setup
+from helpers import each, examples, experiment, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,7 +167,7 @@ EXACT = "the server receives exact sums of uploads, to which no noise is added"
 NO_MULTIPLIER = "means get no noise in proportion to their sensitivity (method.sharing.multiplier)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "reasons"),
     [
         ({"protection": {"name": "noise", "scale": 0.1}}, [UNBOUNDED]),
@@ -193,7 +193,7 @@ def test_a_run_with_any_protection_has_an_epsilon_or_the_reason_for_none(setting
     assert [(one.epsilon, one.reason) for one in stated] == [(None, reason) for reason in reasons]
 
 
-@pytest.mark.parametrize("method", ["feddyn", "moon", "fedper", "fedrep", "fedbn"])
+@each("method", ["feddyn", "moon", "fedper", "fedrep", "fedbn"])
 def test_clients_of_these_methods_keep_something_and_can_have_noise(method: str) -> None:
     made = experiment(protection={**NOISY, "side": "server"}, method={"name": method, **PLAIN})
 

@@ -13,6 +13,8 @@ from script_helpers import ROOT, script
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -71,7 +73,6 @@ def test_a_program_limited_to_an_instruction_set_starts_again_once_with_all_swit
         machine.limit("avx512")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux's list of the processor's features")
 @pytest.mark.parametrize("isa", ["default", "avx2", "avx512"])
 def test_switches_limit_pytorch_onednn_and_the_kernels(isa: str, machine: ModuleType, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import Outcome, command, finish, here, start_process, succeeded, write
+from helpers import each
 from rich.table import Table
 from rich.text import Text
 
@@ -39,8 +40,8 @@ def test_a_text_is_printed_without_markup_and_control_characters(what: str) -> N
     assert all(sign.isprintable() or sign == "\n" for sign in printed)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-@pytest.mark.parametrize("wrapped", [False, True])
+@each("encoding", ["ascii", "latin-1", "utf-8"])
+@each("wrapped", [False, True])
 def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding: str, wrapped: bool) -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     names, columns = ["fedavg-é-ж", "fedmix"], {"% ± std": ["33.8 ± 1.0", "[-∞, 1]"], "reached": ["—", "12"]}

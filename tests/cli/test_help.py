@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import here, lines_of, refused, status, succeeded, words_of
+from helpers import each
 
 import fedblend
 from fedblend.core import registry
@@ -39,13 +40,13 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = words_of(succeeded(here(*command.split(), "--help")).out)
     assert f"Example: fedblend {command} " in shown
 
 
-@pytest.mark.parametrize("old", ["points", "boundaries", "switches", "channel", "privacy xor"])
+@each("old", ["points", "boundaries", "switches", "channel", "privacy xor"])
 def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old: str) -> None:
     *outer, name = old.split()
 
@@ -113,7 +114,7 @@ def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns
     assert max(len(line.rstrip()) for line in shown) <= 80
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "leaves", "costs"),
     [
         ("fedavg", ["model"], ["traffic 1x"]),
@@ -160,7 +161,7 @@ DATASETS = ("digits", "shakespeare")
 RAW = ("global-mixup", "shared-set", "fld", "prior-samples")
 
 
-@pytest.mark.parametrize(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
+@each(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
 def test_new_files_are_valid(method: str, dataset: str) -> None:
     text = succeeded(here("new", method, dataset)).out
     experiment = resolve(tomllib.loads(text))
@@ -170,12 +171,12 @@ def test_new_files_are_valid(method: str, dataset: str) -> None:
     assert "#" in text, "a new file has comments"
 
 
-@pytest.mark.parametrize("dataset", [d for d in registry.known("dataset") if d != "npz"])
+@each("dataset", [d for d in registry.known("dataset") if d != "npz"])
 def test_new_files_of_every_data_set_are_valid(dataset: str) -> None:
     assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "partition", "cohort"),
     [
         (("--split", "dirichlet", "--alpha", 0.1, "--clients", 100), {"clients": 100, "alpha": 0.1}, 5),

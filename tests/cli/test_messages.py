@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 from cli_helpers import Outcome, here, refused, write
+from helpers import each
 
 from fedblend.cli import FAULT
 
@@ -64,7 +65,7 @@ def test_errors_of_the_system_that_a_user_can_mend(error: Exception, words: str)
     assert words in told(outcome)
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ["list", "\x1b[31mred\x07"],

@@ -10,6 +10,8 @@ import pytest
 from cli_helpers import PNG
 from script_helpers import ROOT, script
 
+pytestmark = pytest.mark.slow
+
 nbformat = pytest.importorskip("nbformat", reason="nbclient (extra 'dev') is not installed")
 pytest.importorskip("nbclient", reason="nbclient (extra 'dev') is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel (extra 'dev') is not installed")
@@ -54,7 +56,6 @@ def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks: ModuleType) 
     assert printed("fedavg 9.95") != printed("fedmix 9.95")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_it_shows(
     notebooks: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,10 +20,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from cli_helpers import PATIENCE_S
+from helpers import each
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedblend
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -116,7 +119,7 @@ def links(page: Path) -> list[tuple[str, str]]:
     return [(t.partition("#")[0], t.partition("#")[2]) for t in targets if not re.match(r"\w+:", t)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     broken = []
     for path, anchor in links(page):
@@ -127,7 +130,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_no_text_of_a_page_is_lost_as_a_tag_of_html(page: Path) -> None:
     """Browsers show nothing of "<c - c_k, y>"."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
@@ -197,7 +200,6 @@ def made(*words: object, cwd: Path | None = None, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material (extra 'docs') is not installed")
     pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings-python (extra 'docs') is not installed")
@@ -214,7 +216,6 @@ def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(
     assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
 
 
-@pytest.mark.slow
 def test_the_sdist_has_every_file_of_the_checkout_but_evidence_and_its_tests(built: Built) -> None:
     here = Path(__file__).relative_to(ROOT).as_posix()
     tests = {name for name in built.files - {here} if name.startswith("tests/") and name.endswith(".py")}
@@ -227,7 +228,6 @@ def test_the_sdist_has_every_file_of_the_checkout_but_evidence_and_its_tests(bui
     assert {name for name in held - built.files if not name.startswith("fedblend.egg-info/")} == generated
 
 
-@pytest.mark.slow
 def test_links_of_readme_and_docs_lead_to_files_of_the_sdist(built: Built) -> None:
     """No home is known that absolute links could name, so a reader of the sdist follows relative ones."""
     pages = [*built.sdist.glob("*.md"), *(built.sdist / "docs").rglob("*.md")]
@@ -237,7 +237,6 @@ def test_links_of_readme_and_docs_lead_to_files_of_the_sdist(built: Built) -> No
     assert missing == []
 
 
-@pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_package(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         held = {name for name in wheel.namelist() if not name.startswith(f"fedblend-{fedblend.__version__}.dist-info/")}
@@ -290,7 +289,6 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-@pytest.mark.slow
 def test_the_fresh_environment_has_no_package_of_an_extra(installed: Path, tmp_path: Path) -> None:
     program = (
         "import importlib.util, sys, fedblend\n"
@@ -302,7 +300,6 @@ def test_the_fresh_environment_has_no_package_of_an_extra(installed: Path, tmp_p
     assert Path(place).is_relative_to(installed.parent)
 
 
-@pytest.mark.slow
 def test_the_wheel_alone_runs_an_experiment_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     program = installed / "fedblend"
 
@@ -320,7 +317,6 @@ def test_the_wheel_alone_runs_an_experiment_outside_of_the_checkout(installed: P
     assert made(program, "--version", cwd=tmp_path).strip() == f"fedblend {fedblend.__version__}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("versions", ["newest", "oldest"])
 def test_the_wheel_runs_with_the_dependencies_that_an_index_gives_it(
     built: Built, tmp_path: Path, versions: str
@@ -359,7 +355,6 @@ def block(page: str, language: str) -> str:
     return found[1]
 
 
-@pytest.mark.slow
 def test_first_examples_need_no_extra(installed: Path, tmp_path: Path) -> None:
     """Those of pages that are not about an extra, with fewer rounds."""
     program = installed / "fedblend"
@@ -377,7 +372,6 @@ def test_first_examples_need_no_extra(installed: Path, tmp_path: Path) -> None:
     made(program, "compare", "noisy", cwd=tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "package", "extra"),
     [

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import typer.main
 from cli_helpers import TINY, here, records, succeeded
+from helpers import each
 
 import fedblend
 from fedblend.cli.app import app
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.study import expand
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -44,7 +47,7 @@ def test_files_are_valid() -> None:
     assert len(resolve(combined | watched).callbacks) == 3
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in text(page)], ids=lambda page: page.stem)
+@each("page", [page for page in PAGES if "```toml" in text(page)])
 def test_each_file_on_a_page_is_valid(page: Path) -> None:
     """All are TOML; experiments are resolved with what they leave out, unless they name classes of the reader."""
     fields = {*Experiment.model_fields, "methods", "seeds", "grid", "variants", "tune"}
@@ -54,7 +57,6 @@ def test_each_file_on_a_page_is_valid(page: Path) -> None:
             assert expand({**TINY, **{key: table[key] for key in table if key != "tune"}}).experiments, block
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_page_of_commands_run_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those on the files and runs that the page makes, and on the examples that need no data."""
     monkeypatch.chdir(tmp_path)
@@ -76,7 +78,6 @@ def test_the_commands_of_the_page_of_commands_run_in_its_order(tmp_path: Path, m
     assert {"split.png", "report.html", "model.pt2", "model.json", "leaks"} <= {path.name for path in Path().iterdir()}
 
 
-@pytest.mark.slow
 def test_the_examples_in_the_help_of_commands_that_read_a_file_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +116,6 @@ def test_commands_on_pages_exist_with_their_options(page: str, words: list[str])
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
-@pytest.mark.slow
 def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     (train,), (load,) = blocks("README.md", "python"), blocks("docs/runs.md", "python")
@@ -128,7 +128,6 @@ def test_programs_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert names["right"].mean() == pytest.approx(accuracy, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_the_reference_for_python_begins_with_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -151,7 +150,6 @@ def test_the_reference_for_python_begins_with_programs(
     assert len(study) == 2 * 2 * 2
 
 
-@pytest.mark.slow
 def test_the_page_on_reports_ends_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fedblend.run_study(TINY | {"methods": ["fedavg", "fedmix"]}, "runs/quickstart", jobs=1)
@@ -180,7 +178,6 @@ def test_the_type_of_y_decides_the_task(tmp_path: Path, y: np.ndarray, task: str
     assert resolve(table).data.load().task == task
 
 
-@pytest.mark.slow
 def test_the_example_of_tokens_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -209,7 +206,6 @@ def test_the_flower_page_counts_the_lines_of_its_app() -> None:
     assert "Six lines of it are fedblend's" in (ROOT / "docs" / "flower.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_tutorial_runs_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -246,7 +242,7 @@ def test_the_tutorial_runs_as_it_stands(
     assert fewer < min(all_classes, corrected)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.stem)
+@each("page", [page for page in PAGES if "docs" in page.parts])
 def test_a_page_begins_with_what_its_reader_can_do_after_it(page: Path) -> None:
     _, paragraph, *_ = re.sub(r"<!--.*?-->", "", text(page), flags=re.S).strip().split("\n\n")
     assert re.match(r"After this page you (can|have|know)\b", paragraph)

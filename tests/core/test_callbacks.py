@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import experiment, setup
+from helpers import experiment, setup, slow_after_first
 from safetensors.torch import load_file
 
 import fedblend
@@ -144,7 +144,7 @@ def test_on_round_ends_a_run_by_returning_true_and_by_nothing_else(tmp_path: Pat
     assert (outcome.state, outcome.status["reason"]) == ("done", "ended by on_round")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("enough")])
+@pytest.mark.parametrize("error", slow_after_first([KeyboardInterrupt(), Stopped("enough")]))
 def test_a_run_that_its_callback_interrupts_is_stopped_and_can_go_on(error: BaseException, tmp_path: Path) -> None:
     made = experiment(**{**TINY, "checkpoint_every": 1})
 

@@ -13,6 +13,7 @@ import torch
 from federation_helpers import BATCH_NORM, DROPOUT, train
 from helpers import (
     BatchNormNet,
+    each,
     engine_of,
     federation,
     federation_of,
@@ -199,8 +200,8 @@ def test_scoring_uses_no_dropout() -> None:
     np.testing.assert_allclose(scores.loss, expected.detach().numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", [DROPOUT, BATCH_NORM])
-@pytest.mark.parametrize("method", ["fedavg", "fedmix", "localmix"])
+@each("model", [DROPOUT, BATCH_NORM])
+@each("method", ["fedavg", "fedmix", "localmix"])
 def test_a_run_repeats_to_the_last_bit(model: dict[str, Any], method: str) -> None:
     first, again = (run(federation(model=model, method=method), 2) for _ in range(2))
 
@@ -276,7 +277,7 @@ TIED = {"model": {"name": "module", "path": "own_models:Tied"}}
 STILL = {"name": "fedavgm", "server_step": {"name": "fedavgm", "lr": 1e-12}}
 
 
-@pytest.mark.parametrize("method", ["fednova", "feddyn", "fedavgm", "fedadam", "moon", "fedntd"])
+@each("method", ["fednova", "feddyn", "fedavgm", "fedadam", "moon", "fedntd"])
 def test_a_tensor_that_layers_share_has_one_value(method: str) -> None:
     state, _ = run(federation(images(side=8), method=method, **TIED), 2)
     assert torch.equal(state.weights["second.weight"], state.weights["third.weight"])

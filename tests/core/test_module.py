@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from helpers import federation, federation_of, images, run, same, setup
+from helpers import each, federation, federation_of, images, run, same, setup
 from own_models import Backbone, Dense
 from torch import nn
 
@@ -48,7 +47,7 @@ def test_frozen_batch_norms_evaluate_in_training_and_dropout_drops() -> None:
     assert {name: layer.training for name, layer in model.named_modules()} == modes
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "ditto", "fedadam"])
+@each("method", ["fedavg", "scaffold", "moon", "ditto", "fedadam"])
 def test_nothing_moves_frozen_tensors(method: str) -> None:
     holdout = {"holdout": 0.2} if method == "ditto" else {}
     fed = federation(images(side=8), method=method, **BACKBONE, **holdout)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, records, succeeded
-from helpers import federation_of, images, labelled, numbers, run, same_up_to_rounding, setup, slow_except
+from helpers import each, federation_of, images, labelled, numbers, run, same_up_to_rounding, setup, slow_except
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -94,7 +94,7 @@ def test_metrics_equal_those_of_scikit_learn_and_torchmetrics() -> None:
             assert theirs.overall(logits, targets) == pytest.approx(mine, rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "given", "words"),
     [
         (labelled(), {"metrics": ["top-k"]}, "'top-5' is for classification, but the data are for multi-label"),
@@ -179,7 +179,7 @@ NEED_CLASSES = {
 }
 
 
-@pytest.mark.parametrize("method", NEED_CLASSES)
+@each("method", NEED_CLASSES)
 def test_methods_that_need_classes_are_refused(method: str) -> None:
     with pytest.raises(FedblendError, match=NEED_CLASSES[method]):
         run(federation_of(setup(labelled(), method=method, unsafe=True, **SETTINGS)), 1)

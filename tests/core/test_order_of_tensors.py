@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
-from helpers import same, same_up_to_rounding, slow_except
+from helpers import same, same_up_to_rounding
 from safetensors.torch import load_file
 
 from fedblend.core.engine import TrainTask, corrupted
@@ -44,7 +44,8 @@ def test_the_models_order_is_not_the_files() -> None:
     assert names != sorted(names), "or the tests below would show nothing"
 
 
-@pytest.mark.parametrize("engine", slow_except(["stacked"], ["loop", "stacked"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_run_with_losses_and_noise_goes_on_as_if_never_stopped(engine: str, tmp_path: Path) -> None:
     file = write(tmp_path / "losing.toml", {"engine": engine}, base=LOSING)
     succeeded(here("run", file, "--out", tmp_path / "whole"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import each
 
 import fedblend
 from fedblend.core import registry
@@ -46,7 +47,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@each(("kind", "name"), ALL)
 def test_every_part_is_built_by_its_name_and_written_out_to_the_same(kind: str, name: str) -> None:
     made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
 
@@ -59,12 +60,12 @@ def test_every_part_is_built_by_its_name_and_written_out_to_the_same(kind: str, 
     assert (made.kind, made.name) == (kind, name)
 
 
-@pytest.mark.parametrize(("kind", "name"), [p for p in ALL if p not in REQUIRED])
+@each(("kind", "name"), [p for p in ALL if p not in REQUIRED])
 def test_every_part_without_required_options_is_built_from_its_name_alone(kind: str, name: str) -> None:
     assert build(kind, name) == build(kind, {"name": name})
 
 
-@pytest.mark.parametrize(("kind", "name"), list(REQUIRED))
+@each(("kind", "name"), list(REQUIRED))
 def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
     needed = REQUIRED[kind, name]
     for option in needed:
@@ -73,7 +74,7 @@ def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
             build(kind, {"name": name, **others})
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@each(("kind", "name"), ALL)
 def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
     made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
 
@@ -83,7 +84,7 @@ def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
     assert (type(made).__doc__ or "").strip()
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "spec", "made"),
     [
         (
@@ -132,7 +133,7 @@ def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         build("dataset", {"name": "npz", "path": 5})
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "has"),
     [
         ("method.objective.lambda", True),
@@ -174,7 +175,7 @@ def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told
         build("objective", Mine(), "method.objective")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         ({"lam": 2.0}, "FedMix.lam: 2.0 is not valid: input should be less than or equal to 1"),
@@ -214,7 +215,7 @@ def test_a_part_of_another_kind_is_refused() -> None:
         build("objective", SharedMeans())
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "told"),
     [
         ("fedmixx", "objective.name: unknown objective 'fedmixx' (did you mean 'fedmix'?)"),
@@ -299,7 +300,7 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
     assert known("objective")["half"] is half
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "told"),
     [
         (
@@ -373,7 +374,7 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
     assert all(issubclass(cls, getattr(sys.modules[module], base)) for cls in known(kind).values())
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "methods", "told"),
     [
         (

@@ -11,6 +11,7 @@ import pytest
 import torch
 from federation_helpers import BATCH_NORM, stacked_gives_the_loops_state, train, with_calls
 from helpers import (
+    each,
     engine_of,
     examples,
     experiment,
@@ -21,6 +22,7 @@ from helpers import (
     same_state,
     same_up_to_rounding,
     setup,
+    slow_after_first,
     without_machine,
 )
 from hypothesis import given
@@ -152,7 +154,7 @@ def test_a_smaller_last_batch_is_kept_dropped_or_merged(last: Any, sizes: dict[i
         assert settings_.batches_of(n) == 2 * len(wanted)
 
 
-@pytest.mark.parametrize("method", ["fedmix", "localmix"])
+@pytest.mark.parametrize("method", slow_after_first(["fedmix", "localmix"]))
 @pytest.mark.parametrize("last", ["drop", "merge"])
 def test_stacks_train_on_dropped_and_merged_batches_as_the_loop_does(method: str, last: str) -> None:
     groups = [range(2), range(2, 7), range(7, 18), range(18, 30), range(30, 40)]
@@ -314,7 +316,7 @@ PAIR = "where a pair is valid: the next model, and the part's table at the serve
 TABLE = "valid: a dict of tensors by name"
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "told"),
     [
         (lambda weights: None, f"returned NoneType, {PAIR}"),

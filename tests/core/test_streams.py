@@ -12,6 +12,7 @@ import pytest
 import torch
 from federation_helpers import BATCH_NORM, DROPOUT, ROWS, train, uploads_of, with_calls
 from helpers import (
+    each,
     engine_of,
     examples,
     federation,
@@ -38,8 +39,8 @@ from fedblend.methods.aggregators.mean import WeightedMean
 # Order of clients -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmix", "localmix", "fedprox+naivemix"])
-@pytest.mark.parametrize("order", [[3, 1, 0, 2], [2], [0, 3]])
+@each("method", ["fedavg", "fedmix", "localmix", "fedprox+naivemix"])
+@each("order", [[3, 1, 0, 2], [2], [0, 3]])
 def test_a_clients_upload_depends_on_no_other_client(method: str, order: list[int]) -> None:
     made = setup(method=method, model=DROPOUT)
 

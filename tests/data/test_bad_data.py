@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from bad_input_helpers import refused_at_once, run
 from cli_helpers import succeeded
+from helpers import each
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -28,7 +29,7 @@ def with_nan() -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "words"),
     [
         (arrays(x=with_nan()), ("x holds NaN", "1 samples", "finite")),
@@ -59,8 +60,8 @@ def test_arrays_of_a_wrong_shape_or_content(given: dict[str, Any], words: tuple[
     refused_at_once(run({"data": {"name": "npz", "path": "given.npz"}}), "given", *words)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
+@each("compressed", [False, True])
+@each("share", [0.0, 0.3, 0.9, 0.99])
 def test_a_truncated_archive(share: float, compressed: bool) -> None:
     (np.savez_compressed if compressed else np.savez)("cut.npz", **arrays())
     raw = Path("cut.npz").read_bytes()
@@ -76,7 +77,7 @@ def test_an_archive_with_a_flipped_byte() -> None:
     refused_at_once(run({"data": {"name": "npz", "path": "flipped.npz"}}), "flipped.npz")
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "said"),
     [
         (b"a,a,y\n1,2,u\n1,2,v\n", "t.csv: has two columns named 'a'"),
@@ -102,7 +103,6 @@ def test_an_archive_with_a_flipped_byte() -> None:
             "'regression' for numbers to predict",
         ),
     ],
-    ids=["a name twice", "too few names", "no name", "not UTF-8", "decimal commas", "infinity", "classes as floats"],
 )
 def test_a_table_that_would_silently_become_other_data(content: bytes, said: str) -> None:
     Path("t.csv").write_bytes(content)

@@ -9,6 +9,7 @@ import pytest
 from cli_helpers import here, succeeded
 from cli_helpers import refused as refused_by_cli
 from datasets_helpers import cifar, refused
+from helpers import each
 
 from fedblend.cli.new import new_file
 from fedblend.experiment.config import resolve
@@ -35,8 +36,8 @@ def test_a_folder_without_the_files(name, tmp_path):
     refused(rf"data.{option}: there is no", name, **{option: tmp_path / "nowhere"})
 
 
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("method", ["fedavg", "fedprox+fedmix"])
+@each("name", OURS)
+@each("method", ["fedavg", "fedprox+fedmix"])
 def test_new_files(name, method):
     experiment = resolve(tomllib.loads(new_file(method, name)))
     assert (experiment.data.name, experiment.method.name) == (name, method)

@@ -149,6 +149,7 @@ def test_har_archive_damaged(tmp_path, changes, message):
     refused(message, "har", path=tmp_path / "h.npz")
 
 
+@pytest.mark.slow
 def test_real_har():
     data = load("har", path=real("uci-har.npz"))
     assert len(data.train) + len(data.test) == 10_299

@@ -178,6 +178,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return handed
 
 
+@pytest.mark.slow
 def test_image_folder_does_not_run_ghostscript(tmp_path: Path, seen: list[str]) -> None:
     picture(tmp_path / "a" / "0.jpg", "JPEG")
     picture(tmp_path / "a" / "1.jpg", "EPS")

@@ -13,6 +13,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.paths import FileText
 from fedblend.core.registry import build
 
+pytestmark = pytest.mark.slow
+
 
 def load(folder, **options):
     return build("dataset", {"name": "hub", "dataset": str(folder), **options}).load()

@@ -90,6 +90,7 @@ def test_femnist_archive(tmp_path):
     refused(r"is not FEMNIST: samples of shape \[1, 27, 28\]", "femnist", path=tmp_path / "b.npz")
 
 
+@pytest.mark.slow
 def test_real_femnist_is_equal_in_both_formats():
     archive, folder = load("femnist", path=real("femnist.npz")), load("femnist", path=real("leaf/femnist"))
     assert (len(archive.train), len(archive.test), len(archive.client_names)) == (14_708, 1_685, 105)

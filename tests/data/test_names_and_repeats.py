@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets_helpers import load, refused
+from helpers import each
 from PIL import Image
 
 import fedblend
@@ -128,8 +129,8 @@ def samples(x: Any, y: Any, kind: torch.dtype = torch.float32) -> Samples:
     return Samples(torch.tensor(x, dtype=kind), torch.tensor(y))
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [1, 2, 3, 8])
+@each("kind", [torch.uint8, torch.int64, torch.float32, torch.float64])
+@each("width", [1, 2, 3, 8])
 def test_only_equal_inputs_with_equal_targets_are_repeats(kind: torch.dtype, width: int) -> None:
     train = samples([[i] * width for i in (1, 2, 3, 3)], [0, 1, 0, 1], kind)
     test = samples([[i] * width for i in (1, 2, 3, 3, 4)], [0, 0, 1, 1, 0], kind)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import slow_except
+from helpers import each, slow_except
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,8 +108,8 @@ def test_iid_is_even():
     assert split({"name": "iid", "clients": 7, "samples": 5}).sizes.tolist() == [5] * 7
 
 
-@pytest.mark.parametrize("samples", [None, 60, 61])
-@pytest.mark.parametrize("each", [1, 2, 3, 10])
+@each("samples", [None, 60, 61])
+@each("each", [1, 2, 3, 10])
 def test_classes_are_exact_and_balanced(samples, each):
     if samples == 61 and each == 10:
         samples = 65
@@ -165,7 +165,7 @@ def test_classes_without_samples_are_not_drawn():
     assert counts.sum() == 5
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "message"),
     [
         (
@@ -376,7 +376,7 @@ def test_largest_equals_a_stable_sort(values, number):
     assert sorted(found) == sorted(np.argsort(-np.array(values), kind="stable")[: max(0, number)])
 
 
-@pytest.mark.parametrize("most", [0, 1, 255, 256, 65_535, 65_536, 10**7])
+@each("most", [0, 1, 255, 256, 65_535, 65_536, 10**7])
 def test_stable_order_is_numpys(most):
     numbers = np.random.default_rng(0).integers(0, most + 1, 3000)
     assert np.array_equal(stable_order(numbers), np.argsort(numbers, kind="stable"))

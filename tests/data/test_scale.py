@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import each
 
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.registry import build, known
@@ -88,8 +89,8 @@ def test_windows_of_channels_are_scaled_by_channel():
     assert torch.allclose(scale(x).std((0, 2), correction=0), torch.ones(3), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(known("scale")))
-@pytest.mark.parametrize("data", [images(INK), images(255 - INK), images(COLOUR), features(NUMBERS)])
+@each("name", list(known("scale")))
+@each("data", [images(INK), images(255 - INK), images(COLOUR), features(NUMBERS)])
 def test_to_unit_and_back(name, data):
     scale = fit(name, data)
     scaled = scale(data.train.x)

@@ -293,6 +293,7 @@ def test_another_separator_is_told_with_the_ones_that_are_read(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_as_one(tmp_path: Path) -> None:
     rows = 600_000  # pandas would read the first half as numbers, in which the site 01 is 1
     (tmp_path / "p.csv").write_text("ill,site\n" + "0,01\n" * rows + "1,3+\n")
@@ -324,6 +325,7 @@ def test_damaged_tables_end_in_one_message(content: bytes, tmp_path: Path) -> No
         TableFile(str(tmp_path / "p.csv"), target="a").load()
 
 
+@pytest.mark.slow
 def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n = 200

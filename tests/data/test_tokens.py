@@ -13,7 +13,7 @@ import pytest
 import torch
 from cli_helpers import here, succeeded
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import engine_of, experiment, federation, numbers, run, setup, tokens
+from helpers import each, engine_of, experiment, federation, numbers, run, setup, slow_except, tokens
 
 import fedblend
 from fedblend.core.dataset import Dataset
@@ -135,7 +135,7 @@ def test_a_category_beside_numbers_is_named_too() -> None:
         setup(data, model={"name": "module", "path": "helpers:CategoryAndNumbers"})
 
 
-@pytest.mark.parametrize("method", ["naivemix", "fedmix", "localmix", "vhl", "aggenhance", "virtual-means"])
+@each("method", ["naivemix", "fedmix", "localmix", "vhl", "aggenhance", "virtual-means"])
 def test_whole_numbers_that_a_model_converts_are_not_mixed(method: str) -> None:
     with pytest.raises(FedblendError, match="ids of tokens"):
         setup(undeclared(tokens()), model=WORDS, scale="none", method=method)
@@ -151,7 +151,10 @@ def test_the_kind_changes_nothing_for_a_model_that_converts_whole_numbers_as_the
 # Methods ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [name for name in presets.presets() if not name.startswith("fedprox+")])
+ALL = [name for name in presets.presets() if not name.startswith("fedprox+")]
+
+
+@pytest.mark.parametrize("method", slow_except([name for name in ALL if name != "fld"], ALL))
 def test_each_method_trains_on_tokens_or_refuses_them(method: str) -> None:
     changes: dict[str, Any] = {"model": STAGED, "holdout": 0.2, "unsafe": True, "method": method}
     if method in REFUSED:
@@ -202,6 +205,7 @@ def in_file(folder: Path) -> tuple[Any, np.ndarray]:
     return fedblend.from_torch(pairs, folder / "ids.npz", kind="tokens"), x
 
 
+@pytest.mark.slow
 def test_a_run_on_tokens_predicts_and_is_exported(tmp_path: Path) -> None:
     part, x = in_file(tmp_path)
     assert np.array_equal(np.load(tmp_path / "ids.npz")["x"], x)

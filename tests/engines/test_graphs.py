@@ -205,6 +205,7 @@ def test_clients_that_go_on_from_their_own_model_have_a_trainer_of_their_own() -
         assert same(one.weights, wanted.weights)
 
 
+@pytest.mark.slow
 def test_few_trainers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedblend.engines.stacked.engine.MAX_TRAINERS", 1)
     made = ragged("fd")
@@ -260,7 +261,7 @@ class WaitCounter(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("method", ["fedprox+fedmix", "localmix", "fd"])
+@pytest.mark.parametrize("method", slow_except(["localmix"], ["fedprox+fedmix", "localmix", "fd"]))
 def test_no_step_waits_for_the_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ragged(method, **HARD)
     engine = StackedEngine(made, stack=4)

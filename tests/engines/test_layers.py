@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from helpers import images, run, setup
+from helpers import each, images, run, setup
 from models_helpers import SMALL, Spec, built, samples, small
 from torch import nn
 from torch.nn import functional as F
@@ -135,7 +135,7 @@ COUNTS: list[tuple[str | Spec, tuple[int, ...], int, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "shape", "outputs", "number", "by_hand"), COUNTS, ids=lambda v: str(v)[:40])
+@each(("spec", "shape", "outputs", "number", "by_hand"), COUNTS)
 def test_networks_have_as_many_weights_as_counted_by_hand(
     spec: str | Spec, shape: tuple[int, ...], outputs: int, number: int, by_hand: int
 ) -> None:
@@ -213,7 +213,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each("name", LAYERS)
 def test_networks_are_their_layers_restated(name: str) -> None:
     spec, shape = SMALL[name]
     model, x = built(spec, shape), samples(shape)
@@ -290,7 +290,7 @@ def test_hidden_states_can_be_read_and_continued_from(spec: Spec, shape: tuple[i
         assert torch.equal(model(model(x, 0, layer), layer), whole)
 
 
-@pytest.mark.parametrize(("name", "stages"), STAGES.items())
+@each(("name", "stages"), STAGES.items())
 def test_a_stage_is_a_convolution_a_block_a_mean_over_the_image_or_a_dense_layer(name: str, stages: int) -> None:
     model = built(*SMALL[name])
     assert isinstance(model, Staged)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import (
     NoRecorder,
+    each,
     engine_of,
     examples,
     federation_of,
@@ -66,8 +67,8 @@ ALL = {
 # Steps ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@each("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
+@each("decay", [0.0, 0.1])
 def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], decay: float) -> None:
     settings = Train(lr=0.3, weight_decay=decay, **train)
     stack, steps = 3, 7
@@ -164,11 +165,12 @@ def test_the_loop_trains_as_torch_optim_does(optimizer: str) -> None:
 @pytest.mark.parametrize(
     ("name", "keeps", "recorder"),
     [
-        *((name, False, None) for name in ALL),
-        ("momentum", True, None),
+        *((name, False, None) for name in ("momentum", "adam")),
+        *(pytest.param(name, False, None, marks=pytest.mark.slow) for name in ALL if name not in ("momentum", "adam")),
+        pytest.param("momentum", True, None, marks=pytest.mark.slow),
         ("adam", True, None),
         ("accumulate adamw", True, NoRecorder()),
-        ("accumulate in round", False, NoRecorder()),
+        pytest.param("accumulate in round", False, NoRecorder(), marks=pytest.mark.slow),
     ],
 )
 def test_a_stack_trains_as_the_loop_does(name: str, keeps: bool, recorder: NoRecorder | None) -> None:
@@ -259,7 +261,7 @@ def torch_rates(make: Any, steps: int = 20) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "make"),
     [
         ("constant", lambda o: lr_scheduler.ConstantLR(o, factor=1.0)),
@@ -348,7 +350,7 @@ BASE = {"data": "digits", "partition": {"name": "iid", "clients": 10}}
 ON_GRADIENTS = {"name": "noise", "on": "gradients", "scale": 0.1}
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"train": {"optimizer": "adan"}}, "train.optimizer.name: unknown optimizer 'adan'.*'adam'"),

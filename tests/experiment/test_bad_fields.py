@@ -12,6 +12,7 @@ import pytest
 import torch
 from bad_input_helpers import fedmix, refused_at_once, run
 from cli_helpers import TINY, here, refused
+from helpers import each
 
 from fedblend.core.errors import VALID_LENGTH, FedblendError
 from fedblend.core.registry import build
@@ -42,7 +43,7 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
         Experiment(data=data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "told"),
     [
         ("data = 3", 'data: 3 names no dataset; write data = {name = "..."}'),
@@ -152,7 +153,7 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
 # Fields ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?")),
@@ -176,7 +177,7 @@ def test_unknown_keys_come_with_a_suggestion(changes: dict[str, Any], words: tup
     refused_at_once(run(changes), *words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'")),
@@ -196,7 +197,7 @@ def test_unknown_names_come_with_a_suggestion(changes: dict[str, Any], words: tu
     refused_at_once(run(changes), *words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"rounds": "ten"}, ("rounds: 'ten'", "integer")),
@@ -236,7 +237,7 @@ def test_wrong_types(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     refused_at_once(run(changes), *words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         (fedmix(objective={"lambda": 1.5}), ("objective.lambda: 1.5", "less than or equal to 1")),
@@ -262,7 +263,7 @@ def test_numbers_out_of_range(changes: dict[str, Any], words: tuple[str, ...]) -
     refused_at_once(run(changes), *words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"partition": {"name": "iid", "clients": 2000}}, ("partition.clients: 2,000", "1 to 1,438")),
@@ -290,7 +291,7 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
     assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"method": "global-mixup"}, ("unsafe: false", "'raw'", "unsafe = true")),
@@ -390,7 +391,7 @@ def nothing():
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "words"),
     [
         ("lenet5", ("'lenet5'", "12x12", "[1, 8, 8]")),
@@ -471,7 +472,7 @@ def test_numbers_are_finite(number: float) -> None:
             resolve({**TINY, field: value})
 
 
-@pytest.mark.parametrize("partition", ["iid", "classes", "dirichlet", "lognormal", "mix2fld", "xormixfl"])
+@each("partition", ["iid", "classes", "dirichlet", "lognormal", "mix2fld", "xormixfl"])
 def test_a_million_million_clients_are_refused_before_they_are_made(partition: str) -> None:
     labels = np.arange(300) % 3
     for clients in (10**12, 2**62):
@@ -479,7 +480,7 @@ def test_a_million_million_clients_are_refused_before_they_are_made(partition: s
             build("partition", {"name": partition, "clients": clients}).split(labels, 3, 0, None)
 
 
-@pytest.mark.parametrize(
+@each(
     "spec",
     [
         {"name": "classes", "clients": 3, "samples": 2**62},

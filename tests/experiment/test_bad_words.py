@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import contents, here, refused, succeeded, write
-from helpers import slow_except
+from helpers import each, slow_except
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("rounds = ", ("bad.toml: is not valid TOML", "end of document")),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from helpers import each
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.changes import change_field
@@ -27,7 +28,7 @@ def one_change(before: dict[str, Any], path: str, value: Any) -> tuple[dict[str,
     return before, [str(one.message) for one in said]
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "path", "value", "after", "left_out"),
     [
         (CLASSES, "partition", "dirichlet", {"name": "dirichlet", "clients": 20}, "classes_per_client = 3"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from helpers import SMALL, examples
+from helpers import SMALL, each, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ def preset(name: str) -> Experiment:
 # Round trips -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", RICH)
+@each("case", RICH)
 def test_an_experiment_written_out_reads_back_the_same(case: str) -> None:
     made = resolve({**BASE, **RICH[case]})
 
@@ -83,7 +83,7 @@ def test_an_experiment_written_out_reads_back_the_same(case: str) -> None:
     assert as_table(resolve(table)) == table
 
 
-@pytest.mark.parametrize("method", sorted(presets()))
+@each("method", sorted(presets()))
 def test_every_method_written_out_reads_back_the_same(method: str) -> None:
     made = preset(method)
 
@@ -122,9 +122,7 @@ def test_a_table_holds_every_field_but_those_that_are_none() -> None:
     assert set(Train.model_fields) - set(table["train"]) == {"clip_norm", "schedule", "schedule_in_round", "steps"}
 
 
-@pytest.mark.parametrize(
-    ("clients", "train", "cohort"), [(4, {}, 4), (10, {}, 10), (40, {}, 10), (4, {"cohort": 7}, 7), (0, {}, None)]
-)
+@each(("clients", "train", "cohort"), [(4, {}, 4), (10, {}, 10), (40, {}, 10), (4, {"cohort": 7}, 7), (0, {}, None)])
 def test_fewer_clients_than_the_default_cohort_all_train(
     clients: int, train: dict[str, int], cohort: int | None
 ) -> None:
@@ -172,7 +170,7 @@ def test_reading_leaves_the_table_as_it_was() -> None:
 # Methods ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "sharing", "objective"),
     [
         ("fedavg", NoSharing(), Plain()),
@@ -189,7 +187,7 @@ def test_presets_are_compositions(name: str, sharing: object, objective: object)
     assert (method.sharing, method.objective, method.terms) == (sharing, objective, ())
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [n for family in WITH_PROXIMAL for n, (_, spec) in FAMILIES[family].items() if spec.get("upload") != "nothing"],
 )
@@ -239,7 +237,7 @@ def test_expanding_leaves_the_presets_as_they_were() -> None:
     assert repr(presets()) == before
 
 
-@pytest.mark.parametrize("method", sorted(presets()))
+@each("method", sorted(presets()))
 def test_only_methods_that_give_raw_samples_away_need_unsafe(method: str) -> None:
     table = {**BASE, "method": method}
 
@@ -254,7 +252,7 @@ def test_only_methods_that_give_raw_samples_away_need_unsafe(method: str) -> Non
 # Mistakes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "told"),
     [
         ({"sed": 1}, "sed: unknown key (did you mean 'seed'?)"),
@@ -320,7 +318,7 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
 # Fields that must agree ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "told", "mended"),
     [
         (
@@ -429,7 +427,7 @@ def test_a_file_with_a_byte_order_mark_is_read_and_one_in_utf_16_is_told_so(tmp_
         assert str(error.value) == told
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "path", "value", "after"),
     [
         ({}, "seed", 3, {"seed": 3}),
@@ -515,7 +513,7 @@ def test_a_field_of_a_part_that_is_not_in_the_list_is_refused() -> None:
         set_field({"terms": ["proximal"]}, "terms.moon.mu", 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("3", 3),
@@ -551,7 +549,7 @@ def test_the_small_experiment_of_these_tests_is_sound() -> None:
     assert resolve(SMALL).train.cohort == SMALL["train"]["cohort"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "name"),
     [
         ({}, "fedavg"),

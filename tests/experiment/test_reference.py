@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import here, refused, succeeded
-from helpers import slow_except
+from helpers import each, slow_except
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
@@ -34,12 +34,14 @@ ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in k
 """Everything that has options."""
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_generated_from_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "run: python -m fedblend.experiment.reference > docs/configuration.md"
     )
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_links_to_all_of_its_sections_of_parts_and_tables() -> None:
     begin, _, rest = page().partition("## How a file is laid out")
     links = set(re.findall(r"\]\(#(.+?)\)", begin))
@@ -51,6 +53,7 @@ def test_the_page_begins_with_links_to_all_of_its_sections_of_parts_and_tables()
     assert {f"parts-{kind}" for kind in kinds} | parts <= links
 
 
+@pytest.mark.slow
 def test_the_pages_of_methods_are_generated_from_the_code() -> None:
     texts = [path.read_text(encoding="utf-8") for path in sorted(METHODS.glob("*.md"))]
 
@@ -61,6 +64,7 @@ def test_the_pages_of_methods_are_generated_from_the_code() -> None:
     assert sorted(families) == sorted(set(presets.families()) - {"With FedProx's term"})
 
 
+@pytest.mark.slow
 def test_the_pages_of_methods_say_what_leaves_a_client() -> None:
     rows = "".join(path.read_text(encoding="utf-8") for path in METHODS.glob("*.md")).splitlines()
     leaves = {row.split("`")[1]: row.split(" | ")[-1].rstrip(" |") for row in rows if row.startswith("| `")}
@@ -82,7 +86,7 @@ def test_the_index_of_the_package_is_made_from_the_code() -> None:
     assert index.index() == index_of_code()
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind}-{entry.name}")
+@each("entry", ENTRIES)
 def test_every_option_has_a_description_a_type_and_a_default(entry: Any) -> None:
     assert entry.summary.strip()
     for option in entry.options:

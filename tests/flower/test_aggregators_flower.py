@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import each
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators.krum import Krum, MultiKrum
@@ -33,8 +34,8 @@ def ours(aggregator: Aggregator, made: list[list[np.ndarray]], samples: list[int
     return [tensor.numpy() for tensor in aggregator.finish(kept, start).values()]
 
 
-@pytest.mark.parametrize("clients", [5, 8, 13])
-@pytest.mark.parametrize("seed", range(5))
+@each("clients", [5, 8, 13])
+@each("seed", range(5))
 def test_aggregators_equal_flowers_strategies(clients: int, seed: int) -> None:
     made = uploads(clients, seed)
     samples = np.random.default_rng(seed).integers(1, 50, clients).tolist()

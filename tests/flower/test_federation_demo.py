@@ -24,6 +24,7 @@ from fedblend.runs import api
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_hospitals_get_the_weights_of_the_loop_engine_on_all_patients(tmp_path: Path) -> None:
     made = script("examples/federation_demo.py")
     try:

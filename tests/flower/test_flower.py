@@ -128,6 +128,7 @@ def site_files(folder: Path, number: int, **fields: Any) -> list[dict[str, Any]]
     return configs
 
 
+@pytest.mark.slow
 def test_a_client_takes_part_again_with_a_personal_model_that_is_made_after_training(tmp_path: Path) -> None:
     """It has no first table of such a model to compare with, unlike Ditto's."""
     asked = experiment({"name": "pfedme", "personal": {"steps": 1}}, rounds=3, train={"cohort": 4, "epochs": 1})

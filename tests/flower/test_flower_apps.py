@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import same_up_to_rounding
+from helpers import each, same_up_to_rounding
 from torch import nn
 from torch.nn import functional as F
 
@@ -531,7 +531,7 @@ def test_fedadam_steps_from_the_aggregate_with_moments_of_all_rounds() -> None:
     close(result.arrays.to_torch_state_dict(), weights)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "expected"),
     [
         ("mix2fld", "clients send 'outputs'"),
@@ -568,7 +568,7 @@ def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], exp
         Strategy(FedAvg(), options.pop("method"), INPUTS, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "told"),
     [
         ("inner", "fedavg", "'fedavg' is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
@@ -625,7 +625,7 @@ def test_another_network_than_the_first_arrays_is_one_message() -> None:
 NUMBERS = "(784,) or (1, 28, 28)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "valid"),
     [
         ("shape", (), f"() is not valid: whole numbers from 1 up, such as {NUMBERS}"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import slow_after_first
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
@@ -149,7 +150,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("fault", BESIDE)
+@pytest.mark.parametrize("fault", slow_after_first(BESIDE))
 def test_what_is_wrong_beside_a_model_is_refused_with_the_model(fault: str, tmp_path: Path) -> None:
     change, reason = BESIDE[fault]
     asked = experiment("scaffold", train=ALL, rounds=1)
@@ -265,6 +266,7 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
         run(grid, experiment(), tmp_path, FederationLimits(deadline=float("inf")))
 
 
+@pytest.mark.slow
 def test_sites_with_their_own_data_begin_without_one_that_is_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,7 +294,7 @@ def test_sites_with_their_own_data_begin_without_one_that_is_absent(
         run(grid, masked, tmp_path / "masked", QUICK)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", slow_after_first([False, True]))
 def test_a_continued_run_keeps_the_numbers_of_samples_that_it_began_with(late: bool, tmp_path: Path) -> None:
     """A site that is absent in the second round is refused, and one that connects then takes no part: both the same."""
     asked = experiment(rounds=1, fraction=1.0)
@@ -444,8 +446,8 @@ KEEPERS: dict[str, dict[str, Any]] = {
     "local means": {"method": {"name": "fedmix", "sharing": "local-means"}},
 }
 
-FEW_KEEPERS = slow_except(["scaffold", "local means"], KEEPERS)
-"""All of them, of which the quick tests have two: tables of parts, and shared data."""
+FEW_KEEPERS = slow_except(["scaffold"], KEEPERS)
+"""All of them, of which the quick tests have one."""
 
 
 def keeping(keeper: str) -> Experiment:
@@ -504,6 +506,7 @@ def test_a_site_without_a_file_that_lost_its_own_means_does_not_train_without_th
     assert "no longer has its own data to mix with" in records[2]["refused"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_site_that_ends_before_its_reply_goes_on_with_what_the_server_knows_of(tmp_path: Path) -> None:
     asked = keeping("scaffold")
 
@@ -567,6 +570,7 @@ def test_a_server_that_is_killed_goes_on_with_what_sites_keep(
         assert all(torch.equal(kept[0][1][n], t) for n, t in kept[1][1].items())
 
 
+@pytest.mark.slow
 def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before_it(tmp_path: Path) -> None:
     """Three clients make means again in round 6, and the server goes on from its checkpoint after round 4."""
     method = {"name": "fedmix", "sharing": {"name": "local-means", "refresh": 0.6}}
@@ -592,7 +596,8 @@ def test_means_that_a_site_made_after_the_servers_checkpoint_are_not_used_before
     assert "no longer has its own data to mix with" in lines[5]["refused"][0]["reason"]
 
 
-@pytest.mark.parametrize("keeper", slow_except(["scaffold"], ["scaffold", "ditto"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("keeper", ["scaffold", "ditto"])
 def test_sites_do_not_mix_two_copies_of_a_run(keeper: str, tmp_path: Path) -> None:
     asked = keeping(keeper)
 
@@ -637,6 +642,7 @@ def test_a_second_server_of_a_run_sends_sites_nothing_while_the_first_one_is_at_
     assert finished.state.round == 1
 
 
+@pytest.mark.slow
 def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
     asked = keeping("scaffold")
     first = run(sites_of(tmp_path / "sites"), asked.model_copy(update={"rounds": 1}), tmp_path / "run", QUICK)
@@ -720,7 +726,7 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("how", slow_except(["a changed bit"], SPOILED))
 def test_a_site_whose_kept_state_is_spoiled_says_so_and_takes_no_part(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -744,6 +750,7 @@ def test_a_site_whose_kept_state_is_spoiled_says_so_and_takes_no_part(
     assert str(tmp_path / "sites" / "audit-0.state") in caplog.text
 
 
+@pytest.mark.slow
 def test_a_changed_experiment_does_not_take_what_a_site_keeps_of_another(tmp_path: Path) -> None:
     grid, asked = sites_of(tmp_path / "sites"), keeping("scaffold")
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from helpers import each, slow_after_first
 
 from fedblend.experiment.setup import make_setup
 
@@ -171,7 +172,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_unreadable_tensors_are_an_error_of_the_message(name: str) -> None:
     content = pack({"a": 1})
     content["tensors0"] = ArrayRecord({"x": Array("float32", (3,), "numpy.ndarray", HOSTILE[name])})
@@ -234,7 +235,7 @@ def test_a_loss_that_is_not_a_number_is_refused(loss: float, tmp_path: Path) -> 
     assert "its loss is NaN or infinite" in record["refused"][0]["reason"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("payload", "told"),
     [
         ({"x": torch.zeros(2, 3), "y": torch.tensor([0, 9], dtype=torch.uint8)}, None),
@@ -305,7 +306,7 @@ def test_a_site_that_is_too_busy_to_answer_keeps_its_place_while_it_is_connected
     assert sites.nodes == {**honest, 0: 5000}
 
 
-@pytest.mark.parametrize("reconnects", [False, True])
+@pytest.mark.parametrize("reconnects", slow_after_first([False, True]))
 def test_a_site_that_never_answers_is_asked_less_and_less_also_if_it_connects_anew(
     reconnects: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_site_that_never_answers_is_asked_less_and_less_also_if_it_connects_an
     assert "client 1 has not answered 4 times in a row, and takes no part until round 8" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_site_that_answers_again_is_asked_in_each_round() -> None:
     grid, asked = nodes(), []
     sites = sites_of(grid)
@@ -379,7 +381,7 @@ def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
     ]
 
 
-@pytest.mark.parametrize("stated", [(60, 20, 20), (61, 20, 20), (60, 20, 21), (0, 50, 50), (1, 0, 0), (100, 0, 0)])
+@each("stated", [(60, 20, 20), (61, 20, 20), (60, 20, 21), (0, 50, 50), (1, 0, 0), (100, 0, 0)])
 def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: tuple[int, int, int]) -> None:
     """With others a site could weigh its scores at will."""
     asked = as_table(experiment(holdout=0.2, validation={"clients": 0.2}))
@@ -416,7 +418,7 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
         assert shift < 0.1 * gap
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [{"samples": 2**63}, {"samples": -1}, {"samples": True}, {"holds_out": 10**13}, {"samples": 9, "validates": None}],
 )
@@ -457,7 +459,7 @@ def order(method: str = "fedavg", **changes: Any) -> tuple[dict[str, Any], dict[
     return {**fields, **changes}, add_prefix("weights/", setup.weights())
 
 
-@pytest.mark.parametrize("lacking", ["experiment", "setup", "client", "round", "begins"])
+@each("lacking", ["experiment", "setup", "client", "round", "begins"])
 def test_a_message_without_a_field_is_answered_with_a_fault(lacking: str) -> None:
     fields, tensors = order()
     assert "fault" not in answer_to(fields, tensors)
@@ -480,9 +482,7 @@ def test_a_site_does_not_train_another_model(change: Any) -> None:
     assert "the server sent another model than the experiment's" in answer_to(fields, change(tensors))["fault"]
 
 
-@pytest.mark.parametrize(
-    "owners", [3, [[0]], [["a", 1]], [[0, -1]], [[0, 10**12]], [[0, 2**70]], [[0.5, 1]], [[-2, 1]]]
-)
+@each("owners", [3, [[0]], [["a", 1]], [[0, -1]], [[0, 10**12]], [[0, 2**70]], [[0.5, 1]], [[-2, 1]]])
 def test_owners_of_a_pool_are_checked_before_they_are_made(owners: Any) -> None:
     fields, tensors = order("fedmix", pool="a" * 64, owners=owners)
     assert re.match("(a request|owners of a pool) that (is|are) none: ", answer_to(fields, tensors)["fault"])

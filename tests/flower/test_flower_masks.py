@@ -56,6 +56,7 @@ def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch
 # The sum of whole numbers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_change_in_steps_of_range_and_share() -> None:
     kind = SecureMean(range=8.0)
     start = {"b": torch.tensor([1.0, -2.0]), "a": torch.tensor(5)}

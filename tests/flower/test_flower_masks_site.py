@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import slow_after_first
 
 from fedblend.experiment.setup import make_setup
 
@@ -273,7 +274,9 @@ def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str,
     return configs
 
 
-@pytest.mark.parametrize("method", [None, {"name": "fedmix", "sharing": "secure-means"}], ids=["models", "means"])
+@pytest.mark.parametrize(
+    "method", slow_after_first([None, {"name": "fedmix", "sharing": "secure-means"}]), ids=["models", "means"]
+)
 def test_sites_that_sign_their_keys_make_the_same_sum(method: Any, tmp_path: Path) -> None:
     one = asked(method)
     finished = run(Nodes(signing_sites(tmp_path)), one, tmp_path / "run", FederationLimits(deadline=5))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import needs_of, slow_except
+from helpers import each, needs_of, slow_after_first, slow_except
 from own_models import Backbone
 from torch import nn
 
@@ -102,7 +102,7 @@ def size_of(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedper", "fedproto", "mix2fld", "xormixfl")
+OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedper", "fedproto", "mix2fld")
 """For each kind of message a method that sends it."""
 
 
@@ -128,7 +128,7 @@ def backbone(method: str, path: str = "own_models:Backbone") -> Experiment:
     return quick(method, model={"name": "module", "path": path, "arguments": {"outputs": 10}})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", slow_after_first(["fedavg", "scaffold"]))
 def test_frozen_tensors_do_not_travel(method: str, tmp_path: Path) -> None:
     grid = Counting(
         site_files(tmp_path, 4, trusted=["own_models:Backbone"], allow=["weights", "scores", "loss", "extras"])
@@ -253,6 +253,7 @@ def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at
     assert all(name.endswith("/kept") for table in finished.state.client_states.values() for name in table)
 
 
+@pytest.mark.slow
 def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((80, 3))
@@ -336,7 +337,7 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     assert "lets no seeds out" in audit(tmp_path, 3)[0]["refused"]
 
 
-@pytest.mark.parametrize(
+@each(
     "asked",
     [
         {"wanted": [1] * 9, "dummies": [0]},

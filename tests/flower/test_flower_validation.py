@@ -43,6 +43,7 @@ def close(made: Any, wanted: Any) -> None:
         assert made == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_sites_send_the_metrics_that_the_loop_computes(tmp_path: Path) -> None:
     asked = experiment(**ASKED)
     records = run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
@@ -121,6 +122,7 @@ def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> Non
     assert clients["metrics"].keys() == {"f1", "auc"}
 
 
+@pytest.mark.slow
 def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores"])
     grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
@@ -149,6 +151,7 @@ def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp
     assert clients["accuracy"] < 1e-5
 
 
+@pytest.mark.slow
 def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
     grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))

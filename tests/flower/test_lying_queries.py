@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import slow_after_first
 
 from fedblend.experiment.setup import make_setup
 
@@ -165,7 +166,7 @@ def test_a_site_file_without_bounds_of_answers_and_scores_has_them_from_its_roun
     )
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", slow_after_first([1, 2]))
 def test_a_run_with_both_kinds_of_scores_needs_no_more_than_the_default(rounds: int, tmp_path: Path) -> None:
     asked = experiment(rounds=rounds, holdout=0.2, validation={"clients": 0.2}, train={"cohort": 4, "lr": 0.1})
     finished = run(Nodes(site_files(tmp_path, 4, rounds=rounds)), asked, tmp_path / "run", FederationLimits(deadline=5))
@@ -213,7 +214,7 @@ KINDS = {"outputs": "fd", "prototypes": "fedproto"}
 DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after_first(KINDS))
 @pytest.mark.parametrize(
     ("train", "why"),
     [
@@ -221,6 +222,7 @@ DECAYS = {"schedule_in_round": {"name": "exponential", "gamma": 1e-30}}
         ({"batch_size": 40, **DECAYS}, "train.schedule_in_round: 'exponential': where rates differ within a round"),
         ({"batch_size": 1}, "train.batch_size: 1: of 80 samples a step would be of 1, and"),
         ({"batch_size": 19}, "train.batch_size: 19: of 80 samples a step would be of 4, and"),
+        ({"batch_size": 61}, "train.batch_size: 61: of 80 samples a step would be of 19, and"),
         ({"batch_size": 10}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
         ({"batch_size": 79}, "train.batch_size: 79: of 80 samples a step would be of 1, and"),
         ({"batch_size": 10, "accumulate": 7}, "train.batch_size: 10: of 80 samples a step would be of 10, and"),
@@ -437,6 +439,7 @@ def test_three_sets_may_tell_of_one_sample_where_no_two_do() -> None:
 QUERIES = [("fd", "each"), ("fedproto", "each"), pytest.param("mixfld", "server", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "evaluated"), QUERIES)
 def test_rounds_and_experiments_of_the_same_samples_send_means_by_label(
     method: str, evaluated: str, tmp_path: Path
@@ -779,6 +782,7 @@ def test_whether_a_mean_is_within_range_is_told_once_of_all_sharings_and_no_more
     assert "has shared 1 payload of its samples in all runs" in told(100.0, ready(site, beyond(0.1), "means"))
 
 
+@pytest.mark.slow
 def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_sum(tmp_path: Path) -> None:
     # With lambda = 1 a model is made of the server's data to mix with alone: the server can compute it. A site without
     # such data would train on its own samples, and its model would be the sum without the others'.
@@ -805,6 +809,7 @@ def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_s
     assert largest(honest.state) < 1 < 8 < largest(liar.state)
 
 
+@pytest.mark.slow
 def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path) -> None:
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
 

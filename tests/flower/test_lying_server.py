@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import slow_except
+from helpers import each
 
 from fedblend.experiment.setup import make_setup
 
@@ -254,6 +254,7 @@ def test_means_that_change_with_the_model_count_each_round(tmp_path: Path) -> No
     assert "has shared 2 payloads of its samples in all runs" in replies[2]
 
 
+@pytest.mark.slow
 def test_masked_means_are_not_summed_a_second_time(tmp_path: Path) -> None:
     method = {"name": "fedmix", "sharing": "secure-means"}
     configs = site_files(tmp_path, 4, allow=["masked", "keys", "weights"])
@@ -286,6 +287,7 @@ def test_the_sites_secret_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert "shares no other" in site.shared(site.experiment(), 0, 6)
 
 
+@pytest.mark.slow
 def test_the_server_refuses_more_means_than_a_sites_samples_make(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,7 +301,7 @@ def test_the_server_refuses_more_means_than_a_sites_samples_make(
     assert f"it sent 300,000 entries, and its {size} samples make {size // 2} at most" in caplog.text
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "changes", "rounds"),
     [
         ("fedavg", {}, []),
@@ -509,7 +511,8 @@ def test_scores_leave_as_often_as_they_are_requested(tmp_path: Path) -> None:
     assert "this site's policy lets no scores out" in told["fault"]
 
 
-@pytest.mark.parametrize("lr", slow_except([0.1000001], [0.1, 0.1000001]))
+@pytest.mark.slow
+@pytest.mark.parametrize("lr", [0.1, 0.1000001])
 def test_two_runs_of_one_masked_round_reveal_the_site_that_is_in_one_of_them(lr: float, tmp_path: Path) -> None:
     # A record of the rounds that a site has summed would not help: of the second rate the round is another one.
     asked = experiment({"name": "fedavg", "aggregator": "secure-mean"}, train=ALL, rounds=1)

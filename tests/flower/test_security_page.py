@@ -11,6 +11,8 @@ import pytest
 
 from fedblend.core.payload import PAYLOAD_KINDS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
+from helpers import slow_except
 from models_helpers import SMALL, built
 from torch import nn
 
@@ -261,7 +262,7 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "why"), ENDLESS.values(), ids=list(ENDLESS))
-@pytest.mark.parametrize("kind", ["query.hello", "query.share", "train"])
+@pytest.mark.parametrize("kind", slow_except(["train"], ["query.hello", "query.share", "train"]))
 def test_a_site_refuses_endless_work(kind: str, change: dict[str, Any], why: str, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     site.x = site.x[:, 0]  # a shape that each of the models takes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers import each
 from torch.nn import functional as F
 
 from fedblend._kernels.simplify import TracedFunction
@@ -80,7 +81,7 @@ FUNCTIONS = (
 )
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@each("function", FUNCTIONS)
 def test_a_program_computes_what_its_function_does(function: Function) -> None:
     program = TracedFunction(function)
 

@@ -277,7 +277,8 @@ def test_a_point_weighs_less_with_every_round() -> None:
     assert seen["worth"].tolist() == [0.25] * CLASSES + [1.0] * CLASSES
 
 
-@pytest.mark.parametrize("engine", slow_except([StackedEngine], [LoopEngine, StackedEngine]))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
 def test_clients_make_the_points_that_the_server_would_have_made(engine: type[LoopEngine]) -> None:
     options = {"steps": 5, "epochs": 2}
     settings = {"train": {"cohort": 4}, "model": "lenet5"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from aggregators_helpers import GATHERING
-from helpers import examples
+from helpers import each, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ def shape(rng: np.random.Generator) -> tuple[int, ...]:
 # By hand --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("aggregator", "values", "expected"),
     [
         (Median(), [[5, 1], [-3, 1], [4, 7]], [4, 1]),
@@ -92,7 +92,7 @@ def test_the_case_by_hand_would_show_a_mistaken_score(mistake: str) -> None:
     assert int(MISTAKES[mistake](distances).argmin()) != 1
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@each("place", [0, 1, 2])
 def test_distances_are_those_over_all_tensors(place: int) -> None:
     names = ["abc"[(place + k) % 3] for k in range(3)]
     uploads = [
@@ -147,9 +147,9 @@ def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, star
     return wide[np.argsort(near, kind="stable")[:kept]].mean(0)
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("seed", range(6))
+@each("aggregator", GATHERING)
+@each("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@each("seed", range(6))
 def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -> None:
     rng = np.random.default_rng(seed)
     clients, size = int(rng.choice([5, 6, 11, 32, 100])), shape(rng)
@@ -165,7 +165,7 @@ def test_equal_to_numpy(aggregator: Aggregator, dtype: torch.dtype, seed: int) -
     torch.testing.assert_close(found, torch.from_numpy(np.asarray(expected)).to(dtype))
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 8, 17, 64, 101])
+@each("clients", [1, 2, 3, 8, 17, 64, 101])
 def test_a_median_is_numpys_to_the_last_bit(clients: int) -> None:
     rows = np.random.default_rng(clients).normal(0, 1, (clients, 777)).astype(np.float32)
 
@@ -215,7 +215,7 @@ def test_the_order_of_clients_changes_nothing(rows: list[list[float]], data: Any
     torch.testing.assert_close(one, two)
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
     value = np.float32([0.1, -1.7, 1e-20, 0.3])
 
@@ -224,7 +224,7 @@ def test_equal_uploads_come_back_as_they_were(aggregator: Aggregator) -> None:
     np.testing.assert_allclose(found.numpy(), value, rtol=1e-7 if isinstance(aggregator, IntervalMean) else 0)
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_only_the_interval_mean_weighs_clients(aggregator: Aggregator) -> None:
     rows = np.random.default_rng(0).normal(0, 1, (7, 20))
     one, other = (result_of(aggregator, uploads_of(rows, weights)) for weights in ([1.0] * 7, [1.0, 2, 3, 4, 5, 6, 7]))
@@ -240,8 +240,8 @@ def test_a_wide_interval_is_the_weighted_mean() -> None:
     torch.testing.assert_close(found, WeightedMean().aggregate(uploads)["w"])
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
-@pytest.mark.parametrize("place", [0, 3, 7])
+@each("aggregator", GATHERING)
+@each("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
     alone = result_of(aggregator, uploads)
@@ -251,7 +251,7 @@ def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int
     assert torch.equal(result_of(aggregator, uploads), alone)
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggregator) -> None:
     values, counters = [[0.0], [0.1], [0.2], [9.0], [0.25]], [9, 50, 1000, 20, 31]
     uploads = [
@@ -273,7 +273,7 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
     assert abs(found["w"].item()) < 1
 
 
-@pytest.mark.parametrize("aggregator", GATHERING, ids=lambda a: a.name)
+@each("aggregator", GATHERING)
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
     copies = [u["w"].clone() for u, _ in uploads]
@@ -289,6 +289,7 @@ def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator
 ANYTHING = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
+@pytest.mark.slow
 @given(
     honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12),
     others=st.lists(ANYTHING, max_size=4),
@@ -341,7 +342,7 @@ def near_each_other(far: float) -> tuple[list[torch.Tensor], torch.Tensor, list[
     return list(rows), (wide[:, None] - wide).square().sum(2), [k for k in range(9) if k != 4 or not far]
 
 
-@pytest.mark.parametrize("far", [0.0, 3e4, 1e18, 1e30])
+@each("far", [0.0, 3e4, 1e18, 1e30])
 def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
     rows, exact, honest = near_each_other(far)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from aggregators_helpers import GATHERING
 from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
-from helpers import BatchNormNet, engine_of, federation, federation_of, run, same, setup
+from helpers import BatchNormNet, each, engine_of, federation, federation_of, run, same, setup, slow_except
 from safetensors.torch import load_file
 
 from fedblend.core.aggregator import Aggregator, LocalWork
@@ -30,7 +30,7 @@ BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 # Refusals -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "cohort", "words"),
     [
         ({"name": "krum", "byzantine": 2}, 6, ("byzantine: 2 needs 7 uploads", "train.cohort is 6", "valid: 0 to 1")),
@@ -251,7 +251,7 @@ def test_a_cohort_that_is_just_large_enough() -> None:
         assert run(made, 1)[1][0]["uploads"] == cohort
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "told"),
     [
         ({"name": "trimmed-mean", "share": 0.5}, "share: 0.5 is not valid: input should be less than 0.5"),
@@ -379,15 +379,15 @@ def test_two_ranks_give_what_one_gives_to_the_last_bit(name: str, tmp_path: Path
 ONE_OF_FOUR = {"partition": {"name": "iid", "clients": 4}, "train": {"cohort": 4}}
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("fedavg", ("--engine", "loop")),
-        ("scaffold", ("--engine", "loop")),
-        ("fedavg", ("--engine", "stacked")),
-        pytest.param("scaffold", ("--ranks", 2), marks=pytest.mark.slow),
-    ],
-)
+OVERFLOWING = [
+    ("fedavg", ("--engine", "loop")),
+    ("scaffold", ("--engine", "loop")),
+    ("fedavg", ("--engine", "stacked")),
+    ("scaffold", ("--ranks", 2)),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), slow_except([OVERFLOWING[2]], OVERFLOWING))
 def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
     method: str, options: tuple[Any, ...], tmp_path: Path
 ) -> None:

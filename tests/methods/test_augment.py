@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from helpers import examples
+from helpers import each, examples, slow_after_first
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -118,7 +118,7 @@ def test_every_operation_gives_pillows_grey_levels(operation: str, kind: str, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after_first(KINDS))
 def test_chains_compose_in_order(kind: str, way: str) -> None:
     images = pictures(kind)
     rng = np.random.default_rng(1)
@@ -134,9 +134,9 @@ def test_chains_compose_in_order(kind: str, way: str) -> None:
         assert torch.equal(one, as_tensor(image))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("grey", [0, 1, 128, 255])
+@each("way", WAYS)
+@each("operation", OPERATIONS)
+@each("grey", [0, 1, 128, 255])
 def test_flat_images_are_as_pillow_leaves_them(grey: int, operation: str, way: str) -> None:
     images = torch.full((2, 1, 9, 7), grey, dtype=torch.uint8)
     images[1, 0, 0, 0] = 200
@@ -270,7 +270,7 @@ def test_views_that_are_differentiated_are_the_same_views() -> None:
     torch.testing.assert_close(augmix(unit.clone().requires_grad_(), drawn), augmix(unit, drawn), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if "_" in name or name == "rotate"])
+@each("operation", [name for name in OPERATIONS if "_" in name or name == "rotate"])
 def test_the_gradient_of_a_geometric_operation_is_its_transpose(operation: str) -> None:
     images = pictures("mnist").double().requires_grad_()
     number = torch.full((len(images),), OPERATIONS.index(operation))

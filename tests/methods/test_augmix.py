@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation, numbers, run, same, same_up_to_rounding, setup, weight_gradient
+from helpers import each, examples, federation, numbers, run, same, same_up_to_rounding, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -86,7 +86,7 @@ def test_divergence_of_equal_distributions_is_zero() -> None:
     assert jensen_shannon(shares(0, views=1).expand(3, -1, -1)).item() == pytest.approx(0.0, abs=1e-15)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@each("order", list(itertools.permutations(range(3))))
 def test_divergence_is_symmetric(order: tuple[int, ...]) -> None:
     given = shares(1)
 

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation, images, run, same, same_up_to_rounding, setup, slow_except, weight_gradient
+from helpers import (
+    each,
+    examples,
+    federation,
+    images,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    weight_gradient,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
@@ -59,8 +69,8 @@ def divergence_of(model: Any, given: Batch, row: dict[str, torch.Tensor]) -> tor
 # The loss --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
-@pytest.mark.parametrize("scaling", [False, True])
+@each("base", BASES)
+@each("scaling", [False, True])
 def test_the_loss_is_the_bases_and_the_divergence_of_the_clean_images(base: Objective, scaling: bool) -> None:
     threshold = 3.0
     objective = AugMix(lam=2.5, loss_scaling=scaling, threshold=threshold, large_lambda=7.0, base=base)
@@ -158,7 +168,8 @@ METHODS: dict[str, dict[str, Any]] = {
 SMALLER = {"objective": {"large_lambda": 20.0}}
 
 
-@pytest.mark.parametrize("name", slow_except(["fedmix"], METHODS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_engines_agree(name: str) -> None:
     method = presets.overlay(METHODS[name], {})
     method["objective"] = presets.overlay(method.get("objective", {}), {"large_lambda": 20.0})
@@ -227,7 +238,7 @@ def test_another_base_replaces_the_presets() -> None:
     assert resolve({**FILE, "method": method}).method.objective.base == NaiveMix(lam=0.2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("base", "told"),
     [
         ("augmix", "'augmix' cannot be its own base"),

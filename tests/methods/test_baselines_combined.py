@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from baselines_helpers import GROUPS, skewed
-from helpers import federation, run, same, same_up_to_rounding, setup, slow_except
+from helpers import federation, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
 
 from fedblend.core.engine import TrainTask, aggregator_of
 from fedblend.core.loop import RoundLoop
@@ -129,7 +129,7 @@ def test_fednova_and_scaffold_count_the_steps_of_shared_layers() -> None:
             torch.testing.assert_close(state.client_states[client][f"terms.0/{name}"], slope, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["flea", "vhl"])
+@pytest.mark.parametrize("method", slow_after_first(["flea", "vhl"]))
 def test_pfedme_takes_objectives_that_read_the_rounds_model_or_encode_classes(method: str) -> None:
     made = setup(method={"name": method, "personal": {"name": "pfedme", "steps": 1}}, model=DEEP, holdout=0.2)
     starts = []

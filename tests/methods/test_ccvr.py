@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import engine_of, examples, images, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from helpers import each, engine_of, examples, images, labelled, local, numbers, run, same, same_up_to_rounding, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -302,7 +302,7 @@ def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
         RoundLoop(made, engine_of(made))
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "told"),
     [
         ({"sharing": {"min_samples": 21}}, r"method.sharing.min_samples: 21 .* valid: 1 to 20"),
@@ -335,7 +335,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "told"),
     [
         ("y", torch.tensor([0, 3]), "no different labels from 0 to 2"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import images, same, setup
+from helpers import each, images, same, setup
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -132,9 +132,7 @@ def chained(x: torch.Tensor) -> list[torch.Tensor]:
     return [((x * 2) + 1).relu() + x]
 
 
-@pytest.mark.parametrize(
-    "function", [of_a_view, read_twice, shown_and_changed, made_wider, given_back, gradient, chained]
-)
+@each("function", [of_a_view, read_twice, shown_and_changed, made_wider, given_back, gradient, chained])
 def test_only_what_nothing_else_reads_is_overwritten(function: Callable[..., list[torch.Tensor]]) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     kept = x.clone()

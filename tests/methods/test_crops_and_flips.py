@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, call, succeeded, write
-from helpers import engine_of, experiment, images, numbers, run, same_up_to_rounding, setup, slow_except
+from helpers import (
+    engine_of,
+    experiment,
+    images,
+    numbers,
+    run,
+    same_up_to_rounding,
+    setup,
+    slow_after_first,
+    slow_except,
+)
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -124,7 +134,9 @@ def test_augmentation_changes_training_and_each_round_draws_anew() -> None:
 
 
 @pytest.mark.parametrize("stack", slow_except([2], [2, 6]))
-@pytest.mark.parametrize("train", [{}, {"steps": 5}, {"accumulate": 2}], ids=["epochs", "steps", "accumulated"])
+@pytest.mark.parametrize(
+    "train", slow_after_first([{}, {"steps": 5}, {"accumulate": 2}]), ids=["epochs", "steps", "accumulated"]
+)
 def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int) -> None:
     made = federation(**train)
 

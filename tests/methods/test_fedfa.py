@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import engine_of, experiment, federation_of, images, run, same_up_to_rounding, setup, slow_except
+from helpers import each, engine_of, experiment, federation_of, images, run, same_up_to_rounding, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -206,7 +206,8 @@ def test_probability_0_is_fedavg() -> None:
         assert torch.equal(perturbed.weights[name], tensor)
 
 
-@pytest.mark.parametrize("stack", slow_except([4], [1, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", [1, 4])
 def test_stacked_gives_the_loops_weights_and_estimates(stack: int) -> None:
     world = setup(
         images(side=14),
@@ -257,7 +258,7 @@ def test_models_without_such_layers_are_refused(changes: dict[str, Any], expecte
         federation_of(setup(images(side=side), **{**LENET, "method": "fedfa", **changes})).start()
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"method": {"name": "fedfa", "objective": {"layers": [2, 1]}}}, "layers: .*rising order"),

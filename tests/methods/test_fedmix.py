@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import examples, finite_differences, linear_net, loss_of, tanh_net, weight_gradient
+from helpers import each, examples, finite_differences, linear_net, loss_of, tanh_net, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, mean_pool, one_hot, random_pool
@@ -62,9 +62,9 @@ MEASURES = [(CLASSES, "loss"), (CLASSES, "gradient"), (NUMBERS, "gradient")]
 # FedMix: the approximation --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("taylor", TAYLORS)
-@pytest.mark.parametrize(("task", "measure"), MEASURES)
+@each("seed", [0, 1, 2])
+@each("taylor", TAYLORS)
+@each(("task", "measure"), MEASURES)
 def test_fedmix_is_second_order_near_global_mixup(task: Task, measure: str, taylor: str, seed: int) -> None:
     objective = FedMix(taylor=taylor)
 
@@ -73,9 +73,9 @@ def test_fedmix_is_second_order_near_global_mixup(task: Task, measure: str, tayl
     assert all(3.6 < ratio < 4.4 for ratio in found), found
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("mistake", ["no third term", "averaged twice", "half a third term"])
-@pytest.mark.parametrize(("task", "measure"), MEASURES)
+@each("seed", [0, 1, 2])
+@each("mistake", ["no third term", "averaged twice", "half a third term"])
+@each(("task", "measure"), MEASURES)
 def test_order_drops_to_first_where_the_third_term_is_not_whole(
     task: Task, measure: str, mistake: str, seed: int
 ) -> None:
@@ -90,9 +90,9 @@ def test_order_drops_to_first_where_the_third_term_is_not_whole(
     assert all(1.4 < ratio < 2.6 for ratio in found), found
 
 
-@pytest.mark.parametrize("lam", [0.3, 0.7])
-@pytest.mark.parametrize("taylor", TAYLORS)
-@pytest.mark.parametrize("task", TASKS)
+@each("lam", [0.3, 0.7])
+@each("taylor", TAYLORS)
+@each("task", TASKS)
 def test_fedmix_is_its_three_terms_at_the_shrunk_input(task: Task, taylor: str, lam: float) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
     z, x_g, y_g, h = (1 - lam) * batch.x, pool["x"][0], pool["y"][0], 1e-5
@@ -119,8 +119,8 @@ def test_third_term_of_a_linear_model_is_the_hand_formula() -> None:
     assert (with_term - without).item() == pytest.approx(expected.item(), rel=1e-10)
 
 
-@pytest.mark.parametrize("taylor", TAYLORS)
-@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
+@each("taylor", TAYLORS)
+@each("weight", [0.0, 0.5, 2.0])
 def test_taylor_weight_multiplies_the_third_term_alone(weight: float, taylor: str) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
     still = {**pool, "x": torch.zeros_like(pool["x"])}
@@ -233,8 +233,8 @@ def test_averaging_twice_depends_on_the_batch_size() -> None:
     assert third[0] == pytest.approx(2 * third[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("objective", [FedMix(), FedMix(taylor="proposition"), FedMix(average="twice"), NaiveMix()])
-@pytest.mark.parametrize("task", TASKS)
+@each("objective", [FedMix(), FedMix(taylor="proposition"), FedMix(average="twice"), NaiveMix()])
+@each("task", TASKS)
 def test_lambda_0_is_fedavg(task: Task, objective: FedMix) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(task, 4, 1)), random_pool(task)
 

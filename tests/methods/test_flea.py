@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import experiment, federation_of, images, local, numbers, run, setup, slow_except
+from helpers import each, experiment, federation_of, images, local, numbers, run, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,8 +68,8 @@ def net(seed: int) -> Staged:
     ).double()
 
 
-@pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.0, 3.0), (2.0, 0.0)])
+@each("layer", [1, 2])
+@each("weights", [(1.0, 1.0), (0.0, 3.0), (2.0, 0.0)])
 def test_the_loss_is_that_of_an_independent_computation(layer: int, weights: tuple[float, float]) -> None:
     rng = np.random.default_rng(0)
     model, teacher = net(0), net(1)
@@ -147,7 +147,8 @@ def test_only_the_rounds_clients_share_and_earlier_features_are_dropped() -> Non
     assert len(cohorts) > 1
 
 
-@pytest.mark.parametrize("stack", slow_except([4], [1, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", [1, 4])
 def test_stacked_gives_the_loops_weights(stack: int) -> None:
     groups = [range(9), [9], range(10, 22), range(22, 30)]
     world = setup(

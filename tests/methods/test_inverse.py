@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import examples
+from helpers import each, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
@@ -59,7 +59,7 @@ def test_inverse_ratios_give_one_hot_labels_and_sum_to_1(ratios: list[float]) ->
         np.testing.assert_allclose(label, np.eye(len(ratios))[n], atol=1e-9)
 
 
-@pytest.mark.parametrize("lam", [0.01, 0.1, 0.2, 0.3, 0.4, 0.49, 0.6])
+@each("lam", [0.01, 0.1, 0.2, 0.3, 0.4, 0.49, 0.6])
 def test_two_mixtures_solve_equations_9_and_10(lam: float) -> None:
     hat = inverse_ratio(lam)
     assert hat == pytest.approx(lam / (2 * lam - 1), rel=1e-12)
@@ -75,7 +75,7 @@ def test_three_mixtures_by_hand() -> None:
     np.testing.assert_allclose(inverse_ratios([a, b, c])[:, 0], first, rtol=1e-12)
 
 
-@pytest.mark.parametrize("ratios", SINGULAR)
+@each("ratios", SINGULAR)
 def test_singular_mixing_is_refused(ratios: list[float]) -> None:
     assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
     with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* has no inverse"):
@@ -88,7 +88,7 @@ def test_equal_shares_of_some_but_not_all_can_be_undone() -> None:
     assert inverse_ratio(0.4999) == pytest.approx(0.4999 / -0.0002, rel=1e-9)
 
 
-@pytest.mark.parametrize("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
+@each("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
 def test_ratios_that_are_no_shares_are_refused(ratios: list[float]) -> None:
     with pytest.raises(FedblendError, match=r"lambda: .* is not valid: two or more numbers from 0 to 1 whose sum is 1"):
         inverse_ratios(ratios)
@@ -161,6 +161,7 @@ def test_pairs_are_all_symmetric_pairs_across_devices(seed: int, count: int, cla
     assert (len(more.chosen), more.repeated) == (len(valid) + 7, 7)
 
 
+@pytest.mark.slow
 def test_pairs_are_drawn_uniformly() -> None:
     labels, owner = mixtures(1, 12, 3, 3)
     valid = sorted(brute_force(labels, owner))
@@ -169,7 +170,7 @@ def test_pairs_are_drawn_uniformly() -> None:
     assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
+@each(
     ("labels", "owner"),
     [
         ([[0, 1], [1, 0]], [3, 3]),  # symmetric, but on one device

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import engine_of, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from helpers import each, engine_of, labelled, local, numbers, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
 
@@ -257,7 +257,7 @@ def test_text_is_refused() -> None:
 GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "told"),
     [
         ("x", torch.zeros(4, 1, 4, 5), "of the shapes"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import as_rows, engine_of, examples, images, local, numbers, same, setup
+from helpers import as_rows, each, engine_of, examples, images, local, numbers, same, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from sharing_helpers import DATA, MADE, entries, mean, share
@@ -48,7 +48,7 @@ def test_inputs_are_averaged_on_the_models_scale() -> None:
     assert payload["x"].dtype == payload["y"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("size", "groups"), [(5, 5), (8, 3), (22, 2), (23, 1), (100, 1)])
+@each(("size", "groups"), [(5, 5), (8, 3), (22, 2), (23, 1), (100, 1)])
 def test_last_smaller_group_is_kept(size: int, groups: int) -> None:
     payload = share(SharedMeans(samples_per_mean=size))
 
@@ -130,7 +130,7 @@ def test_numbers_to_predict_are_averaged_as_they_are() -> None:
 # Means: what is allowed -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("minimum", "groups"), [(1, 4), (2, 4), (3, 3), (5, 3), (8, 0)])
+@each(("minimum", "groups"), [(1, 4), (2, 4), (3, 3), (5, 3), (8, 0)])
 def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups: int) -> None:
     # 23 samples make groups of 7, 7, 7 and 2.
     payload = share(SharedMeans(samples_per_mean=7), minimum=minimum)
@@ -157,13 +157,13 @@ def test_the_engine_applies_the_experiments_policy() -> None:
     assert sent(unsafe=True, policy={"min_mean": 1}) == {0: 2, 1: 1, 2: 1}
 
 
-@pytest.mark.parametrize(("threshold", "sends"), [(1, True), (23, True), (24, False)])
-@pytest.mark.parametrize("part", [SharedMeans, LocalMeans, HiddenMeans])
+@each(("threshold", "sends"), [(1, True), (23, True), (24, False)])
+@each("part", [SharedMeans, LocalMeans, HiddenMeans])
 def test_clients_below_the_threshold_send_nothing(part: type, threshold: int, sends: bool) -> None:
     assert (share(part(threshold=threshold)) is not None) == sends
 
 
-@pytest.mark.parametrize("part", [SharedMeans(), LocalMeans(), Noise(), HiddenMeans(), Raw()])
+@each("part", [SharedMeans(), LocalMeans(), Noise(), HiddenMeans(), Raw()])
 def test_a_client_without_samples_sends_nothing(part: SharedMeans) -> None:
     assert part.share(local(DATA.train.x[:0], DATA.train.y[:0], MADE.task, MADE.scale)) is None
 
@@ -276,8 +276,8 @@ def test_server_average_groups_clients_at_random() -> None:
 # Bounds -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])
-@pytest.mark.parametrize("scale", ["standard", "unit", "symmetric", "none"])
+@each("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])
+@each("scale", ["standard", "unit", "symmetric", "none"])
 def test_means_beyond_the_bounds_of_samples_and_noise_are_refused(scale: str, options: dict[str, Any]) -> None:
     made = setup(DATA, scale={"name": scale})
     sharing, spec = SharedMeans(samples_per_mean=1, **options), model_spec(made, made.model)

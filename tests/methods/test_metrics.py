@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import setup
+from helpers import each, setup
 
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
@@ -145,7 +145,7 @@ def test_metrics_of_another_task_are_refused_before_the_first_round(given: list[
 BASE = {"data": "digits", "partition": {"name": "iid", "clients": 4}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"metrics": ["f2"]}, r"metrics\[0\].name: unknown metric 'f2'.*f1"),

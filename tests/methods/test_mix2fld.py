@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    each,
     experiment,
     federation,
     images,
@@ -111,7 +112,7 @@ def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_m
     torch.testing.assert_close(mean, torch.tensor([[0.7, 0.15, 0.15], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "fault"),
     [
         (torch.eye(3), None),
@@ -223,7 +224,7 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
     assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@each("seed", range(6))
 def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
     fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
     state, _ = run(fed, 1)
@@ -463,7 +464,7 @@ def test_rounds_before_clients_train_are_not_taken_for_converged() -> None:
     assert [r["change"] > 0 for r in records] == [False, False, True]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "message"),
     [
         ({"method": {"stateful_clients": True}}, "stateful_clients: true keeps clients on their own weights"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import examples, images, loss_of, setup, tanh_net
+from helpers import each, examples, images, loss_of, setup, tanh_net
 from hypothesis import given
 from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool
@@ -93,8 +93,8 @@ def test_lambda_follows_beta_alpha(part: type) -> None:
     assert drawn.var() == pytest.approx(1 / 36, rel=0.05)
 
 
-@pytest.mark.parametrize("part", [LocalMix, GlobalMixup])
-@pytest.mark.parametrize("lam", [0.0, 0.05, 1.0])
+@each("part", [LocalMix, GlobalMixup])
+@each("lam", [0.0, 0.05, 1.0])
 def test_lambda_can_be_fixed(part: type, lam: float) -> None:
     drawn = part(lam=lam).draw(np.random.default_rng(1), plan([2] * 9, entries=3))["lam"]
 
@@ -180,7 +180,7 @@ def test_mixed_share_of_the_batches_are_mixed(share: float) -> None:
     assert np.all(drawn[mixed] == np.float32(0.2))
 
 
-@pytest.mark.parametrize(("round", "part"), [(0, 1 / 4), (1, 2 / 4), (2, 3 / 4), (3, 1), (50, 1)])
+@each(("round", "part"), [(0, 1 / 4), (1, 2 / 4), (2, 3 / 4), (3, 1), (50, 1)])
 def test_lambda_rises_linearly_over_the_warmup(round: int, part: float) -> None:
     drawn = NaiveMix(lam=0.4, warmup=3).draw(np.random.default_rng(0), plan([1] * 5, round, entries=2))["lam"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, far, near
-from helpers import experiment, images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import each, experiment, images, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
 from torch import nn
 from torch.nn import functional as F
 
@@ -93,9 +93,7 @@ def test_fedrep_is_the_papers(share: float) -> None:
         near(state.client_states[k][f"own/{HEAD[0]}"].double().numpy(), head[0].numpy())
 
 
-@pytest.mark.parametrize(
-    ("share", "steps", "head"), [(0.5, 2, 1), (0.9, 2, 1), (0.1, 2, 1), (0.5, 5, 2), (1.0, 2, 2), (0.0, 3, 0)]
-)
+@each(("share", "steps", "head"), [(0.5, 2, 1), (0.9, 2, 1), (0.1, 2, 1), (0.5, 5, 2), (1.0, 2, 2), (0.0, 3, 0)])
 def test_both_phases_of_fedrep_have_a_step_where_there_are_two(share: float, steps: int, head: int) -> None:
     assert FedRep(head_share=share).own_steps(steps) == head
 
@@ -172,8 +170,8 @@ class Seen(Callback):
         self.sent, self.extras = result.sent, result.extras
 
 
-@pytest.mark.parametrize("aggregator", ["mean", "median", {"name": "secure-mean", "fewest": 2}, "fednova"])
-@pytest.mark.parametrize("protection", ["none", {"name": "noise", "clip": 1.0, "multiplier": 0.1}])
+@each("aggregator", ["mean", "median", {"name": "secure-mean", "fewest": 2}, "fednova"])
+@each("protection", ["none", {"name": "noise", "clip": 1.0, "multiplier": 0.1}])
 def test_only_shared_layers_are_sent_protected_and_aggregated(aggregator: Any, protection: Any) -> None:
     method = {"name": "fedper", "aggregator": aggregator}
     made = setup(images(), method=method, model=DEEP, holdout=0.2, protection=protection)
@@ -271,7 +269,7 @@ STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimi
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
-@pytest.mark.parametrize("train", [*STEPS, {"accumulate": 2}])
+@pytest.mark.parametrize("train", slow_after_first([*STEPS, {"accumulate": 2}]))
 def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type[LoopEngine]) -> None:
     methods = ({"name": "fedrep", "personal": {"layers": 0}}, "fedavg")
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]

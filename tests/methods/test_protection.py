@@ -12,7 +12,20 @@ import pytest
 import torch
 from cli_helpers import here, succeeded, write
 from federation_helpers import BATCH_NORM
-from helpers import examples, experiment, federation, images, local, numbers, run, same, same_state, setup
+from helpers import (
+    each,
+    examples,
+    experiment,
+    federation,
+    images,
+    local,
+    numbers,
+    run,
+    same,
+    same_state,
+    setup,
+    slow_after_first,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,7 +237,7 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
     assert length(protected(part)) == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("side", slow_after_first(["client", "server"]))
 def test_noise_is_the_same_in_every_engine(side: str) -> None:
     noisy = {"name": "noise", "scale": 0.01, "clip": 1.0, "side": side}
     made = setup(images(side=14), protection=noisy, model="lenet5", train={"cohort": 3})
@@ -237,7 +250,7 @@ def test_noise_is_the_same_in_every_engine(side: str) -> None:
     assert same_state(again, loop)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"multiplier": 1.0}, "multiplier: 1.0 is a multiple of clip, which is not given"),
@@ -388,7 +401,7 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
     assert [(s.what, s.unit) for s in public.values()] == [(s.what, s.unit) for s in means.values()]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "reason"),
     [
         ({}, "leave the clients as they are"),

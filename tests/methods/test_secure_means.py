@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation, run, same
+from helpers import each, federation, run, same
 
 from fedblend.core.context import Context, Task
 from fedblend.core.errors import FedblendError
@@ -54,7 +54,7 @@ def test_a_mean_leaves_as_whole_numbers_of_a_step() -> None:
     assert SecureMeans().share(local(torch.ones(2, 2), [0, 1], minimum=3)) is None
 
 
-@pytest.mark.parametrize(("clients", "sizes"), [(0, []), (2, [2]), (5, [5]), (6, [3, 3]), (11, [3, 4, 4])])
+@each(("clients", "sizes"), [(0, []), (2, [2]), (5, [5]), (6, [3, 3]), (11, [3, 4, 4])])
 def test_groups_are_dealt_at_random_and_nearly_even(clients: int, sizes: list[int]) -> None:
     group = SecureMeans(server_average=3).groups(np.arange(clients), np.random.default_rng(0))
     assert sorted(np.bincount(group).tolist()) == sizes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import engine_of, experiment, federation, images, local, numbers, run, same, setup, without_machine
+from helpers import each, engine_of, experiment, federation, images, local, numbers, run, same, setup, without_machine
 from sharing_helpers import DATA, MADE, entries, mean, share
 
 from fedblend.core.engine import ClientUpdate, TrainTask
@@ -320,8 +320,8 @@ def test_nothing_shared_at_all_is_told() -> None:
         run(fed, 1)
 
 
-@pytest.mark.parametrize("method", ["fedmix", "local-means"])
-@pytest.mark.parametrize(
+@each("method", ["fedmix", "local-means"])
+@each(
     ("sharing", "minimum", "told"),
     [
         ({"threshold": 11}, 2, "threshold: 11 samples, but the largest client holds 10 .* valid: 1 to 10"),
@@ -426,7 +426,7 @@ def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
 REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("sharing", "most"),
     [
         (SharedMeans(), [0, 0, 2, 7]),
@@ -439,7 +439,6 @@ REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
         (XorSeeds(), [3, 3, 3, 3]),
         (MixedTargetSeeds(), [3, 3, 3, 3]),
     ],
-    ids=lambda given: getattr(given, "name", ""),
 )
 def test_the_most_entries_of_a_clients_samples(sharing: Any, most: list[int]) -> None:
     for n, bound in zip((0, 1, 7, 23), most, strict=True):

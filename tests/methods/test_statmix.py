@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, local, numbers, run, same, same_up_to_rounding, setup, slow_except
+from helpers import (
+    each,
+    federation_of,
+    images,
+    local,
+    numbers,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    slow_after_first,
+    slow_except,
+)
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
@@ -103,7 +115,7 @@ def test_bytes_are_two_numbers_a_channel_and_image() -> None:
     assert "statistics" not in again["bytes_up"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("payload", "words"),
     [
         ({"mean": torch.zeros(2, 3), "std": torch.tensor([[1.0, 0, 0], [1.0, -0.1, 1.0]])}, "'std' is negative"),
@@ -182,7 +194,7 @@ def test_without_probability_it_is_the_base(base: str) -> None:
     assert same(made, wanted)
 
 
-@pytest.mark.parametrize("base", ["plain", "localmix", "augmix"])
+@pytest.mark.parametrize("base", slow_after_first(["plain", "localmix", "augmix"]))
 @pytest.mark.parametrize("data", slow_except([coloured], [images, coloured]))
 def test_loop_and_stacks_agree(base: str, data: Any) -> None:
     options = {"name": "augmix", "loss_scaling": False} if base == "augmix" else base

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import train, with_calls
-from helpers import engine_of, federation, images, run, same, setup, slow_except
+from helpers import each, engine_of, federation, images, run, same, setup, slow_except
 
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
@@ -35,7 +35,7 @@ def damaging(made: Setup, damage: Callable[[ClientUpdate], ClientUpdate]) -> Rou
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("upload", "told"),
     [
         ({"w": torch.zeros(2, 3)}, "missing ['n'], unknown none"),

@@ -19,6 +19,7 @@ from helpers import (
     same,
     same_up_to_rounding,
     setup,
+    slow_after_first,
     tanh_net,
 )
 from torch.nn import functional as F
@@ -128,7 +129,7 @@ def test_a_shared_set_of_numbers_keeps_the_targets() -> None:
     assert {tuple(row) for row in state.entries.tensors["y"].tolist()} <= held
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_after_first(METHODS))
 def test_loop_and_stacks_agree(method: str) -> None:
     made = made_of(method, train={"cohort": 3, "lr": 0.02})
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
-from helpers import examples, federation, images, run, setup
+from helpers import each, examples, federation, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -189,8 +189,8 @@ def drawn(channel: Wireless, direction: str, bits: int, devices: int, times: int
     return np.where(sent.arrives, slots, alike.link(direction, devices).limit + 1)
 
 
-@pytest.mark.parametrize("bits", [OUTPUTS, OUTPUTS + 10 * SEED, OUTPUTS + 50 * SEED])
-@pytest.mark.parametrize("direction", ["up", "down"])
+@each("bits", [OUTPUTS, OUTPUTS + 10 * SEED, OUTPUTS + 50 * SEED])
+@each("direction", ["up", "down"])
 def test_drawn_slots_follow_the_negative_binomial_distribution(direction: str, bits: int) -> None:
     channel, times = Wireless(t_max=0.095), 20_000
     link = channel.link(direction, 10)
@@ -335,7 +335,7 @@ def test_a_model_that_needs_more_slots_than_allowed_never_arrives() -> None:
 # Options ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         ({"bandwidth": 0}, "channel.bandwidth: 0 is not valid"),

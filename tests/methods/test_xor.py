@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import each
 from xormixfl_helpers import pixels, rng
 
 from fedblend._kernels import build
@@ -126,8 +127,8 @@ def test_the_kernel_and_plain_pytorch_agree_on_samples_of_any_size(monkeypatch: 
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5, 0.9, 0.95])
-@pytest.mark.parametrize("p", [1, 2, 3, 5])
+@each("alpha", [0.05, 0.25, 0.5, 0.9, 0.95])
+@each("p", [1, 2, 3, 5])
 def test_blending_weights_within_half_a_grey_level_a_step(alpha: float, p: int) -> None:
     x, places = pixels(p, side=12), np.arange(p)[None]
     weights = [alpha ** (p - 1), *[(1 - alpha) * alpha ** (p - 1 - k) for k in range(1, p)]]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import experiment, images, local, numbers, run, same, same_state, setup
+from helpers import each, experiment, images, local, numbers, run, same, same_state, setup, slow_after_first
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
 
@@ -280,7 +280,7 @@ def test_vanilla_fl_is_one_round_of_fedavg() -> None:
     assert same(ours.weights, theirs.weights)
 
 
-@pytest.mark.parametrize("method", ["xormixfl", "mixfl"])
+@pytest.mark.parametrize("method", slow_after_first(["xormixfl", "mixfl"]))
 def test_engines_agree_and_a_checkpoint_goes_on_exactly_from_a_warm_start(method: str, tmp_path: Path) -> None:
     warm = {"name": method, "upload": {"name": "model", "from_round": 2}}
     made = one_shot(warm, rounds=3)
@@ -326,7 +326,7 @@ def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
     assert same_state(resumed, whole)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sharing", "message"),
     [
         ({"server": 3}, "method.sharing.server: 3: there are 3 clients"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, succeeded
-from helpers import images, run, setup, slow_except
+from helpers import each, images, run, setup, slow_after_first, slow_except
 from models_helpers import SMALL, Spec, built, samples, small
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -72,7 +72,7 @@ def test_only_batch_norm_depends_on_other_samples(name: str) -> None:
         assert (apart > 1e-4) == (choice == "batch")
 
 
-@pytest.mark.parametrize("name", NORMED)
+@each("name", NORMED)
 def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
     spec, shape = SMALL[name]
 
@@ -85,7 +85,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
 # Inputs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "least"), LEAST.items())
+@each(("name", "least"), LEAST.items())
 def test_inputs_too_small_or_of_another_rank_are_errors(name: str, least: tuple[int, ...]) -> None:
     spec, _ = SMALL[name]
     side = least[-1]
@@ -113,7 +113,7 @@ def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
 
 
 @small
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", slow_after_first([True, False]))
 def test_stacked_gradients_equal_single_gradients(spec: Spec, shape: tuple[int, ...], training: bool) -> None:
     model = built(spec, shape).train(training)
     draw = torch.Generator().manual_seed(2)
@@ -171,6 +171,7 @@ def test_every_network_trains_in_a_federation(name: str) -> None:
             assert not torch.equal(state.weights[tensor], weights), tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
     slow_except(

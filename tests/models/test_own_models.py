@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation_of, images, run, same, setup, slow_except
+from helpers import each, federation_of, images, run, same, setup, slow_except
 from own_models import Dense
 
 from fedblend import _kernels
@@ -66,7 +66,7 @@ def test_a_stack_equals_the_loop(model: str, train: str) -> None:
     assert np.allclose(stacked.score(alone.weights).loss, LoopEngine(made).score(alone.weights).loss, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "words"),
     [
         ("Counting", "changes its weights or buffers itself"),

@@ -18,6 +18,8 @@ import pytest
 from cli_helpers import PATIENCE_S
 from script_helpers import ROOT, script
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000"]
@@ -180,14 +182,12 @@ def test_long_curves_are_thinned_and_keep_their_ends(all_runs: ModuleType) -> No
     assert (ends[0], ends[-1], len(ends)) == (0, 121, 42)
 
 
-@pytest.mark.slow
 def test_numbers_are_rounded_as_on_the_other_pages(page: str, tmp_path: Path) -> None:
     numbers = [(76.25, 1), (76.75, 1), (85.05, 1), (0.125, 2), (2.675, 2), (-2.5, 0), (1.5, 0), (93.44, 1)]
     probe = f"return {json.dumps(numbers)}.map(([value, digits]) => shown(value, digits));"
     assert probed(page, "", probe, tmp_path) == [f"{value:.{digits}f}" for value, digits in numbers]
 
 
-@pytest.mark.slow
 def test_a_filtered_line_shows_the_numbers_of_the_result(page: str, tmp_path: Path) -> None:
     probe = """
       const pick = (id, value) => { at(id).value = value; at(id).dispatchEvent(new Event("change")); };
@@ -236,7 +236,6 @@ def test_an_address_opens_the_page_filtered_and_a_curve_is_drawn(page: str, tmp_
     assert found["path"].count("L") == len(run["rounds"]) - 1
 
 
-@pytest.mark.slow
 def test_no_text_of_a_result_is_read_as_html(
     all_runs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +261,6 @@ def test_no_text_of_a_result_is_read_as_html(
     assert f"Seed 1 failed in round 1: {HOSTILE}" in found["text"]
 
 
-@pytest.mark.slow
 def test_the_page_fits_a_phone(page: str, tmp_path: Path) -> None:
     probe = """
       [...document.querySelectorAll("#records > li > details")].slice(0, 3).forEach((one) => {

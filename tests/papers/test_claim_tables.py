@@ -17,6 +17,8 @@ from script_helpers import script
 from fedblend.papers.items import all_papers
 from fedblend.papers.verdicts import ClaimVerdict, LineVerdict
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

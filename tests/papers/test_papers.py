@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from helpers import each, slow_except
 from reproduce_helpers import ITEMS, RUNNABLE
 
 from fedblend.core.errors import FedblendError
@@ -42,7 +43,7 @@ def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
     assert {name for name in item_names() if "/choice-" not in name} == wanted
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "quantity", "row", "column", "number"),
     [
         ("fedmix/table-1", "accuracy", "fedmix", "cifar10", 81.2),
@@ -61,7 +62,7 @@ def test_a_papers_number_stands_at_its_row_and_column(
     assert paper_numbers(item(*item_names()[name]), quantity)[row, column] == number
 
 
-@pytest.mark.parametrize(("paper", "name"), ITEMS)
+@each(("paper", "name"), ITEMS)
 def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> None:
     for claim in item(paper, name).claims:
         quantity = claim.of or next(iter(item(paper, name).quantities))
@@ -76,7 +77,7 @@ def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> No
             assert verdict.word in ("holds", "not measured"), claim.says
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", slow_except(RUNNABLE[::6], RUNNABLE))
 def test_an_item_has_sound_experiments_at_every_scale(name: str) -> None:
     for scale in SCALES:
         made = plan_item(name, scale)
@@ -133,7 +134,7 @@ def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None
 CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "where", "margins", "word"),
     [
         ("a > b", None, {"1": 2.0, "2": -1.0}, "holds in part"),
@@ -163,7 +164,7 @@ def test_a_claim_is_judged_at_each_place(
     assert verdict.word == word
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "words", "numbers"),
     [
         ("fedmix/table-1", "LocalMix and FedProx", {"fedmix": 5.0, "localmix": 9.0, "fedprox": 4.0}),
@@ -224,7 +225,7 @@ def test_means_of_a_claim_are_over_the_seeds_that_all_of_its_cells_have() -> Non
     assert verdict.seeds == (0, 1)
 
 
-@pytest.mark.parametrize("text", ["spread:a <= 1", "min:a > 5", "mean:a > 5", "b@1 < max:a", "b < max:@2"])
+@each("text", ["spread:a <= 1", "min:a > 5", "mean:a > 5", "b@1 < max:a", "b < max:@2"])
 def test_a_reduced_operand_without_all_of_its_cells_is_not_measured(text: str) -> None:
     by_seed = {seed: {("a", "1"): 10.0, ("b", "1"): 1.0} for seed in (0, 1)}
     claim, table = claims.parse_claim(text, ["a", "b"], ["1", "2"]), list(itertools.product("ab", "12"))
@@ -242,7 +243,7 @@ def test_a_seed_without_all_cells_of_a_smallest_number_does_not_count() -> None:
     assert (verdict.word, verdict.seeds) == ("does not hold", (0, 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("a > c", "no row 'c'"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import here
-from helpers import experiment, slow_except
+from helpers import each, experiment, slow_except
 from reproduce_helpers import RUNNABLE
 
 import fedblend
@@ -146,6 +146,7 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
     assert both["command"].endswith("--scale smoke")
 
 
+@pytest.mark.slow
 def test_numbers_beyond_the_scales_own_table_stay(tmp_path: Path) -> None:
     def command_of(value: float, *only: str) -> dict[str, Any]:
         made = plan_item("fedmix/table-1", "laptop", only=only)
@@ -523,7 +524,7 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch:
     assert (folder / "table.md").read_text().startswith("# mix2fld/table-2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "message"),
     [
         (["fedmix/tabel-1"], "did you mean 'fedmix/table-1'?"),

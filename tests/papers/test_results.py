@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import each
 from script_helpers import ROOT, script
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import kept_values
+
+pytestmark = pytest.mark.slow
 
 RESULTS = sorted((ROOT / "evidence" / "results").glob("*/*.json"))
 STUDIES = {path.stem: path for path in RESULTS if path.parent.name == "studies"}
@@ -69,7 +72,7 @@ def test_a_shell_reads_the_words_back_with_the_variable_replaced(run: ModuleType
     assert run.shell_line(["--set", "a=$B/c", "d=1", "1,2"]) == '--set "a=$B/c" d=1 1,2'
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@each("path", RESULTS)
 def test_no_committed_command_hides_the_variable_from_the_shell(path: Path) -> None:
     command = json.loads(path.read_text())["command"]
     assert not [word for word in words_in_a_shell(command) if "$" in word]
@@ -205,7 +208,7 @@ def test_a_result_names_the_commit_of_its_newest_number(
     assert json.loads(committed.read_text())["commit"] == "new"
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@each("path", RESULTS)
 def test_every_committed_result_names_a_commit(path: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{8}\+?", json.loads(path.read_text())["commit"])
 

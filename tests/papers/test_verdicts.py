@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from helpers import each
 
 from fedblend.papers.formatting import verdict_text
 from fedblend.papers.verdicts import ClaimVerdict, LineVerdict, judge, judge_result
@@ -13,7 +14,7 @@ from fedblend.papers.verdicts import ClaimVerdict, LineVerdict, judge, judge_res
 INF = math.inf
 
 
-@pytest.mark.parametrize(
+@each(
     ("margins", "word"),
     [
         ((), "undecided"),
@@ -104,7 +105,7 @@ def test_a_claim_without_an_interval_in_a_line_has_no_p_value() -> None:
 HOLDING, FAILING, NOISY, SINGLE = (1.0, 1.1), (-1.0, -1.1), (-1.0, 1.0), (2.0,)
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "word"),
     [
         ([HOLDING, HOLDING], "holds"),

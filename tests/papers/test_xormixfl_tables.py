@@ -11,6 +11,8 @@ import pytest
 from cli_helpers import PNG
 from script_helpers import script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_helpers import PATIENCE_S, TINY, here, refused, succeeded
+from helpers import each
 from PIL import Image
 from report_helpers import HOSTILE, experiment
 
@@ -169,6 +170,7 @@ def drawn(browsed):
     return found
 
 
+@pytest.mark.slow
 def test_browser_has_a_line_a_method_a_band_over_seeds_and_a_line_for_the_unfinished_run(browsed):
     found = drawn(browsed)
     # Methods: 0 fedavg and 1 fedmix with two finished seeds, fedmix with an unfinished one, 2 and 3 with one seed.
@@ -315,7 +317,7 @@ def test_images_beyond_the_limit_are_left_out_and_named(folder, tmp_path, monkey
     assert f"so that the page stays small: {names}." in words_of(tmp_path / "report.html")
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "min_mean", "raw"),
     [
         ("fedavg", 1, False),

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from helpers import each
 
 from fedblend.report.columns import Column, best_row, method_rows
 from fedblend.report.privacy import Guarantee
@@ -48,7 +49,7 @@ def method_row(*values, unsafe=False):
     return {"mb": mean, "by_seed": {seed: {"mb": value} for seed, value in enumerate(values)}, "unsafe": unsafe}
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "sign", "best"),
     [
         ([method_row(0.7, 0.71), method_row(0.2, 0.22)], 1, 0),

@@ -38,6 +38,7 @@ from fedblend.runs.groups import by_data
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
+@pytest.mark.slow
 def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
 

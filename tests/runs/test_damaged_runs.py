@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import TINY, here, refused, succeeded, write
-from helpers import slow_except
+from helpers import slow_after_first, slow_except
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs.directory import RunDirectory, read_study
@@ -175,7 +175,7 @@ def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None
     refused(here("resume", study), f"{path}: is not a checkpoint of fedblend or is damaged")
 
 
-@pytest.mark.parametrize("what", ["a folder", "a pipe"])
+@pytest.mark.parametrize("what", slow_after_first(["a folder", "a pipe"]))
 @pytest.mark.parametrize("file", ["study.lock", f"{RUN}/run.lock"])
 def test_something_else_in_place_of_a_lock(study: Path, file: str, what: str) -> None:
     (study / file).unlink(missing_ok=True)

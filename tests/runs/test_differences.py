@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers import each
 from scipy import stats
 
 from fedblend.core.errors import FedblendError
@@ -19,7 +20,7 @@ def test_the_difference_is_that_of_equal_seeds():
     )
 
 
-@pytest.mark.parametrize("others", [{}, {1: 0.5}, {0: 0.4}, {0: 0.4, 1: math.nan}, {0: 0.4, 1: math.inf}])
+@each("others", [{}, {1: 0.5}, {0: 0.4}, {0: 0.4, 1: math.nan}, {0: 0.4, 1: math.inf}])
 def test_one_common_seed_gives_no_difference(others):
     assert paired_difference({0: 0.5, 1: 0.6}, others) is None
 
@@ -65,7 +66,7 @@ def test_p_values_are_those_of_scipy():
     assert (Difference((0, 1), 2.0, 0.0).p_value, Difference((0, 1), 0.0, 0.0).p_value) == (0, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("p_values", "certain"),
     [
         ((0.04,), "a"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import PATIENCE_S, TINY, contents, write
+from helpers import each
 
 import fedblend
 from fedblend.core.errors import FedblendError
@@ -190,8 +191,8 @@ def test_a_study_takes_no_folder_with_files_unless_it_resumes(tmp_path: Path) ->
     assert sorted(contents(tmp_path)) == ["mine.txt"]
 
 
-@pytest.mark.parametrize("function", ["run", "run_study", "read_run", "read_study"])
-@pytest.mark.parametrize("path", ["", 3])
+@each("function", ["run", "run_study", "read_run", "read_study"])
+@each("path", ["", 3])
 def test_what_is_no_path_is_refused(function: str, path: object) -> None:
     given = [TINY, path] if function.startswith("run") else [path]
     field = "out" if function.startswith("run") else "path"

@@ -176,6 +176,7 @@ def test_a_run_does_not_go_on_from_anothers_checkpoint(run: Path, tmp_path: Path
     assert (lines_of(run), status(run)["state"]) == (lines, "done")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_more_rounds_than_can_be_counted(run: Path) -> None:
     scalars = {"round": 10**18, "shared_round": -1, "clients": 4}
     save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"state": json.dumps(scalars)})

@@ -39,7 +39,7 @@ from cli_helpers import (
     wait_until,
     write,
 )
-from helpers import same_state, slow_except
+from helpers import same_state, slow_after_first, slow_except
 from safetensors.torch import load_file, save_file
 
 import fedblend
@@ -181,6 +181,7 @@ def test_a_line_cut_in_half_is_dropped_and_made_again(eventful: Path, tmp_path: 
     same_end(run, eventful)
 
 
+@pytest.mark.slow
 def test_lost_metrics_are_never_passed_over_in_silence(tiny: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "out" / "fedavg-seed0", tiny.parent.parent / "tiny.toml"
     succeeded(here("run", file, "--set", "rounds=4", "--out", tmp_path / "out"))
@@ -297,7 +298,7 @@ def killed_before_its_status(path: Path, monkeypatch: pytest.MonkeyPatch, own: b
     assert status(path)["state"] == "running"
 
 
-@pytest.mark.parametrize("every", [1, 4], ids=["kept by its round", "kept by its end"])
+@pytest.mark.parametrize("every", slow_after_first([1, 4]), ids=["kept by its round", "kept by its end"])
 @pytest.mark.parametrize(
     ("own", "changes", "rounds", "by"),
     [
@@ -505,6 +506,7 @@ def test_going_on_with_another_experiment_is_told_before_any_run_of_a_study(tmp_
     assert contents(folder) == before, "the run of seed 2 could have begun, but not in this study"
 
 
+@pytest.mark.slow
 def test_more_rounds_are_as_if_asked_for_at_once(tiny: Path, tmp_path: Path) -> None:
     file, run = tiny.parent.parent / "tiny.toml", tmp_path / "out" / "fedavg-seed0"
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
@@ -689,6 +691,7 @@ def test_a_reader_that_goes_away_stops_no_run(tmp_path: Path) -> None:
     assert lines_of(run) == 61
 
 
+@pytest.mark.slow
 def test_resuming_says_where_there_is_nothing_or_too_much(tmp_path: Path) -> None:
     file, out = write(tmp_path / "file.toml", {"rounds": 3}), tmp_path / "out"
     assert "nothing to resume" in succeeded(here("run", file, "--resume", "--out", out)).err

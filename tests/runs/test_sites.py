@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from cli_helpers import here, refused, succeeded
-from helpers import engine_of, experiment, federation_of, images, run, same, setup
+from helpers import each, engine_of, experiment, federation_of, images, run, same, setup
 from rich.console import Console
 
 from fedblend.core.dataset import Dataset
@@ -65,7 +65,7 @@ def test_variants_have_methods_grids_and_parts_of_their_own():
     assert (made["fedprox-seed7"].partition.clients, made["wide-lr-1.0-seed7"].data.name) == (6, "mnist5k")
 
 
-@pytest.mark.parametrize(
+@each(
     ("variants", "told"),
     [
         ({"a": 1}, r"variants: \{'a': 1\} is not valid: write a table"),

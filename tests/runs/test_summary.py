@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import each
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.errors import FedblendError
@@ -312,7 +313,7 @@ def test_a_configuration_that_is_no_experiment_is_refused(tmp_path):
         table([RunDirectory(tmp_path)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "text"),
     [(0, "0 MB"), (1, "<0.001 MB"), (4_200, "0.004 MB"), (420_000, "0.42 MB"), (4_936_480, "4.9 MB"), (math.nan, "—")],
 )

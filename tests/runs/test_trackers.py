@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
-from helpers import same
+from helpers import each, same
 from safetensors.torch import load_file
 from torch import nn
 
@@ -86,7 +86,7 @@ def test_an_unknown_number_is_named_with_those_that_are_measured(tmp_path: Path)
     assert "accuracy" in told.err
 
 
-@pytest.mark.parametrize(
+@each(
     ("monitor", "lacking", "having"),
     [
         ("train_loss", {"uploads": None}, {"uploads": 2, "train_loss": 1.0}),
@@ -111,9 +111,7 @@ def test_a_round_that_lacks_the_number_does_not_count(
     assert [bool(end) for end in ends] == [False] * 6 + [True]
 
 
-@pytest.mark.parametrize(
-    "monitor", ["train_los", "train_loss", "metrics.f1", "client_metrics.f1.mean", "change", "cohort"]
-)
+@each("monitor", ["train_los", "train_loss", "metrics.f1", "client_metrics.f1.mean", "change", "cohort"])
 def test_a_number_that_no_round_will_have_ends_the_run_at_its_first_round(monitor: str) -> None:
     record = RoundRecord(
         1, loss=1.0, uploads=2, cohort=[0, 1], metrics={"auc": None}, client_metrics={"auc": {"tested": 0}}

@@ -37,6 +37,7 @@ def scores(searches: list[MethodSearch]) -> list[list[tuple[Any, ...]]]:
     return [[(one.values, one.score, one.round, one.rounds, one.pruned) for one in each.trials] for each in searches]
 
 
+@pytest.mark.slow
 def test_each_method_has_the_same_budget_and_only_its_own_fields(tmp_path: Path) -> None:
     fields = {"train.lr": LR, "method.objective.lambda": [0.05, 0.2]}
     methods = ["fedavg", {"name": "fedmix", "sharing": {"samples_per_mean": 5}}]
@@ -75,6 +76,7 @@ def test_a_field_that_no_method_has_is_refused_and_a_term_has_its_name_in_the_pa
     assert best["fedprox-seed0"].method.terms[0].mu == 0.5
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_to_the_same_result(tmp_path: Path) -> None:
     whole = tune(search(), tmp_path / "whole")
     trials: list[Trial] = []
@@ -135,6 +137,7 @@ def test_a_search_that_goes_on_counts_the_minutes_of_earlier_trials(
     assert scores(tune(table, tmp_path)) == scores(first)
 
 
+@pytest.mark.slow
 def test_halving_ends_trials_early_and_they_stay_ended(tmp_path: Path) -> None:
     fields = {"train.lr": [0.2, 1e-6, 2e-6, 3e-6]}
     table = search(rounds=9, tune={"search": "grid", "halving": True, "fields": fields})
@@ -202,6 +205,7 @@ def test_a_smaller_loss_is_better(tmp_path: Path) -> None:
     assert each.best.values == {"train.lr": 0.1}
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_a_figure_and_a_file_that_runs(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(write(tmp_path / "y.toml", search()).read_bytes())
     told = here("tune", tmp_path / "x.toml", "--out", tmp_path / "found")
@@ -289,6 +293,7 @@ def test_a_search_does_not_go_on_with_trials_of_another_experiment(tmp_path: Pat
         tune(search(train={"batch_size": 5}), tmp_path)
 
 
+@pytest.mark.slow
 def test_finished_trials_go_on_where_the_file_has_more_rounds(tmp_path: Path) -> None:
     tune(search(), tmp_path / "longer")
     longer, whole = tune(search(rounds=5), tmp_path / "longer"), tune(search(rounds=5), tmp_path / "whole")

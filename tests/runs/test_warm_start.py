@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import here, records, refused, succeeded, write
-from helpers import experiment, federation_of, same, same_state
+from helpers import experiment, federation_of, same, same_state, slow_after_first
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.setup import make_setup
@@ -38,7 +38,7 @@ def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["fedavg", MEANS], ids=["fedavg", "fedmix"])
+@pytest.mark.parametrize("method", slow_after_first(["fedavg", MEANS]), ids=["fedavg", "fedmix"])
 def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: object) -> None:
     warm = experiment(**SMALL, method=method, seed=1, start="xormixfl-seed{seed}")
     name = "warm" if method == "fedavg" else "warm-means"
