@@ -158,7 +158,8 @@ def check_sharing(method: Method, channel: Any) -> None:
             "data (reads_pool)"
         )
     shares, reads = (sharing.shares_inputs, sharing.shares_features), (step.reads_inputs, step.reads_features)
-    if sharing.active and step.reads_pool and shares != reads:
+    of_layer = getattr(sharing, "layer", None) is not None
+    if sharing.active and step.reads_pool and (shares != reads or of_layer):
         takes, valid = ("the model's inputs", "means") if step.reads_inputs else ("samples as stored", "xor-seeds")
         if step.reads_features:
             takes, valid = "statistics of features", "feature-statistics"

@@ -309,6 +309,10 @@ def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
         ({"server_step": "train-on-seeds"}, "takes samples as stored, which 'feature-statistics' does not share"),
         ({"server_step": "train-on-means"}, "takes the model's inputs, which 'feature-statistics' does not share"),
         ({"sharing": {"name": "means"}}, "takes statistics of features, which 'means' does not share"),
+        (
+            {"sharing": {"name": "features", "layer": 1}, "objective": "flea", "server_step": "train-on-seeds"},
+            "takes samples as stored, which 'features' does not share",
+        ),
         ({"objective": "naivemix"}, "stay at the server"),
         ({"personal": "fedper"}, "'fedper' keeps layers"),
     ],
