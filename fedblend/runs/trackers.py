@@ -192,10 +192,8 @@ class MLflow(Tracker):
     """MLflow, with an MLflow run for each run, in the experiment of the study's name."""
 
     uri: Annotated[str, AfterValidator(_known_store)] = ""
-    """Where runs are kept: a folder, or an address such as `http://localhost:5000` or `sqlite:///mlflow.db`.
-
-    By default `$MLFLOW_TRACKING_URI`, and without it the folder `mlruns` beside the run's folder. An address with a
-    user's name or password is valid in that variable only, because the run's folder keeps this field.
+    """Where runs are kept: a folder, or an address such as `http://localhost:5000` or `sqlite:///mlflow.db`. By default
+    `$MLFLOW_TRACKING_URI`, where alone a password may be, and without it the folder `mlruns` beside the run's folder.
     """
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
