@@ -91,7 +91,6 @@ def in_memory(x: torch.Tensor, last: bool) -> torch.Tensor:
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if last else x
 
 
-@pytest.mark.slow
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.integers(2, 9)),
     ties=st.booleans(),
