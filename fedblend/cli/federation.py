@@ -18,8 +18,8 @@ from fedblend import report
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid, printable
-from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code

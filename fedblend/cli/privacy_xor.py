@@ -13,8 +13,8 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.core.registry import dump
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.parts import dump
 from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds

@@ -27,9 +27,11 @@ from fedblend.experiment.fields import (
     Validation,
     by_path,
     field_of_part,
+    no_arrays,
     no_module,
     parts_field,
 )
+from fedblend.experiment.parts import has_option
 
 
 def _run_folder(given: Any) -> Any:
@@ -83,7 +85,7 @@ class Experiment(FrozenTable):
     """Whether a run ends after the first evaluated round that reaches `target`."""
     unsafe: bool = False
     """Allow methods that send raw samples, as upper bounds."""
-    data: field_of_part("dataset", "data")  # type: ignore[valid-type]
+    data: field_of_part("dataset", "data", no_arrays)  # type: ignore[valid-type]
     """The data set."""
     scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
     """The scaling of stored values to the model's inputs."""
@@ -347,7 +349,7 @@ def _option_of_part(model: type[BaseModel], given: Mapping[str, Any], key: str) 
     for field in model.model_fields:
         value = getattr(table, field)
         for path, part in ((f"{field}.{p.name}", p) for p in value) if isinstance(value, tuple) else [(field, value)]:
-            if registry.has_option(part, key):
+            if has_option(part, key):
                 return f"{path}.{key}"
     return ""
 

@@ -13,6 +13,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
+from fedblend.experiment.parts import dump
 
 LONGEST_NAME = 200
 """Most characters of a name that is part of a folder's name; file systems allow 255 in all."""
@@ -40,7 +41,7 @@ def field_of_part(kind: str, where: str = "", before: Callable[[Any], Any] = lam
     def read(spec: Any) -> Any:
         return registry.build(kind, before(spec), where or kind)
 
-    return Annotated[Any, BeforeValidator(read), PlainSerializer(registry.dump), WithJsonSchema({"part": kind})]
+    return Annotated[Any, BeforeValidator(read), PlainSerializer(dump), WithJsonSchema({"part": kind})]
 
 
 def parts_field(kind: str, where: str, before: Callable[[Any], Any] = lambda spec: spec) -> Any:
@@ -60,7 +61,7 @@ def parts_field(kind: str, where: str, before: Callable[[Any], Any] = lambda spe
     return Annotated[
         tuple[Any, ...],
         BeforeValidator(read),
-        PlainSerializer(lambda parts: [registry.dump(one) for one in parts]),
+        PlainSerializer(lambda parts: [dump(one) for one in parts]),
         WithJsonSchema({"type": "array", "items": {"part": kind}}),
     ]
 
@@ -83,6 +84,16 @@ def by_path(package: str, part: str, own: Collection[str] = ()) -> Callable[[Any
         return {"name": part, "path": name, "options": fields, **kept}
 
     return rewrite
+
+
+def no_arrays(spec: Any) -> Any:
+    """Return what is given for data. Raises :class:`FedblendError` with what to write for arrays or a data frame."""
+    if isinstance(spec, (str, int, float, Mapping, type)) or hasattr(type(spec), "kind"):
+        return spec
+    raise FedblendError(
+        f"data: {brief(spec)} names no dataset; for arrays x and y write data = fedblend.from_torch(list(zip(x, y)), "
+        '"mine.npz"); write a data frame to a .csv or .parquet file for {name = "table"}'
+    )
 
 
 def no_module(spec: Any) -> Any:

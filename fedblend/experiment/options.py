@@ -21,6 +21,7 @@ from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method, Train
 from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import presets
 from fedblend.experiment.setup import make_setup
 
@@ -86,7 +87,7 @@ def method_entry(name: str) -> MethodEntry:
     costs = [f"traffic {below}{round((up + down + extras) / 2, 2):g}x"]
     costs += [f"{upload.bytes_kind} up" + " and down" * any(term.uses_outputs for term in method.terms)] if own else []
     costs += [f"{shared} to clients"] if sharing.sent_to_clients and method.objective.needs else []
-    costs += ["training at the server"] if any(registry.has_option(step, word) for word in ("epochs", "steps")) else []
+    costs += ["training at the server"] if any(has_option(step, word) for word in ("epochs", "steps")) else []
     costs += ["a second model at clients"] if method.personal.active else []
     costs += [f"{steps} steps a batch"] if (steps := len(method.objective.phases())) > 1 else []
     return MethodEntry(tuple(dict.fromkeys(leaves)), tuple(costs))

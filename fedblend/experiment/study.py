@@ -12,11 +12,11 @@ from typing import Any
 
 import pydantic
 
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.changes import change_field, override
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.fields import LONGEST_NAME, Method
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.tables import set_field
 
@@ -124,7 +124,7 @@ def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mappi
     except FedblendError:
         # This method is invalid without the grid too; the caller raises the error of the method itself.
         return
-    missing = [e.method.label or e.method.name for e in resolved if not registry.has_option(e, field)]
+    missing = [e.method.label or e.method.name for e in resolved if not has_option(e, field)]
     if missing and len(missing) < len(resolved):
         raise FedblendError(
             f"grid: {field} is a field of some of this study's methods but not of {' or '.join(missing)}; write an "

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import dump, has_option
 from fedblend.experiment.study import slugify
 from fedblend.experiment.tables import set_field
 from fedblend.papers.items import Base, Change, Item, Line, Scale, Smaller, all_papers, find_item
@@ -139,8 +140,8 @@ class ItemPlan:
                 if pair not in changed.get(field, []) and (self.trains(cell) or field.startswith(UNTRAINED)):
                     changed.setdefault(field, []).append(pair)
         for key, measure in self.measures.items():
-            before = registry.dump(self.originals[key])
-            for field, value in registry.dump(measure).items():
+            before = dump(self.originals[key])
+            for field, value in dump(measure).items():
                 if value != before.get(field) and (f"{value}", f"{before.get(field)}") not in changed.get(field, []):
                     changed.setdefault(field, []).append((f"{value}", f"{before.get(field)}"))
         lines = list(self.item.smaller)
@@ -195,7 +196,7 @@ def _given(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return _not_default(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"name": registry.dump(value)["name"], **_not_default(value)}
+        return {"name": dump(value)["name"], **_not_default(value)}
     if isinstance(value, (list, tuple)):
         return [_given(one) for one in value]
     return {str(key): _given(one) for key, one in value.items()} if isinstance(value, Mapping) else value
@@ -229,6 +230,8 @@ def plan_item(
     Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
     settings that do not fit together.
     """
+    import fedblend.papers.measures  # noqa: F401 - it declares them
+
     paper, key = find_item(name)
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]
     if item.missing:
@@ -289,8 +292,8 @@ def _measure_specs(item: Item, cells: Sequence[Cell]) -> Iterator[tuple[tuple[st
 
 def _with_options(measure: Any, options: Mapping[str, Any]) -> Any:
     """A measure with new values of those options that it has."""
-    own = {key: value for key, value in options.items() if registry.has_option(measure, key)}
-    return registry.build("measure", {**registry.dump(measure), **own}) if own else measure
+    own = {key: value for key, value in options.items() if has_option(measure, key)}
+    return registry.build("measure", {**dump(measure), **own}) if own else measure
 
 
 def _cell(

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped, did_you_mean, missing_package
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import write_toml
@@ -141,7 +141,7 @@ def tune(
 def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
     """Raise :class:`FedblendError` for a field that none of the methods has."""
     for path in fields:
-        if not any(registry.has_option(experiment, path) for experiment in experiments):
+        if not any(has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
             raise FedblendError(
                 f"tune.fields: no method of the file has '{path}'"
@@ -190,7 +190,7 @@ def _search(
     table: dict[str, Any], experiment: Experiment, settings: Tune, folder: Path, on_trial: OnTrial
 ) -> MethodSearch:
     label = experiment.method.label or experiment.method.name
-    fields = {path: values for path, values in settings.fields.items() if registry.has_option(experiment, path)}
+    fields = {path: values for path, values in settings.fields.items() if has_option(experiment, path)}
     if not fields:
         raise FedblendError(f"tune.fields: {label} has none of {', '.join(settings.fields)}")
     search = MethodSearch(label, fields)

@@ -45,7 +45,7 @@ SLUG = "fedmix-seed0"
 
 BAD_PART = '''
 from fedblend.methods.objectives import Objective
-from fedblend.core.registry import part
+from fedblend import part
 
 
 @part("objective", "fails-on-three")

@@ -13,11 +13,11 @@ from helpers import SMALL, each, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Plain
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.fields import Train
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import FAMILIES, WITH_PROXIMAL, expand, presets
 from fedblend.experiment.study import expand as expand_study
 from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
@@ -488,8 +488,8 @@ def test_a_term_is_found_by_its_name() -> None:
 
     assert made.method.terms == (Proximal(mu=0.25),)
     assert made.method.objective == FedMix()
-    assert registry.has_option(made, "method.terms.proximal.mu")
-    assert not registry.has_option(made, "method.terms.moon.mu")
+    assert has_option(made, "method.terms.proximal.mu")
+    assert not has_option(made, "method.terms.moon.mu")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path: P
 
 PRINTING_PART = """
 import warnings
-from fedblend.core.registry import part
+from fedblend import part
 from fedblend.methods.objectives import Objective
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedblend.analysis.privacy.statements import Statement, statements
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup, cohort_of
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.privacy import noise_facts
 from fedblend.experiment.tables import set_field
 
@@ -90,7 +90,7 @@ def least_noise(setup: Setup, target: float, secret_cohorts: bool = True) -> tup
 def _multipliers(experiment: Experiment) -> dict[str, float]:
     """The multiplier of each kind of payload that may have noise, by field; 1 where it has none."""
     noise = noise_facts(experiment)
-    fields = [FIELDS[kind] for kind in noise if registry.has_option(experiment, FIELDS[kind])]
+    fields = [FIELDS[kind] for kind in noise if has_option(experiment, FIELDS[kind])]
     table = as_table(experiment)
     parts = {"protection.multiplier": table["protection"], "method.sharing.multiplier": table["method"]["sharing"]}
     return {field: parts[field].get("multiplier") or 1.0 for field in fields}
