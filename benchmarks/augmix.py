@@ -33,8 +33,7 @@ from fedblend.core.random import stream
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Method
-from fedblend.methods.augment import augmix
-from fedblend.methods.augment.augmix import draw_augmix
+from fedblend.methods.augment.augmix import augmix, draw_augmix
 from fedblend.methods.objectives.augmix import AugMix
 
 STACK, BATCH = 5, 10

@@ -20,7 +20,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
 from fedblend.core.state import RunState
 from fedblend.core.trees import strip_prefix
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint

@@ -58,8 +58,8 @@ METHOD_ROWS = (
         "virtual-seeds", "virtual-xor", "vhl", "statmix",
     ),
 )  # fmt: skip
-"""The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
-have different colours."""
+"""Presets with a style of their own: a row for each dash, a column for each colour. Methods that papers compare have
+different colours. A preset that is not listed has the style that its letters determine."""
 
 PHASES = {
     "train": "#77AADD",
@@ -98,14 +98,14 @@ METHOD_STYLES = {
     for row, dash in zip(METHOD_ROWS, DASHES, strict=True)
     for method, colour, marker in zip(row, COLOURS, MARKERS, strict=False)
 }
-"""The style of each preset, on every page and in every figure."""
+"""The style of each listed preset, on every page and in every figure."""
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """A line style for each method, in order.
 
-    A preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes the
-    next style that is free among ``methods``; styles repeat after 60.
+    A listed preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes
+    the next style that is free among ``methods``; styles repeat after 60.
 
     >>> line_styles(["mine", "fedmix"])["fedmix"] == line_styles(["fedavg", "fedmix"])["fedmix"]
     True

@@ -135,10 +135,11 @@ def _refuse_in_one_line(declared: type) -> None:
 
 
 def known(kind: str) -> dict[str, type]:
-    """All parts of a kind by name, in the order they were declared: those of every module in the kind's package."""
+    """All parts of a kind by name, module by module: those of every module in the kind's package."""
     if kind in MODULES:
         _import_parts(MODULES[kind])
-    return _registry[kind]
+    # In whatever order modules were imported.
+    return dict(sorted(_registry[kind].items(), key=lambda item: item[1].__module__))
 
 
 @functools.cache  # Reading an experiment looks up some twenty parts, and each would list a folder.
@@ -170,6 +171,11 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
         form = '[{name = "..."}]' if where.endswith("]") else '{name = "..."}'
         field = where.rpartition(".")[2].partition("[")[0]
         hint = f"; for an object of a class of your own put @part('{kind}', NAME) above the class"
+        if kind == "dataset":
+            hint = (
+                '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); a data frame: write it to '
+            )
+            hint += 'a .csv or .parquet file for {name = "table"}'
         raise FedblendError(
             f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
             + hint * (not isinstance(spec, str | int | float))

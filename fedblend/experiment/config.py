@@ -27,7 +27,6 @@ from fedblend.experiment.fields import (
     Validation,
     by_path,
     field_of_part,
-    no_arrays,
     no_module,
     parts_field,
 )
@@ -85,7 +84,7 @@ class Experiment(FrozenTable):
     """Whether a run ends after the first evaluated round that reaches `target`."""
     unsafe: bool = False
     """Allow methods that send raw samples, as upper bounds."""
-    data: field_of_part("dataset", "data", no_arrays)  # type: ignore[valid-type]
+    data: field_of_part("dataset", "data")  # type: ignore[valid-type]
     """The data set."""
     scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
     """The scaling of stored values to the model's inputs."""

@@ -86,16 +86,6 @@ def by_path(package: str, part: str, own: Collection[str] = ()) -> Callable[[Any
     return rewrite
 
 
-def no_arrays(spec: Any) -> Any:
-    """Return what is given for data. Raises :class:`FedblendError` with what to write for arrays or a data frame."""
-    if isinstance(spec, (str, int, float, Mapping, type)) or hasattr(type(spec), "kind"):
-        return spec
-    raise FedblendError(
-        f"data: {brief(spec)} names no dataset; for arrays x and y write data = fedblend.from_torch(list(zip(x, y)), "
-        '"mine.npz"); write a data frame to a .csv or .parquet file for {name = "table"}'
-    )
-
-
 def no_module(spec: Any) -> Any:
     """Return what is given for a model. Raises :class:`FedblendError` with the line to write for an ``nn.Module``."""
     cls = spec if isinstance(spec, type) else type(spec)

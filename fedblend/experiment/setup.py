@@ -17,7 +17,7 @@ from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted
 from fedblend.experiment.config import Experiment
 

@@ -18,9 +18,9 @@ CODE = """
 from pathlib import Path
 from torch import nn
 from fedblend import part
-from fedblend.methods.objectives import Plain
+from fedblend.core.objective import Plain
 from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.sharing import SharedMeans
+from fedblend.methods.sharing.means import SharedMeans
 
 Path(__file__).with_suffix(".ran").touch()
 

@@ -53,7 +53,7 @@ OWN = '''
 from pathlib import Path
 
 from fedblend import part
-from fedblend.methods.objectives import Plain
+from fedblend.core.objective import Plain
 
 Path(__file__).with_name("imported").touch()
 

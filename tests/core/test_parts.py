@@ -302,6 +302,31 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
     assert known("objective")["half"] is half
 
 
+def test_a_part_of_an_installed_package_is_found_by_its_name_and_imported_when_it_is_used(
+    half: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As pip leaves a package with entry points; the module fails when it is imported.
+    (tmp_path / "strange.py").write_text("raise RuntimeError\n")
+    (tmp_path / "strange-1.dist-info").mkdir()
+    points = f"[fedblend.objective]\ninstalled = {__name__}:Half\nstrange = strange:Strange\nfedmix = strange:Mine\n"
+    (tmp_path / "strange-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    made = build("objective", {"name": "installed", "share": 0.25})
+
+    assert made == half(share=0.25)
+    assert dump(made) == {"name": f"{__name__}:Half", "share": 0.25}
+    assert build("objective", "fedmix") == FedMix()
+    with pytest.raises(FedblendError, match=r"unknown objective 'strangely' \(did you mean 'strange'\?\)"):
+        build("objective", "strangely")
+    with registry.trust_only([f"{__name__}:Half"], "name it"):
+        build("objective", "installed")
+        with pytest.raises(registry.UntrustedCode, match="'strange:Strange' is not code of fedblend's own and is not"):
+            build("objective", "strange")
+    with pytest.raises(FedblendError, match=r"strange\.py, line 1: RuntimeError"):
+        build("objective", "strange")
+
+
 @each(
     ("name", "told"),
     [
@@ -314,7 +339,7 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
         ("no_such.module:Half", "No module named 'no_such'; write package.module:Name, with no_such/module.py beside"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
-        ("fedblend.methods.sharing:SharedMeans", "is no part of the kind 'objective'"),
+        ("fedblend.methods.sharing.means:SharedMeans", "is no part of the kind 'objective'"),
         ("collections:OrderedDict", "is no part of the kind 'objective'"),
     ],
 )

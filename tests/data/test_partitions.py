@@ -13,10 +13,10 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build, known
 from fedblend.data import measures
 from fedblend.data.measures import class_counts, divergence, noniid_measures, smoothed
-from fedblend.data.partitions import prepare
 from fedblend.data.partitions.classes import draw_classes
 from fedblend.data.partitions.deal import apportion, largest, stable_order
 from fedblend.data.partitions.dirichlet import draw_proportions, fit_counts
+from fedblend.data.partitions.prepare import prepare
 from fedblend.data.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 SLUG = "fedmix-seed0"
 
 BAD_PART = '''
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 from fedblend import part
 
 

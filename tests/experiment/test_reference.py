@@ -204,8 +204,8 @@ def test_list_prints_every_option_of_every_name(entry: Any) -> None:
 
 
 def test_list_shows_the_path_of_a_part_as_a_file_needs_it() -> None:
-    shown = succeeded(here("list", "fedblend.methods.objectives:FedMix")).out
-    assert 'method.objective.name = "fedblend.methods.objectives:FedMix"' in shown
+    shown = succeeded(here("list", "fedblend.methods.objectives.fedmix:FedMix")).out
+    assert 'method.objective.name = "fedblend.methods.objectives.fedmix:FedMix"' in shown
 
 
 def test_list_prints_all_parts_of_a_kind() -> None:

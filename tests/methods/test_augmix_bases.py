@@ -35,7 +35,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
 from fedblend.experiment.parts import dump
-from fedblend.methods.augment import augmix
+from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.methods.objectives.calibrated import FedLC
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix

@@ -238,7 +238,7 @@ def test_a_mistake_that_runs_share_is_told_once() -> None:
 
 BROKEN = '''
 from fedblend import part
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 
 @part("objective", "broken")
 class Broken(Objective):

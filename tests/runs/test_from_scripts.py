@@ -41,7 +41,7 @@ print("rows", len(frame))
 """
 
 OWN_PART = """
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 
 @fedblend.part("objective", "own")
 class Own(Objective):
@@ -111,7 +111,7 @@ def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path: P
 PRINTING_PART = """
 import warnings
 from fedblend import part
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 
 
 @part("objective", "printing")
