@@ -52,6 +52,7 @@ _HOMES = {
     "run_study": "fedblend.runs.api",
 }
 
+# This file runs before any other of the package, and imports none of these.
 MODULES |= {
     "dataset": "fedblend.data.loaders",
     "scale": "fedblend.data.scale",

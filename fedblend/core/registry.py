@@ -152,7 +152,7 @@ def _import_parts(name: str) -> None:
 
 def installed(kind: str) -> dict[str, str]:
     """The paths of other packages' parts of a kind by name: the entry points of the group ``fedblend.KIND``."""
-    return {entry.name: f"{entry.module}:{entry.attr}" for entry in entry_points(group=f"fedblend.{kind}")}
+    return {one.name: one.value for one in entry_points(group=f"fedblend.{kind}") if ":" in one.value}
 
 
 def build(kind: str, spec: Any, where: str | None = None) -> Any:
@@ -173,9 +173,9 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
         hint = f"; for an object of a class of your own put @part('{kind}', NAME) above the class"
         if kind == "dataset":
             hint = (
-                '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); a data frame: write it to '
+                '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); '
+                'a data frame: write it to a .csv or .parquet file for {name = "table"}'
             )
-            hint += 'a .csv or .parquet file for {name = "table"}'
         raise FedblendError(
             f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
             + hint * (not isinstance(spec, str | int | float))
