@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from fedblend.core.aggregator import Aggregator
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
-
-if TYPE_CHECKING:
-    from fedblend.core.aggregator import Aggregator
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:
