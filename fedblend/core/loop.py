@@ -166,7 +166,7 @@ class RoundLoop:
                 self._require_bounded(before, weights, outputs, server_state)
                 known = weights
             state = replace(state, server_state=server_state, client_states=self._kept(task, result, state))
-        if self.method.sharing.after_training:
+        if self.method.sharing.plan.after_training:
             state, shared, _ = self.sharing.share_if_due(state, weights, task.sizes, costs)
             facts |= shared
         state = replace(state, global_outputs=outputs)
@@ -231,7 +231,7 @@ class RoundLoop:
         costs, sizes = CostMeter(), self.setup.sizes(state.round)
         facts: dict[str, Any] = {}
         has_model = np.empty(0, np.int64)
-        if not self.method.sharing.after_training:
+        if not self.method.sharing.plan.after_training:
             state, facts, has_model = self.sharing.share_if_due(state, state.weights, sizes, costs)
         pool = self.sharing.pool_of(state)
         sent = self.sharing.pool_for_clients(pool)
@@ -267,7 +267,7 @@ class RoundLoop:
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
             outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
             extras = bytes_of(self._broadcast(state))
-            goes_to_clients = sharing.sent_to_clients and method.objective.needs
+            goes_to_clients = sharing.plan.to == "clients" and method.objective.needs
             pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
@@ -428,7 +428,7 @@ class RoundLoop:
         if not step.active:
             return weights, state
         # Entries of an earlier round are of another model.
-        is_old = self.method.sharing.after_training and state.shared_round != state.round
+        is_old = self.method.sharing.plan.after_training and state.shared_round != state.round
         with begun.costs.time("server"):
             context = ServerContext(
                 **vars(model_spec(self.setup, self.engine.server_model())),
@@ -587,7 +587,7 @@ class RoundLoop:
         self.spec = model_spec(setup, self.engine.server_model())
         method.server_step.require_possible(self.spec)
         setup.requests(setup.sizes(0))
-        if method.objective.needs or method.sharing.after_training:
+        if method.objective.needs or method.sharing.plan.after_training:
             method.sharing.require_possible(setup.sizes(0), experiment.policy.min_mean)
 
 

@@ -27,7 +27,7 @@ class SharingSteps:
     def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, draw_cohort: Callable[[int], np.ndarray]) -> None:
         self.setup, self.engine, self.spec, self.draw_cohort = setup, engine, spec, draw_cohort
         self.experiment = setup.experiment
-        self.method = setup.method
+        self.method, self.plan = setup.method, setup.method.sharing.plan
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
 
@@ -46,19 +46,19 @@ class SharingSteps:
         with costs.time("share"):
             shares = self._collect_shares(state.round, weights, due, sizes, costs)
             state = self._store_shares(state, shares, due, sizes)
-        has_model = shares.asked[shares.reached] if self.method.sharing.reads_model else nobody
+        has_model = shares.asked[shares.reached] if self.plan.sees_model else nobody
         return state, {"shared": shares.facts(len(state.entries))}, has_model
 
     def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
         """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
         sharing = self.method.sharing
-        if not sharing.active or sharing.made_by_server:
+        if not self.plan.active or self.plan.who == "server":
             return None
-        new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
+        new = (sizes != state.shared_sizes) if not self.plan.sees_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         # A first payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
-        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
+        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not self.plan.after_training)
         return new if due else None
 
     def _collect_shares(
@@ -67,17 +67,17 @@ class SharingSteps:
         """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
         sharing = self.method.sharing
         asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
-        if sharing.of_cohort:
+        if self.plan.who == "cohort":
             asked = np.intersect1d(asked, self.draw_cohort(round))
         reached = np.ones(len(asked), bool)
-        if sharing.reads_model:
+        if self.plan.sees_model:
             model = np.full(len(asked), bytes_of(self.setup.shared(weights)))
             reached = transmit(self.setup, "down", "share-downlink", model, asked, round, costs)
             costs.count("down", "weights", int(model.sum()))
         replies = dict(self.engine.share(round, weights, asked[reached].tolist(), sizes))
         given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
         refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
-        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
+        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * self.plan.leaves
         arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
         costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
         lost = asked[~reached].tolist()
@@ -97,9 +97,8 @@ class SharingSteps:
 
         A client whose payload is lost keeps its earlier entries, except those that depend on an earlier model.
         """
-        sharing = self.method.sharing
-        replaced = shares.asked if sharing.reads_model else np.setdiff1d(shares.asked, shares.lost)
-        is_kept = ~np.isin(state.entries.owner, replaced) & (not sharing.of_cohort)
+        replaced = shares.asked if self.plan.sees_model else np.setdiff1d(shares.asked, shares.lost)
+        is_kept = ~np.isin(state.entries.owner, replaced) & (self.plan.who != "cohort")
         has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
         return replace(
             state,

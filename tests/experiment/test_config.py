@@ -338,17 +338,17 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         ),
         (
             {"method": {"objective": "fedmix"}},
-            "method.sharing: 'none' shares nothing, but the objective 'fedmix' needs x, y",
+            "method.sharing: 'none' shares nothing, but method.objective 'fedmix' reads the model's inputs or samples",
             {"method": {"objective": "fedmix", "sharing": "noise"}},
         ),
         (
             {"method": {"name": "fedmix+fed-augmix", "sharing": "raw"}, "unsafe": True},
-            "method.sharing: the objective 'augmix' mixes with data as the model takes them, which 'raw' does not",
+            "method.sharing: 'raw' shares raw samples, but method.objective 'augmix' reads the model's inputs or",
             {"method": "fedmix+fed-augmix", "unsafe": True},
         ),
         (
             {"method": {"name": "global-mixup", "sharing": "means"}, "unsafe": True},
-            "method.sharing: the objective 'global-mixup' mixes with data as they are stored, which 'means' does not",
+            "method.sharing: 'means' shares the model's inputs, but method.objective 'global-mixup' reads raw samples;",
             {"method": "global-mixup", "unsafe": True},
         ),
         (
@@ -358,7 +358,7 @@ def test_terms_of_a_wrong_type_are_told(terms: Any) -> None:
         ),
         (
             {"method": {"name": "fedavg", "sharing": "means"}},
-            "method.sharing: 'means' shares data that neither the objective 'plain' nor the server step 'none' uses",
+            "method.sharing: 'means' shares data that neither the objective 'plain' nor the server step 'none' reads",
             {"method": "naivemix"},
         ),
         (

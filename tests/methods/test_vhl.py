@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import federation_of, images, labelled, numbers, run, same, same_up_to_rounding, setup, slow_except
+from sharing_helpers import server_side
 from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, model_spec
-from fedblend.core.sharing import Pool
+from fedblend.core.sharing import Pool, gather
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
@@ -32,7 +33,7 @@ def world(**changes: Any) -> Setup:
 
 
 def made_by(sharing: ClassNoise, made: Setup, seed: int = 0) -> Pool:
-    return sharing.make(model_spec(made, made.model), np.random.default_rng(seed))
+    return sharing.make_pool(gather({}), server_side(np.random.default_rng(seed), spec=model_spec(made, made.model)))
 
 
 # The noise ---------------------------------------------------------------------------------------------------

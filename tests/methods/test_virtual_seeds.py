@@ -153,13 +153,13 @@ def test_global_mixup_mixes_with_a_few_raw_samples_too() -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ({"sharing": "mixed-seeds", "objective": "fedmix"}, "samples of 'mixed-seeds' stay at the server"),
+        ({"sharing": "mixed-seeds", "objective": "fedmix"}, "'mixed-seeds' shares seeds, but"),
         (
             {"sharing": "mixed-seeds", "objective": {"name": "virtual-samples", "base": "naivemix"}},
-            "samples of 'mixed-seeds' stay at the server",
+            "'mixed-seeds' shares seeds, but",
         ),
-        ({"sharing": "raw", "objective": "fedmix"}, "mixes with data as the model takes them, which 'raw'"),
-        ({"sharing": "means", "objective": "global-mixup"}, "mixes with data as they are stored, which 'means'"),
+        ({"sharing": "raw", "objective": "fedmix"}, "'raw' shares raw samples, but"),
+        ({"sharing": "means", "objective": "global-mixup"}, "'global-mixup' reads raw samples"),
     ],
 )
 def test_objectives_that_cannot_read_stored_samples_are_refused(method: dict[str, Any], words: str) -> None:
