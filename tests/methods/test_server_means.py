@@ -89,7 +89,7 @@ def test_entries_on_another_scale_are_refused(step: str, sharing: Any, needs: st
 
 def test_hidden_states_are_refused() -> None:
     method = {"sharing": "hidden-means", "objective": "hidden-mix", "server_step": "train-on-means"}
-    with pytest.raises(FedblendError, match="'hidden-means' shares hidden states, but method.server_step"):
+    with pytest.raises(FedblendError, match=r"'hidden-means' shares hidden states, but method.server_step"):
         experiment(method=method)
 
 

@@ -80,7 +80,7 @@ def test_nothing_leaves_a_client_and_each_downloads_the_noise_once() -> None:
     fed = federation_of(made)
     state, records = run(fed, 3)
 
-    pool = fed.sharing.pool_of(state)
+    pool = fed.exchange.pool_of(state)
     receivers = {client for record in records for client in record["cohort"]}
     assert sum(record["bytes_down"].get("noise", 0) for record in records) == len(receivers) * bytes_of(pool.tensors)
     assert bytes_of(pool.tensors) == 300 * (36 * 4 + 8)
@@ -92,7 +92,7 @@ def test_a_resumed_run_has_the_same_noise() -> None:
     made = world(rounds=2)
     fed = federation_of(made)
     state, _ = run(fed, 1)
-    assert same(federation_of(made).sharing.pool_of(state).tensors, fed.sharing.pool_of(state).tensors)
+    assert same(federation_of(made).exchange.pool_of(state).tensors, fed.exchange.pool_of(state).tensors)
 
 
 # The alignment -----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_every_client_downloads_once_what_the_server_made(method: str) -> None:
     state, records = run(fed, 4)
 
     sharing = made.experiment.method.sharing
-    pool = fed.sharing.pool_for_clients(fed.sharing.pool_of(state))
+    pool = fed.exchange.pool_for_clients(state)
     receivers = {client for record in records for client in record["cohort"]}
     kinds = {sharing.bytes_kind}
     assert sum(record["bytes_down"].get(kind, 0) for record in records for kind in kinds) == len(receivers) * bytes_of(
@@ -106,7 +106,7 @@ def test_no_sample_of_a_server_with_data_of_its_own_reaches_a_client() -> None:
 def test_a_shared_set_is_as_many_raw_samples_of_each_client() -> None:
     made = made_of({"name": "shared-set", "sharing": {"samples": 3}})  # type: ignore[arg-type]
     fed = federation_of(made)
-    pool = fed.sharing.pool_of(fed.begin_round(fed.start()[0]).state)
+    pool = fed.exchange.pool_of(fed.begin_round(fed.start()[0]).state)
 
     assert np.bincount(pool.owner).tolist() == [3, 3, 3]
     for client in range(3):

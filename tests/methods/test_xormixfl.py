@@ -52,7 +52,7 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
     """What the server has after its round; the state and the record."""
     fed = RoundLoop(made, LoopEngine(made))
     state, (record,) = run(fed, 1)
-    return fed.sharing.pool_of(state), state, record
+    return fed.exchange.pool_of(state), state, record
 
 
 # What is asked for ----------------------------------------------------------------------------------------
