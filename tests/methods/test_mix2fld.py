@@ -352,7 +352,7 @@ def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() 
     assert (pool.owner == -1).all()
     soft = RoundLoop(setup(images(n=200, side=6), method={**SHORT, "name": "mixfld"}, model=LINEAR), LoopEngine(made))
     state, _ = run(soft, 1)
-    assert soft.sharing.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
+    assert soft.exchange.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
 
 
 def test_more_seeds_than_came_can_be_made() -> None:

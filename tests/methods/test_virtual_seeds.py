@@ -100,7 +100,9 @@ def test_no_sample_of_a_server_with_data_of_its_own_reaches_a_client() -> None:
     assert set(begun.task.pool.owner) == {-1}
     assert begun.task.pool.tensors["y"].tolist() == [2] * 4
     assert not own & set(sent)
-    assert own <= {row.numpy().tobytes() for row in begun.pool.tensors["x"]}, "the server itself has them"
+    assert own <= {row.numpy().tobytes() for row in fed.exchange.pool_of(begun.state).tensors["x"]}, (
+        "the server itself has them"
+    )
 
 
 def test_a_shared_set_is_as_many_raw_samples_of_each_client() -> None:
