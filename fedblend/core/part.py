@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 MODULES: dict[str, str] = {}
@@ -16,6 +17,8 @@ class Part:
     name: ClassVar[str]
     to_define: ClassVar[tuple[str, ...]] = ()
     """Methods that the base of a kind leaves to its parts; of ``"a or b"`` a part defines one."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Attributes of earlier versions, each with what a part has in its place."""
     numeric_inputs: bool = False
     """Whether the part computes with samples as numbers: it mixes, averages, changes or makes them, or takes distances
     or gradients of them. Tokens, whose ids are names, are refused then.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.state import RunState
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:
@@ -185,6 +188,17 @@ class Upload(Part):
         """Why a payload cannot be used, or ``None`` if it can."""
         return fault_of(payload, self.like(weights, task))
 
+    def change(self, before: RunState, after: RunState, trained: Sequence[str]) -> float:
+        """How far a round moved the model, |w - w'| / |w'| over the ``trained`` tensors (Mix2FLD, section II)."""
+        old, new = (torch.cat([one.weights[name].flatten() for name in trained])[None] for one in (before, after))
+        return relative_change(old, new)
+
     def aggregator(self, chosen: Aggregator) -> Aggregator:
         """The aggregator of such payloads; ``chosen`` is the method's aggregator of models."""
         return chosen
+
+
+def relative_change(old: torch.Tensor, new: torch.Tensor) -> float:
+    """The largest |new - old| / |old| of any row; 0 where both are 0."""
+    old, new = old.double(), new.double()
+    return float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())

@@ -235,7 +235,7 @@ class LoopEngine:
             client_state,
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
-            pool_stored=method.sharing.shares_stored,
+            pool_stored=method.sharing.plan.is_stored,
             renews=objective.tracks,
         )
         loss = LocalLoss(objective, context, terms, settings)

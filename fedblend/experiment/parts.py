@@ -75,6 +75,9 @@ def require_usable(kind: str, name: str, cls: type) -> None:
         raise FedblendError(
             f"{what} does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} from {module}"
         )
+    for old, new in base.renamed.items():
+        if old in vars(cls):
+            raise FedblendError(f"{what} has {old}, which fedblend 0.3 no longer reads; valid: {new}")
     for choice in base.to_define:
         _require_one(what, cls, choice, base, f"methods as in {word}")
     for attribute, of_base in ((one, inspect.getattr_static(base, one)) for one in dir(base)):

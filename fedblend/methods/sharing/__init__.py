@@ -1,15 +1,14 @@
 """Sharings: data that clients share before training."""
 
 from fedblend.core.registry import part
-from fedblend.core.sharing import ClientData, Payload, Sharing
+from fedblend.core.sharing import ClientData, Payload, Sharing, SharingPlan
 
 
 @part("sharing", "none")
 class NoSharing(Sharing):
     """Share nothing before training (FedAvg, FedProx, LocalMix)."""
 
-    leaves_client = False
-    active = False
+    plan = SharingPlan(when="never")
 
 
 @part("sharing", "raw")
@@ -20,7 +19,7 @@ class Raw(Sharing):
     """
 
     bytes_kind = "raw"
-    unsafe = True
+    plan = SharingPlan("raw")
 
     def share(self, local: ClientData) -> Payload | None:
         """Samples x and targets y as stored."""
