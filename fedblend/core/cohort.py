@@ -14,6 +14,7 @@ from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
 from fedblend.core.errors import FedblendError, by_reason, listed
+from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
@@ -47,7 +48,8 @@ class Cohorts:
         self, setup: Setup, engine: Engine, spec: ModelSpec, log: RoundLog, callbacks: Sequence[Callback]
     ) -> None:
         self.setup, self.engine, self.spec, self.log, self.callbacks = setup, engine, spec, log, callbacks
-        self.experiment, self.method = setup.experiment, setup.method
+        self.experiment: Experiment = setup.experiment
+        self.method = setup.method
 
     def begin(self, state: RunState, drawn: np.ndarray, pool: Pool, has_model: np.ndarray) -> BegunRound:
         """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""

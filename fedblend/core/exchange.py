@@ -11,6 +11,7 @@ from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
+from fedblend.core.method import Experiment
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
 from fedblend.core.setup import Setup
@@ -32,7 +33,7 @@ class Exchange:
         draw_cohort: Callable[[int], np.ndarray],
     ) -> None:
         self.setup, self.engine, self.spec, self.log, self.draw_cohort = setup, engine, spec, log, draw_cohort
-        self.experiment = setup.experiment
+        self.experiment: Experiment = setup.experiment
         self.method, self.plan = setup.method, setup.method.sharing.plan
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None

@@ -19,6 +19,7 @@ from fedblend.core.engine import CohortResult, Engine, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.exchange import Exchange
 from fedblend.core.extremes import Diverged, without_extremes
+from fedblend.core.method import Experiment
 from fedblend.core.possible import require_possible
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.recorder import Recorder
@@ -34,7 +35,8 @@ class RoundLoop:
 
     def __init__(self, setup: Setup, engine: Engine, callbacks: Sequence[Callback] = ()) -> None:
         self.setup, self.engine, self.callbacks = setup, engine, tuple(callbacks)
-        self.experiment, self.method = setup.experiment, setup.method
+        self.experiment: Experiment = setup.experiment
+        self.method = setup.method
         self.ended_by = ""
         """What ended the run early: names of callbacks, and ``target``; empty after all rounds."""
         self.spec, self.log = model_spec(setup, engine.server_model()), RoundLog()

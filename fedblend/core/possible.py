@@ -10,12 +10,14 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.evaluation import own_tests
+from fedblend.core.method import Experiment
 from fedblend.core.setup import Setup
 
 
 def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback]) -> None:
     """Raise :class:`FedblendError` for what could not work, before training."""
-    experiment, method = setup.experiment, setup.method
+    experiment: Experiment = setup.experiment
+    method = setup.method
     # Clients that hold samples do so in every round, also where more arrive.
     cohort, holding = experiment.train.cohort, int(np.count_nonzero(setup.population.sizes))
     if not holding:

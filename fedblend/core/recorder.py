@@ -12,6 +12,7 @@ from fedblend.core.engine import CohortResult, Engine
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import evaluate
 from fedblend.core.extremes import Diverged
+from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.setup import Setup, reference_device, trained_names
 from fedblend.core.state import RunState, replaced
@@ -29,7 +30,8 @@ class Recorder:
 
     def __init__(self, setup: Setup, engine: Engine, log: RoundLog) -> None:
         self.setup, self.engine, self.log = setup, engine, log
-        self.experiment, self.method = setup.experiment, setup.method
+        self.experiment: Experiment = setup.experiment
+        self.method = setup.method
         self.device = reference_device(setup)
         self.metric, self.signs = criteria(setup)
 

@@ -12,6 +12,7 @@ from fedblend.core.context import CohortSummary, ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of, client_parts, extras_sum
 from fedblend.core.errors import FedblendError
 from fedblend.core.extremes import Diverged
+from fedblend.core.method import Experiment
 from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Protection, ReleaseContext
 from fedblend.core.random import stream
@@ -39,7 +40,8 @@ class Server:
 
     def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, log: RoundLog) -> None:
         self.setup, self.engine, self.spec, self.log = setup, engine, spec, log
-        self.experiment, self.method = setup.experiment, setup.method
+        self.experiment: Experiment = setup.experiment
+        self.method = setup.method
 
     def aggregate(self, begun: BegunRound, result: CohortResult, bounded: bool = True) -> RunState:
         """Return the state with the aggregate of a cohort's uploads, and with what clients and their parts keep.
@@ -142,7 +144,7 @@ class Server:
         answers = []
         left_out = {one["client"] for one in result.refused} if result is not None else ()
         for client, answer in self.engine.query(question):
-            if self.method.server_step.queries_clients:
+            if self.method.server_step.works_on == "answers":
                 self.log.count("down", "questions", bytes_of(question))
                 self.log.count("up", "answers", bytes_of(answer))
             if client not in left_out and finite_fault(answer) is None:

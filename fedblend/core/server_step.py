@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -56,11 +56,13 @@ class ServerStep(Part):
         "reads_pool": 'reads = ("stored", "seeds", "raw"), or other forms',
         "reads_inputs": 'reads = ("inputs",)',
         "reads_features": 'reads = ("moments",)',
+        "looks_at_uploads": 'works_on = "uploads"',
+        "queries_clients": 'works_on = "answers"',
     }
-    looks_at_uploads: bool = False
-    """Whether the step works with single uploads, not only with the aggregate."""
-    queries_clients: bool = False
-    """Whether clients answer its questions, so that the server never receives their single uploads."""
+    works_on: Literal["aggregate", "uploads", "answers"] = "aggregate"
+    """What the step needs: the aggregate alone, single uploads, or clients' answers to its questions, so that the
+    server never receives single uploads.
+    """
     breaks_privacy: bool = False
     """Whether the step uses raw samples."""
     reads: tuple[Form, ...] = ()
@@ -69,8 +71,11 @@ class ServerStep(Part):
     """Whether the step has nothing to do without a pool."""
     needs: tuple[str, ...] = ()
     """Names of the pool's tensors that the step reads."""
-    active: bool = True
-    """Whether the step changes anything."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the step changes anything."""
+        return type(self).refine is not ServerStep.refine
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with this model or these data."""

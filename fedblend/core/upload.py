@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -147,20 +147,22 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 class Upload(Part):
-    """Base of all uploads.
+    """Base of all uploads. ``bytes_kind`` is the word under which bytes are counted."""
 
-    ``bytes_kind`` is the word under which bytes are counted. ``is_model`` is true where the aggregate is the next
-    model; otherwise the server passes the aggregate to the server step and to the clients of the next round.
-    ``trains`` is false where clients do nothing in a round. ``watches`` is true where engines record the model's
-    outputs while clients train.
-    """
-
+    renamed: ClassVar = dict.fromkeys(("is_model", "watches", "embeds"), 'content = "outputs", or another word')
     bytes_kind: str = "weights"
-    is_model: bool = True
+    content: Literal["model", "outputs", "embeddings", "nothing"] = "model"
+    """The model after training, of which the aggregate is the next model; or mean outputs by label, which engines
+    record while clients train; mean embeddings by class, which engines compute after it. These the server passes to
+    the server step and to the clients of the next round.
+    """
     trains: bool = True
-    watches: bool = False
-    embeds: bool = False
-    """Whether clients send mean embeddings by class, which engines compute after training."""
+    """Whether clients train."""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether clients send a model."""
+        return self.content == "model"
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
         """Numbers of the embedding of one input, where clients send mean embeddings; else 0."""

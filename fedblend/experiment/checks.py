@@ -75,7 +75,7 @@ def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
 def check_convergence(method: Method, convergence_tol: float | None) -> None:
     """What is compared from round to round must change."""
     upload = method.upload
-    changes = upload.is_model or upload.watches or upload.embeds or method.server_step.active
+    changes = upload.content != "nothing" or method.server_step.active
     if convergence_tol is not None and not changes:
         raise ValueError(
             f"convergence_tol: {convergence_tol:g}, but with method.upload '{upload.name}' and no method.server_step "
@@ -195,12 +195,12 @@ def check_sharing(method: Method, channel: Any) -> None:
 def check_sums(method: Method) -> None:
     """A server step that inspects single uploads must get them, and not only a sum."""
     step = method.server_step
-    if step.looks_at_uploads and not method.upload.is_model:
+    if step.works_on != "aggregate" and not method.upload.is_model:
         raise ValueError(
             f"method.server_step: '{step.name}' works with the clients' models, but method.upload "
             f"'{method.upload.name}' sends none; valid: model"
         )
-    if method.aggregator.secure_aggregated and step.looks_at_uploads and not step.queries_clients:
+    if method.aggregator.secure_aggregated and step.works_on == "uploads":
         raise ValueError(
             f"method.server_step: '{step.name}' needs single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"
@@ -297,7 +297,7 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
             f"method.personal: '{personal.name}' trains beside a global model, but method.upload "
             f"'{method.upload.name}' sends none; valid: upload = \"model\""
         )
-    if personal.keeps_layers and (step.looks_at_uploads or step.reads or step.breaks_privacy):
+    if personal.keeps_layers and (step.works_on != "aggregate" or step.reads or step.breaks_privacy):
         raise ValueError(
             f"method.server_step: '{step.name}' trains a whole model at the server, but '{personal.name}' keeps layers "
             "at each client; valid: none, or an optimiser such as fedadam"

@@ -78,7 +78,7 @@ def method_entry(name: str) -> MethodEntry:
     leaves += [upload.bytes_kind] if own else []
     leaves += ["statistics" if part.sends_statistics else "extras" for part in parts if part.sends]
     leaves += [shared + ("" if sharing.plan.repeats else " once")] if sharing.plan.leaves else []
-    leaves += ["answers"] if step.queries_clients else []
+    leaves += ["answers"] if step.works_on == "answers" else []
     leaves += ["raw samples"] if step.breaks_privacy else []
     extras = _extras_in_models(name) if any(part.sends for part in parts) else 0.0
     up = (upload.trains and upload.is_model) + extras

@@ -87,7 +87,7 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
             "noise at the server is sized for a sum of clipped updates, and adversaries' updates are not clipped "
             "(adversary)"
         )
-    if noise.at_server and method.server_step.looks_at_uploads:
+    if noise.at_server and method.server_step.works_on != "aggregate":
         return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
     return noise
 

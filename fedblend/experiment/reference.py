@@ -247,7 +247,7 @@ def _leaving(method: Method) -> str:
         (f"`{sharing.bytes_kind}`, {often}", sharing.plan.leaves),
         ("`raw`, once", method.server_step.breaks_privacy),
         (f"`{method.upload.bytes_kind}`, each round", method.upload.trains),
-        ("`answers`, each round", method.server_step.queries_clients),
+        ("`answers`, each round", method.server_step.works_on == "answers"),
     ]
     return "; ".join(kind for kind, leaves in kinds if leaves) or "nothing"
 

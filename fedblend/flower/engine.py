@@ -146,8 +146,7 @@ class FlowerEngine:
         return result
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        aggregator = aggregator_of(self.setup, task.round)
-        if isinstance(aggregator, SecureMean):
+        if isinstance(aggregator := aggregator_of(self.setup, task.round), SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
         result = CohortResult()
         self._uploads = {}
@@ -210,7 +209,7 @@ class FlowerEngine:
             result.good, vectors = [], {}
             faults = dict.fromkeys(clients, f"there is no sum: {error}") | masks.faults | faults
         result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
-        result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        result.extra_bytes |= {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin
         self._uploads, self._good = {}, (task.round, sorted(vectors))
         return result
@@ -241,7 +240,7 @@ class FlowerEngine:
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the sites, or answer it from the uploads at the server."""
         step = self.setup.experiment.method.server_step
-        if not step.queries_clients:
+        if step.works_on != "answers":
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good

@@ -267,9 +267,9 @@ def check_steps(site: Site, experiment: Experiment, samples: int) -> None:
     The server's seed says which samples are in a step. ``samples`` are those of a site with data of its own.
     """
     upload, train = experiment.method.upload, experiment.train
-    if site.data is None or not (upload.watches or upload.embeds):
+    if site.data is None or upload.content not in ("outputs", "embeddings"):
         return
-    means = "mean outputs" if upload.watches else upload.bytes_kind
+    means = "mean outputs" if upload.content == "outputs" else upload.bytes_kind
     if train.steps is not None:
         raise RefusedByPolicy(
             f"train.steps: steps draw samples by the server's seed, and {means} of many draws tell of each sample; "

@@ -145,7 +145,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             "sum counts changes"
         )
     state = _client_state(task, fields, start)
-    if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:
+    if experiment.method.upload.content == "embeddings" and experiment.policy.min_mean < task.site.min_mean:
         raise RefusedByPolicy(
             f"its mean embeddings would be of {experiment.policy.min_mean} samples or more (policy.min_mean), and this "
             f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
@@ -201,7 +201,7 @@ def _trained(
     if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
-    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
+    if experiment.method.server_step.works_on == "answers":
         task.memory.keep("upload", str(task.round), upload)
     return reply_fields, sent | add_prefix("extras/", extras)
 

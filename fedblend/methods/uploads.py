@@ -46,8 +46,6 @@ ROUNDING = 1e-3
 class MeansByClass(Upload):
     """Base of uploads that are means by class, in place of a model."""
 
-    is_model = False
-
     def require_possible(self, task: Task) -> None:
         """Raise :class:`FedblendError` unless the task has classes."""
         if task.kind != "classification":
@@ -75,7 +73,7 @@ class Outputs(MeansByClass):
     """
 
     bytes_kind = "outputs"
-    watches = True
+    content = "outputs"
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The means [C, C]."""
@@ -133,7 +131,7 @@ class Prototypes(MeansByClass):
     """
 
     bytes_kind = "prototypes"
-    embeds = True
+    content = "embeddings"
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
         """Width of the embedding."""
@@ -166,7 +164,7 @@ def _pooled(hidden: torch.Tensor) -> torch.Tensor:
 class NoUpload(Upload):
     """Neither train nor send anything in a round; the server only has what clients shared before."""
 
-    is_model = False
+    content = "nothing"
     trains = False
 
 
@@ -178,7 +176,7 @@ class Silent(Upload):
     client's own test samples.
     """
 
-    is_model = False
+    content = "nothing"
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Nothing."""

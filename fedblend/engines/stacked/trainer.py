@@ -88,7 +88,7 @@ class StackTrainer:
         losses = torch.zeros(rows, device=device)
         sums = [*(torch.zeros_like(p) for p in params), torch.zeros_like(losses)] if train.accumulate > 1 else []
         slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
-        watches = engine.setup.method.upload.watches
+        watches = engine.setup.method.upload.content == "outputs"
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         return StackTrainer(
             engine,

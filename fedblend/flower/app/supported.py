@@ -97,7 +97,7 @@ def _fault_of_server_step(step: Any) -> str:
         return ""
     if step.breaks_privacy:
         return f"the server step '{step.name}' needs raw samples"
-    if step.queries_clients:
+    if step.works_on == "answers":
         return f"the server step '{step.name}' sends queries to clients during a round"
     if step.reads:
         return f"the server step '{step.name}' trains on data that clients share with the server"
