@@ -480,7 +480,7 @@ def test_a_users_part_may_inherit_rename_wrap_and_extend_its_methods(monkeypatch
 
 
 def test_fedblends_own_parts_could_be_a_users() -> None:
-    nothing = {("sharing", "none"), ("personal", "none"), ("adversary", "none")}
+    nothing = {(kind, "none") for kind in ("sharing", "personal", "server_step", "adversary")}
     for kind, name in ALL:
         cls = known(kind)[name]
         if (kind, name) not in nothing:
