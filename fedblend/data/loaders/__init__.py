@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedblend.data.loaders import (
+from fedblend.data.loaders import (  # noqa: F401
     cifar,
     emnist,
     fer2013,
@@ -17,19 +17,3 @@ from fedblend.data.loaders import (
     small,
     voc,
 )
-
-__all__ = [
-    "cifar",
-    "emnist",
-    "fer2013",
-    "har",
-    "heart",
-    "hub",
-    "image_folder",
-    "leaf",
-    "mnist",
-    "npz",
-    "shakespeare",
-    "small",
-    "voc",
-]
