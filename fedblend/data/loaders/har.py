@@ -11,7 +11,7 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import DataFiles, TestShare, by_half, draw_test_half, fingerprints, made, read_table
-from fedblend.data.loaders.npz import read_arrays
+from fedblend.data.loaders.npz import read_arrays, wrong_form
 
 SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """The channels of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g."""
@@ -114,8 +114,7 @@ def _read_archive(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     forms = {"x": ("f", (n, 9, TIME), f"floats [{n}, 9, {TIME}]"), "y": whole, "client": whole}
     for name, (kinds, shape, valid) in {**forms, "split": ("U", (n,), f"train or test [{n}]")}.items():
         if arrays[name].dtype.kind not in kinds or arrays[name].shape != shape:
-            found = f"{arrays[name].dtype} of shape {list(arrays[name].shape)}"
-            raise FedblendError(f"{path}: '{name}' is {found}; expected {valid}")
+            raise wrong_form(path, name, arrays[name], valid)
     if not np.isin(arrays["split"], ["train", "test"]).all():
         raise FedblendError(f"{path}: 'split' must hold only 'train' and 'test'")
     arrays |= {"x": arrays["x"].astype(np.float32), "client": arrays["client"].astype(np.int64)}
