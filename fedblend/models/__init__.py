@@ -11,28 +11,7 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
-from fedblend.models.cnn import CNN, MLP, CNN1d, FedMixVGG, LeNet5, Mix2FLDCNN, XorMixFLCNN
-from fedblend.models.layers import Staged
-from fedblend.models.lstm import LSTM
-from fedblend.models.resnet import ResNet18, ResNet50
-from fedblend.models.vgg import VGG16, ConvNet
-
-__all__ = [
-    "CNN",
-    "LSTM",
-    "MLP",
-    "VGG16",
-    "CNN1d",
-    "ConvNet",
-    "FedMixVGG",
-    "LeNet5",
-    "Mix2FLDCNN",
-    "ResNet18",
-    "ResNet50",
-    "Staged",
-    "UserModule",
-    "XorMixFLCNN",
-]
+from fedblend.models import cnn, lstm, resnet, vgg  # noqa: F401 (each registers its models)
 
 
 @part("model", "module")
@@ -52,9 +31,8 @@ class UserModule:
         cls = registry.import_path(self.path, "model.path")
         # Before the call: an experiment names the path and the arguments, and a call of anything else may do anything.
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise FedblendError(
-                f"model.path: '{self.path}' is a {type(cls).__name__}; it must be a subclass of torch's nn.Module"
-            )
+            found = f"'{self.path}' is a {type(cls).__name__}"
+            raise FedblendError(f"model.path: {found}; it must be a subclass of torch's nn.Module")
         try:
             return cls(**self.arguments)
         except TypeError as error:

@@ -211,9 +211,7 @@ def read_frame(
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
     except pd.errors.EmptyDataError:
-        raise FedblendError(
-            f"{path}: is empty; valid: a line with the columns' names, a line for each sample"
-        ) from None
+        raise FedblendError(f"{path}: is empty; valid: a line of column names, a line for each sample") from None
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')") from None
     except pd.errors.ParserWarning:
