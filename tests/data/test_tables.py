@@ -174,7 +174,7 @@ def later(by: float) -> pd.DataFrame:
         (
             THIRTY.assign(patient=[f"P{i}" for i in range(30)]),
             {},
-            "'patient' has 30 different texts in 30 rows, such as",
+            "'patient' has 30 different texts in 30 rows",
         ),
         (PATIENTS.assign(site=["a"] * 5 + ["c"]), {"standardize": "client"}, "but 'c' has none (1 such clients)"),
     ],
@@ -508,7 +508,7 @@ def test_samples_of_an_unknown_form_are_refused(sample: Any, said: str, tmp_path
     assert not (tmp_path / "x.npz").exists()
 
 
-def test_numbers_and_labels_are_kept_and_need_no_gradient_removed(tmp_path: Path) -> None:
+def test_floats_and_labels_are_kept_also_of_tensors_with_a_gradient(tmp_path: Path) -> None:
     x = torch.randn(10, 3)
     samples = [(one.clone().requires_grad_(), 0.5) for one in x]
     data = fedblend.from_torch(samples, tmp_path / "r.npz", test=TensorDataset(x[:2], x[:2].sum(1))).load()
