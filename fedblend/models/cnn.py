@@ -88,7 +88,7 @@ class CNN(Normed):
         scale = 2 ** len(self.channels)
         inputs, height, width = input_shape(shape, self.name, 2, scale)
         flat = self.channels[-1] * (height // scale) * (width // scale)
-        return Staged(*self.blocks(inputs, self.channels, self.kernel), *head(flat, self.hidden, outputs))
+        return Staged(*self.halving(inputs, self.channels, self.kernel), *head(flat, self.hidden, outputs))
 
 
 @part("model", "cnn1d")
@@ -112,7 +112,7 @@ class CNN1d(Normed):
         """Build the network for inputs of ``shape`` = (channels, time), with a time of at least 2^blocks."""
         scale = 2 ** len(self.channels)
         inputs, time = input_shape(shape, self.name, 1, scale)
-        blocks = self.blocks(inputs, self.channels, self.kernel, dimensions=1)
+        blocks = self.halving(inputs, self.channels, self.kernel, dimensions=1)
         return Staged(*blocks, *head(self.channels[-1] * (time // scale), self.hidden, outputs))
 
 

@@ -66,7 +66,7 @@ class Normed:
         batch = nn.BatchNorm2d if dimensions == 2 else nn.BatchNorm1d
         return [batch(channels)] if self.norm == "batch" else []
 
-    def blocks(self, inputs: int, channels: Sequence[int], kernel: int, dimensions: int = 2) -> list[nn.Module]:
+    def halving(self, inputs: int, channels: Sequence[int], kernel: int, dimensions: int = 2) -> list[nn.Module]:
         """Convolutions that keep the size, each with norm, ReLU and a max pool that halves it, rounded down."""
         layer, pool = (nn.Conv2d, nn.MaxPool2d) if dimensions == 2 else (nn.Conv1d, nn.MaxPool1d)
         return [

@@ -74,8 +74,7 @@ def test_a_half_that_is_no_array_and_a_name_with_a_line_break(tmp_path: Path) ->
 
 
 @each(
-    ("local", "central", "value", "words"),
-    [(6, 8, 1, "encrypted"), (8, 10, 99, "compression method is not supported")],
+    ("local", "central", "value", "words"), [(6, 8, 1, "encrypted"), (8, 10, 99, "compression method is not supported")]
 )
 def test_members_that_zipfile_cannot_read(tmp_path: Path, local: int, central: int, value: int, words: str) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y)

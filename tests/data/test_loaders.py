@@ -314,10 +314,7 @@ ONE_HOT = np.eye(2)[Y % 2]
             {"x_train": X[:15], "y_train": Y[15:], "x_test": X[15:], "y_test": Y[:15]},
             "'y_train' and 'y_test' have 5 and 15 entries, 'x_train' and 'x_test' 15 and 5; each half needs one entry",
         ),
-        (
-            {**HALVES, "client_train": Y[:5], "client_test": Y},
-            "'client_train' and 'client_test' have 5 and 20 entries",
-        ),
+        ({**HALVES, "client_train": Y[:5], "client_test": Y}, "'client_train' and 'client_test' have 5 and 20 entries"),
         ({**HALVES, "x_test": X / 255}, r"'x_train' holds pixels \(uint8\), 'x_test' floats; valid: one kind"),
     ],
 )
@@ -472,7 +469,7 @@ out.
 
 def test_speeches_without_stage_directions(tmp_path):
     (tmp_path / "play.md").write_text(PLAY, encoding="utf-8")
-    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in read_roles(tmp_path / "play.md")}
+    said = {name: "".join(CHARACTERS[c] for c in codes) for name, codes in read_roles(tmp_path / "play.md")}
     assert said == {"The Play: HERO": "Well-I come. Who knocks? And either out.", "The Play: Clown": "I do"}
 
 
@@ -496,7 +493,7 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
     mine = data.train.client == 0
     text = "".join(CHARACTERS[c] for c in [*data.train.x[0].tolist(), *data.train.y[torch.from_numpy(mine)].tolist()])
     first_test = "".join(CHARACTERS[c] for c in data.test.x[0].tolist())
-    whole = "".join(CHARACTERS[c] for c in read_roles(_plays()[0])[0].codes)
+    whole = "".join(CHARACTERS[c] for c in read_roles(_plays()[0])[0][1])
     assert whole.startswith(text)
     assert whole[len(text) :].startswith(first_test)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -65,19 +64,6 @@ def test_names_that_differ_in_blanks_only_are_one(read: Callable[[Path], Dataset
         order = half.x.flatten(1)[:, 0].argsort().numpy()
         assert half.client[order].tolist() == [0, 0, 0, 1]
         assert half.y[order].tolist() == [0, 1, 1, 0]
-
-
-def test_users_of_leaf_that_differ_in_blanks_only_are_one(tmp_path: Path) -> None:
-    for half, shade in (("train", 0.0), ("test", 1.0)):
-        (tmp_path / half).mkdir()
-        user = {"x": [[shade] * 784], "y": [0]}
-        document = {"users": ["w", "w "], "num_samples": [1, 1], "user_data": {"w": user, "w ": user}}
-        (tmp_path / half / "a.json").write_text(json.dumps(document))
-    with pytest.warns(UserWarning, match="clients: 1 of 2 names differ from others in blanks only, such as 'w '"):
-        data = load("femnist", path=tmp_path)
-    assert data.client_names == ("w",)
-    assert data.train.client is not None
-    assert data.train.client.tolist() == [0, 0]
 
 
 def test_classes_that_are_blanks_stay_as_they_are(recwarn: pytest.WarningsRecorder) -> None:

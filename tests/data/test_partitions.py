@@ -159,20 +159,14 @@ def test_classes_without_samples_are_not_drawn():
 @each(
     ("spec", "message"),
     [
-        (
-            {"name": "iid", "clients": 6001},
-            "partition.clients: 6,001 .* there are 6,000 samples; valid: 1 to 6,000",
-        ),
+        ({"name": "iid", "clients": 6001}, "partition.clients: 6,001 .* there are 6,000 samples; valid: 1 to 6,000"),
         ({"name": "iid", "clients": 10, "samples": 601}, "clients of 601 samples or more, .* valid: 1 to 9 clients"),
         ({"name": "classes", "classes_per_client": 11}, "classes_per_client: 11 is more than the 10 .* valid: 1 to 10"),
         ({"name": "classes", "samples": 1}, "partition.samples: 1 samples cannot be of 2 classes; valid: 2 or more"),
         ({"name": "classes", "samples": 102}, "which has 600; valid: up to 100 samples a client"),
         ({"name": "classes", "clients": 3001}, "partition.clients: needs 601 samples of class"),
         ({"name": "classes", "clients": 3001, "samples": 2}, "valid: fewer clients"),
-        (
-            {"name": "dirichlet", "clients": 601, "min_samples": 10},
-            "of 10 samples or more, .* valid: 1 to 600",
-        ),
+        ({"name": "dirichlet", "clients": 601, "min_samples": 10}, "of 10 samples or more, .* valid: 1 to 600"),
         ({"name": "dirichlet", "alpha": 0}, "partition.alpha: 0 is not valid"),
         ({"name": "dirichlet", "sizes": "equal"}, "partition: sizes = 'equal' needs form = 'client'"),
         ({"name": "lognormal", "sizes": "literal", "clients": 1000}, "'literal' draws for 1,000 clients need"),

@@ -17,7 +17,7 @@ from fedblend.cli.predict import read_samples
 from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.hub import Hub
 from fedblend.data.loaders.image_folder import ImageFolder
-from fedblend.data.loaders.voc import AnnotatedObject, Voc2007
+from fedblend.data.loaders.voc import Object, Voc2007
 
 RED, BLUE, WHITE = [250, 0, 0], [0, 0, 250], [255, 255, 255]
 
@@ -141,7 +141,7 @@ def test_boxes_of_voc_count_in_the_pixels_as_stored(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
     path = saved(rgb(RED, BLUE), tmp_path, exif=exif)
-    (cut,) = Voc2007(size=1)._cut_out(path, [AnnotatedObject(0, (0, 0, 1, 1))])
+    (cut,) = Voc2007(size=1)._cut_out(path, [Object(0, (0, 0, 1, 1))])
     assert cut.tolist() == [[RED]]
 
 

@@ -135,11 +135,7 @@ def later(by: float) -> pd.DataFrame:
 @each(
     ("frame", "options", "said"),
     [
-        (
-            PATIENTS,
-            {"target": "age"},
-            "column 'age' holds whole numbers from 40 to 70, 6 different ones; valid: ",
-        ),
+        (PATIENTS, {"target": "age"}, "column 'age' holds whole numbers from 40 to 70, 6 different ones; valid: "),
         (PATIENTS, {"task": "regression"}, "column 'ill' is no column of numbers; targets of data.task = 'regression'"),
         (PATIENTS, {"target": "Ill"}, "data.target: there is no column 'Ill' (did you mean 'ill'?)"),
         (PATIENTS, {"missing": "refuse"}, "column 'dose' is empty in 1 row (with gaps: dose); valid: data.missing ="),
@@ -147,17 +143,9 @@ def later(by: float) -> pd.DataFrame:
         (PATIENTS, {"target": ["sex", "age"]}, "data.target: column 'sex' is no column of numbers"),
         (PATIENTS, {"features": ["age", "nothing"]}, "data.features: there is no column 'nothing'"),
         (PATIENTS, {"features": ["age", "ill"]}, "data.features: column 'ill' is already data.target; valid: columns"),
-        (
-            PATIENTS,
-            {"features": ["age", "site"]},
-            "data.features: column 'site' is already data.client; valid: ",
-        ),
+        (PATIENTS, {"features": ["age", "site"]}, "data.features: column 'site' is already data.client; valid: "),
         (PATIENTS, {"features": ["half"]}, "data.features: column 'half' is already data.split; valid: columns that"),
-        (
-            PATIENTS,
-            {"features": ["age", "age"]},
-            "data.features: column 'age' is listed twice; valid: each",
-        ),
+        (PATIENTS, {"features": ["age", "age"]}, "data.features: column 'age' is listed twice; valid: each"),
         (PATIENTS, {"target": ["ill", "ill"]}, "data.target: column 'ill' is listed twice; valid: each column once"),
         (PATIENTS, {"features": []}, "p.csv; valid: one or more, beside target, client and split"),
         (THIRTY.assign(dose=[*DOSES, "n/k"], half="train"), {}, "1 of 30 cells are text, such as 'n/k'"),
@@ -171,11 +159,7 @@ def later(by: float) -> pd.DataFrame:
             for by in OFFSETS
         ),
         (PATIENTS.assign(dose=[None] * 4 + [1.0, 2.0]), {}, "column 'dose' is empty in all training rows"),
-        (
-            THIRTY.assign(patient=[f"P{i}" for i in range(30)]),
-            {},
-            "'patient' has 30 different texts in 30 rows",
-        ),
+        (THIRTY.assign(patient=[f"P{i}" for i in range(30)]), {}, "'patient' has 30 different texts in 30 rows"),
         (PATIENTS.assign(site=["a"] * 5 + ["c"]), {"standardize": "client"}, "but 'c' has none (1 such clients)"),
     ],
 )
@@ -531,10 +515,7 @@ def changed(x: Callable[..., Any] = lambda x: x, y: Callable[..., Any] = lambda 
         ({"train": {}}, "there are no clients"),
         ({"train": {"train": PIXELS, "test": PIXELS}}, "the keys train, test are halves, not clients; valid: "),
         ({"train": {"a": [(1, 2)], "b": [((1, 2), 0)]}}, "samples of shapes"),
-        (
-            {"test": changed(x=lambda x: x / 255)},
-            "x of train and test: both floats and pixels (uint8); valid: ",
-        ),
+        ({"test": changed(x=lambda x: x / 255)}, "x of train and test: both floats and pixels (uint8); valid: "),
         ({"test": changed(y=lambda y: y / 2)}, "y of train and test: both floats and whole numbers; valid: one kind"),
         ({"test": changed(x=lambda x: x[:, :2])}, "x of train and test: samples of shapes [[1, 2, 3], [1, 3, 3]]"),
         ({"test": changed(y=lambda y: (y, y))}, "y of train and test: samples of shapes [[], "),

@@ -75,22 +75,20 @@ def data_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a data set that fedblend does not download: no SHA-256 of the files at ``address`` is known."""
+    """The files of a data set that fedblend does not download: no SHA-256 of the files at ``address`` is known.
+
+    ``files`` are the paths of all files, relative to their folder ("*" stands for any characters); ``gzipped`` ones may
+    end in .gz. ``folders`` are the usual folders, relative to ``$FEDBLEND_DATA``, in the order of their search.
+    ``option`` is the data set's option for the folder. ``archive`` is one file there that may stand in its place.
+    """
 
     name: str
-    """The data set's name."""
     files: tuple[str, ...]
-    """Paths of all files, relative to their folder; "*" stands for any number of characters."""
     folders: tuple[str, ...]
-    """Usual folders, relative to ``$FEDBLEND_DATA``, in the order of the search."""
     address: str
-    """Where the publisher offers the files."""
     option: str = "folder"
-    """The data set's option for the folder."""
     archive: str = ""
-    """The name of one file below ``$FEDBLEND_DATA`` that may stand in place of the folder."""
     gzipped: bool = False
-    """Whether each file may be gzipped, with the ending .gz."""
 
     def paths(self, root: Path) -> dict[str, Path]:
         """The path of each file that is in ``root``, by its name."""
@@ -371,7 +369,8 @@ def made(
     """
     # Tensors must be writable, which arrays over the bytes of a file are not.
     train, test = (
-        Samples(*(torch.from_numpy(np.require(a, requirements="W")) for a in half[:2]), *half[2:]) for half in halves
+        Samples(*(torch.from_numpy(np.require(array, requirements="W")) for array in (x, y)), *client)  # type: ignore[arg-type]
+        for x, y, *client in halves
     )
     named = dict(zip(("source", "files", "notes"), facts, strict=True))
     return check(Dataset(name, kind, train, test, tuple(classes), tuple(clients), vocabulary, named, tuple(labels)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,20 +16,17 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 CLASSES = ("healthy", "disease")
 
 
-@dataclass(frozen=True)
-class Column:
-    """One of the publisher's columns: a number within bounds, or a code."""
+class Column(NamedTuple):
+    """One of the publisher's columns: a number from ``low`` to ``high``, or one of the ``codes``.
+
+    ``zero_is_missing``: 0 stands for a missing measurement, such as of the blood pressure.
+    """
 
     name: str
-    """The publisher's name."""
     low: float = 0.0
-    """Smallest valid number."""
     high: float = 0.0
-    """Largest valid number."""
     codes: tuple[int, ...] = ()
-    """Valid codes; empty for a column of numbers."""
     zero_is_missing: bool = False
-    """Whether 0 stands for a missing measurement, such as of the blood pressure."""
 
 
 COLUMNS = (

@@ -76,10 +76,10 @@ def _read_json(path: Path) -> dict[str, dict[str, list[Any]]]:
         raise FedblendError(f"{path}: has {found}; they must be the same users")
     for user, count in zip(map(str, users), counts, strict=True):
         lists = [table[user].get(name) for name in ("x", "y")] if isinstance(table[user], dict) else [None]
-        found = [len(values) if isinstance(values, list) else "none" for values in lists]
-        if found != [count, count]:
+        lengths = [len(values) if isinstance(values, list) else "none" for values in lists]
+        if lengths != [count, count]:
             wanted = f"user '{user}' has {count} samples by num_samples"
-            raise FedblendError(f"{path}: {wanted}, but lists x and y of {found}; download it again")
+            raise FedblendError(f"{path}: {wanted}, but lists x and y of {lengths}; download it again")
     return {str(user): table[str(user)] for user in users}
 
 

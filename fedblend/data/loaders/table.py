@@ -89,8 +89,7 @@ class TableFile:
         targets = [self.target] if isinstance(self.target, str) else self.target
         codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
         frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
-        named = {"client": self.client, "split": self.split}
-        named = {use: column for use, column in named.items() if column}
+        named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
         uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
         features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
         faults = Faults()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.parsers.expat import ParserCreate
 
@@ -34,14 +34,11 @@ FILES = DataFiles(
 )
 
 
-@dataclass(frozen=True)
-class AnnotatedObject:
-    """An object of an image."""
+class Object(NamedTuple):
+    """An object of an image: its class, 0 to 19, and (left, top, right, bottom) in pixels from 0, the last two out."""
 
     label: int
-    """Its class, 0 to 19."""
     box: tuple[int, int, int, int]
-    """(left, top, right, bottom) in pixels from 0; right and bottom are outside."""
 
 
 @part("dataset", "voc2007")
@@ -107,28 +104,26 @@ class Voc2007:
                 if not path.is_file():
                     raise FedblendError(f"{path}: is missing, but the lists in ImageSets/Main name '{name}'")
                 digest.update(path.name.encode() + b"\0" + regular_file(path).read_bytes())
-            objects = [
-                one
-                for one in read_objects(paths[0], self.difficult)
-                if min(one.box[2] - one.box[0], one.box[3] - one.box[1]) >= self.min_side
-            ]
+            objects = read_objects(paths[0], self.difficult)
+            sides = [min(right - left, bottom - top) for _, (left, top, right, bottom) in objects]
+            objects = [one for one, side in zip(objects, sides, strict=True) if side >= self.min_side]
             cut += self._cut_out(paths[1], objects)
-            labels += [one.label for one in objects]
+            labels += [label for label, _ in objects]
         x = np.stack(cut).transpose(0, 3, 1, 2) if cut else np.empty((0, 3, self.size, self.size), np.uint8)
         return np.ascontiguousarray(x), np.array(labels, np.int64)
 
-    def _cut_out(self, path: Path, objects: list[AnnotatedObject]) -> list[np.ndarray]:
+    def _cut_out(self, path: Path, objects: list[Object]) -> list[np.ndarray]:
         """The objects of one image, each uint8 [size, size, 3]."""
         from PIL import Image
 
         # Boxes count in the pixels as they are stored.
         image = read_image(path, FORMATS, "RGB", "download it again", upright=False)
-        for one in objects:
-            if one.box[2] > image.width or one.box[3] > image.height:
-                found = f"its annotation has a {CLASSES[one.label]} up to {one.box[2]} x {one.box[3]}"
+        for label, (_, _, right, bottom) in objects:
+            if right > image.width or bottom > image.height:
+                found = f"its annotation has a {CLASSES[label]} up to {right} x {bottom}"
                 raise FedblendError(f"{path}: has {image.width} x {image.height} pixels, but {found}; another image?")
         size, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
-        return [np.asarray(image.resize(size, bilinear, box=one.box)) for one in objects]
+        return [np.asarray(image.resize(size, bilinear, box=box)) for _, box in objects]
 
 
 def _names(path: Path) -> list[str]:
@@ -143,7 +138,7 @@ def _names(path: Path) -> list[str]:
     return names
 
 
-def read_objects(path: Path, difficult: bool) -> list[AnnotatedObject]:
+def read_objects(path: Path, difficult: bool) -> list[Object]:
     """Read the objects of an annotation, with ``difficult`` also those marked as difficult.
 
     VOC counts the pixels of a box from 1 and includes both ends. Raises :class:`FedblendError` with the file if it is
@@ -187,7 +182,7 @@ class _DocumentType(Exception):
     """The parser reached a document type."""
 
 
-def _parse_object(one: ElementTree.Element, path: Path) -> AnnotatedObject:
+def _parse_object(one: ElementTree.Element, path: Path) -> Object:
     name = one.findtext("name", "").strip()
     if name not in CLASSES:
         raise FedblendError(f"{path}: holds an object of the class '{name}'; valid: {', '.join(CLASSES)}")
@@ -199,4 +194,4 @@ def _parse_object(one: ElementTree.Element, path: Path) -> AnnotatedObject:
         raise FedblendError(f"{path}: the box of a {name} is {words}; four numbers are expected") from None
     if not (1 <= left <= right and 1 <= top <= bottom):
         raise FedblendError(f"{path}: the box of a {name} is {words}; from 1 up, and each maximum at least its minimum")
-    return AnnotatedObject(CLASSES.index(name), (left - 1, top - 1, right, bottom))
+    return Object(CLASSES.index(name), (left - 1, top - 1, right, bottom))

@@ -46,12 +46,7 @@ def deal_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 
 
 def deal(
-    labels: np.ndarray,
-    client: np.ndarray,
-    label: np.ndarray,
-    count: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
+    labels: np.ndarray, client: np.ndarray, label: np.ndarray, count: np.ndarray, clients: int, rng: np.random.Generator
 ) -> Population:
     """Give ``client[i]`` ``count[i]`` samples of class ``label[i]``, for all i together; no sample occurs twice."""
     sizes = np.bincount(client, weights=count, minlength=clients).astype(np.int64)

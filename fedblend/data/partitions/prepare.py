@@ -51,15 +51,18 @@ def prepare(
         order, offsets, _, _ = _divide(order, offsets, kept, stream(seed, "fraction"))
         notes["fraction"] = fraction
     sizes = np.diff(offsets)
-    order, offsets, *held = _reserve(order, offsets, sizes, holdout, stream(seed, "holdout"))
-    order, offsets, *validated = _reserve(order, offsets, sizes, validation, stream(seed, "validation"))
+    order, offsets, held, held_offsets = _reserve(order, offsets, sizes, holdout, stream(seed, "holdout"))
+    order, offsets, validated, validated_offsets = _reserve(
+        order, offsets, sizes, validation, stream(seed, "validation")
+    )
     notes |= {"holdout": holdout} if holdout else {}
     notes |= {"validation at clients": validation} if validation else {}
     if arrives:
         order = order[_random_places(offsets, stream(seed, "arrival-order"))]
     if len(empty := np.flatnonzero(np.diff(offsets) == 0)):
         notes |= {"empty": len(empty), "empty_clients": empty[:MOST_NAMED].tolist()}
-    return Population(order, offsets, *held, population.natural, *validated, kept_by_server, notes)
+    own, kept = (held, held_offsets, population.natural), (validated, validated_offsets)
+    return Population(order, offsets, *own, *kept, kept_by_server, notes)
 
 
 def _require_shares(fraction: float, holdout: float, validation: float, server_validation: float) -> None:
