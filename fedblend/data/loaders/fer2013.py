@@ -74,8 +74,8 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
             for row in reader:
                 where = f"{path}: line {reader.line_num}"
                 if len(row) != len(COLUMNS) or row[usage].strip() not in USAGES:
-                    valid = f"three columns, with Usage one of {', '.join(USAGES)}"
-                    raise FedblendError(f"{where} is truncated or damaged; valid: {valid}")
+                    valid = f"it must have three columns, with Usage one of {', '.join(USAGES)}"
+                    raise FedblendError(f"{where} is truncated or damaged: {valid}")
                 if row[emotion].strip() not in map(str, range(len(CLASSES))):
                     raise FedblendError(f"{where} has the emotion {brief(row[emotion])}; valid: 0 to 6")
                 yield where, int(row[emotion]), row[pixels], USAGES[row[usage].strip()]
