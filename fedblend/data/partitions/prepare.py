@@ -61,8 +61,8 @@ def prepare(
         order = order[_random_places(offsets, stream(seed, "arrival-order"))]
     if len(empty := np.flatnonzero(np.diff(offsets) == 0)):
         notes |= {"empty": len(empty), "empty_clients": empty[:MOST_NAMED].tolist()}
-    own, kept = (held, held_offsets, population.natural), (validated, validated_offsets)
-    return Population(order, offsets, *own, *kept, kept_by_server, notes)
+    own, checked = (held, held_offsets, population.natural), (validated, validated_offsets)
+    return Population(order, offsets, *own, *checked, kept_by_server, notes)
 
 
 def _require_shares(fraction: float, holdout: float, validation: float, server_validation: float) -> None:
