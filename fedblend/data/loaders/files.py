@@ -407,7 +407,8 @@ def _faults(data: Dataset, samples: Samples, half: str) -> Iterator[str]:
     if list(x.shape[1:]) != shape:
         yield f"samples are of shape {list(x.shape[1:])}, the training ones of {shape}; they must match"
     for name, tensor in (("x", x), ("y", y)):
-        if bad := int((~tensor.reshape(len(tensor), -1).isfinite()).any(1).sum()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.reshape(len(tensor), -1).isfinite()).any(1).sum())
             yield f"{name} holds NaN or infinity in {bad} samples; all numbers must be finite"
     count = len(data.labels)
     if count and (y.dim() != 2 or y.shape[1] != count or not bool(((y == 0) | (y == 1)).all())):
