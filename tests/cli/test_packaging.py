@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedblend
+from fedblend.experiment.reference import filled
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     broken = []
     for path, anchor in links(page):
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in headings(target.read_text(encoding="utf-8"))):
+        if not target.exists() or (anchor and anchor not in headings(filled(target.read_text(encoding="utf-8")))):
             broken.append(f"{path}#{anchor}")
 
     assert broken == []

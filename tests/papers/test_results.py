@@ -284,32 +284,6 @@ def test_an_item_without_a_result_takes_over_the_numbers_of_the_same_experiments
     assert {key: values for key, values in kept.items() if values} == {("accuracy", "mixfl", "9"): {0: 95.66}}
 
 
-def test_runs_that_were_begun_on_another_machine_go_on(
-    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only those that are not here: a run here may be further."""
-    begun, runs = tmp_path / "unfinished" / "fedmix" / "table-1" / "laptop", tmp_path / run.REPRODUCTIONS
-    for name, rounds in (("fedavg-seed0", "3"), ("fedavg-seed1", "4")):
-        (begun / name).mkdir(parents=True)
-        (begun / name / "metrics.jsonl").write_text(rounds)
-    here = runs / "fedmix" / "table-1" / "laptop" / "runs"
-    (here / "fedavg-seed1").mkdir(parents=True)
-    (here / "fedavg-seed1" / "metrics.jsonl").write_text("9")
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "UNFINISHED", tmp_path / "unfinished")
-
-    def reproduce(_: list[str]) -> int:
-        assert {path.name: (path / "metrics.jsonl").read_text() for path in here.iterdir()} == {
-            "fedavg-seed0": "3",
-            "fedavg-seed1": "9",
-        }
-        return 0
-
-    monkeypatch.setattr(run, "_exit_status", reproduce)
-    run.remake_item(["reproduce", "fedmix/table-1", "--scale", "laptop"])
-
-
 def test_a_result_of_which_a_run_failed_is_kept_too(
     run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
