@@ -2,8 +2,9 @@
 
     python evidence/pages.py
 
-Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too. Pages and
-figures are committed: whoever reads docs/ in the repository or in the sdist, which has no results, finds the numbers.
+Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too. Pages
+and figures are committed: whoever reads docs/ in the repository, or in the sdist, which has no results, finds the
+numbers.
 """
 
 from __future__ import annotations

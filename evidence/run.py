@@ -7,8 +7,8 @@ A NAME is a study of this file (``fedmix-search``) or an item of a paper (``fedm
 study runs, and then every item with a committed result. The options apply to items that are named. With --deciding,
 the runs of evidence/deciding.toml are made (or those named), which would decide what is open; they take hours to days.
 
-Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results go to
-evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
+Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results
+go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
 ``python evidence/pages.py`` rewrites the tables of the pages. Studies whose data are not at hand are left out.
 """
 

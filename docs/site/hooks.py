@@ -1,4 +1,4 @@
-"""What MkDocs does beside its own work: generated pages, links to files outside of docs/, and the search without a server.
+"""What MkDocs does beside its own work: generated pages, links to files outside of docs/, search without a server.
 
 The tables of fields and methods are made from the code, and the page of all runs from the committed results. A page is
 made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its Markdown, or with
