@@ -13,194 +13,186 @@ Presets = dict[str, tuple[str, dict[str, Any]]]
 
 BY_CLIENTS = {"name": "mean", "by": "clients"}
 
+
+def _preset(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A method's line of text and fields; parts are given by their names, or as tables, and listed as tables."""
+    return text, {
+        field: [as_part(one) for one in given] if field == "terms" else given if field == "upload" else as_part(given)
+        for field, given in fields.items()
+    }
+
+
 FAMILIES: dict[str, Presets] = {
     "Averaging": {
-        "fedavg": ("weighted average of local training (McMahan et al. 2017)", {}),
+        "fedavg": _preset("weighted average of local training (McMahan et al. 2017)"),
     },
     "Mixed data": {
-        "localmix": ("mixup within a client's batches (FedMix, figure 1b)", {"objective": {"name": "localmix"}}),
-        "global-mixup": (
-            "mixup with all raw samples: breaks privacy (FedMix)",
-            {"sharing": {"name": "raw"}, "objective": {"name": "global-mixup"}},
+        "localmix": _preset("mixup within a client's batches (FedMix, figure 1b)", objective="localmix"),
+        "global-mixup": _preset(
+            "mixup with all raw samples: breaks privacy (FedMix)", sharing="raw", objective="global-mixup"
         ),
-        "naivemix": (
-            "mixup with other clients' means (FedMix, equation 1)",
-            {"sharing": {"name": "means"}, "objective": {"name": "naivemix"}},
+        "naivemix": _preset(
+            "mixup with other clients' means (FedMix, equation 1)", sharing="means", objective="naivemix"
         ),
-        "fedmix": (
-            "Global Mixup by a Taylor term on means (FedMix, equation 5)",
-            {"sharing": {"name": "means"}, "objective": {"name": "fedmix"}},
+        "fedmix": _preset(
+            "Global Mixup by a Taylor term on means (FedMix, equation 5)", sharing="means", objective="fedmix"
         ),
-        "fedmix-checked": (
+        "fedmix-checked": _preset(
             "FedMix whose Taylor term is checked at the mixed sample",
-            {"sharing": {"name": "means"}, "objective": {"name": "fedmix", "remedy": "check"}},
+            sharing="means",
+            objective={"name": "fedmix", "remedy": "check"},
         ),
-        "virtual-means": (
+        "virtual-means": _preset(
             "shared class means are further samples of each client",
-            {
-                "sharing": {"name": "means", "split": "class", "samples_per_mean": 20},
-                "objective": {"name": "virtual-samples"},
-            },
+            sharing={"name": "means", "split": "class", "samples_per_mean": 20},
+            objective="virtual-samples",
         ),
-        "shared-set": (
-            "raw samples as further ones: breaks privacy (Zhao 2018)",
-            {"sharing": {"name": "raw-seeds"}, "objective": {"name": "virtual-samples"}},
+        "shared-set": _preset(
+            "raw samples as further ones: breaks privacy (Zhao 2018)", sharing="raw-seeds", objective="virtual-samples"
         ),
-        "virtual-seeds": (
+        "virtual-seeds": _preset(
             "inversely mixed seeds are further samples of each client",
-            {"sharing": {"name": "mixed-seeds"}, "objective": {"name": "virtual-samples"}},
+            sharing="mixed-seeds",
+            objective="virtual-samples",
         ),
-        "virtual-xor": (
-            "decoded XOR-ed seeds are further samples of each client",
-            {"sharing": {"name": "xor-seeds"}, "objective": {"name": "virtual-samples"}},
+        "virtual-xor": _preset(
+            "decoded XOR-ed seeds are further samples of each client", sharing="xor-seeds", objective="virtual-samples"
         ),
-        "vhl": (
+        "vhl": _preset(
             "noise by class, features aligned (Tang et al. 2022)",
-            {"sharing": {"name": "class-noise"}, "objective": {"name": "virtual-homogeneity"}},
+            sharing="class-noise",
+            objective="virtual-homogeneity",
         ),
-        "statmix": (
-            "channel statistics of others' images (Lewy et al. 2022)",
-            {"sharing": {"name": "channel-statistics"}, "objective": {"name": "statmix"}},
+        "statmix": _preset(
+            "channel statistics of others' images (Lewy et al. 2022)", sharing="channel-statistics", objective="statmix"
         ),
-        "fed-augmix": (
-            "augmented views, and outputs kept near (Fed-AugMix)",
-            {"objective": {"name": "augmix"}},
+        "fed-augmix": _preset("augmented views, and outputs kept near (Fed-AugMix)", objective="augmix"),
+        "noise-mix": _preset(
+            "control: NaiveMix with noise as means (FedMix, Table 9)", sharing="noise", objective="naivemix"
         ),
-        "noise-mix": (
-            "control: NaiveMix with noise as means (FedMix, Table 9)",
-            {"sharing": {"name": "noise"}, "objective": {"name": "naivemix"}},
+        "local-means": _preset(
+            "control: NaiveMix with one's own means (FedMix, Table 9)", sharing="local-means", objective="naivemix"
         ),
-        "local-means": (
-            "control: NaiveMix with one's own means (FedMix, Table 9)",
-            {"sharing": {"name": "local-means"}, "objective": {"name": "naivemix"}},
-        ),
-        "naivemix-hidden": (
+        "naivemix-hidden": _preset(
             "NaiveMix on hidden states (FedMix, appendix E)",
-            {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "naivemix"}},
+            sharing="hidden-means",
+            objective={"name": "hidden-mix", "form": "naivemix"},
         ),
-        "fedmix-hidden": (
+        "fedmix-hidden": _preset(
             "FedMix on hidden states (FedMix, appendix E)",
-            {"sharing": {"name": "hidden-means"}, "objective": {"name": "hidden-mix", "form": "fedmix"}},
+            sharing="hidden-means",
+            objective={"name": "hidden-mix", "form": "fedmix"},
         ),
-        "fedfa": ("perturbed statistics of hidden maps (Zhou, Konukoglu 2023)", {"objective": {"name": "fedfa"}}),
-        "flea": (
-            "mixup with features of single samples (Xia et al. 2024)",
-            {"sharing": {"name": "features"}, "objective": {"name": "flea"}},
+        "fedfa": _preset("perturbed statistics of hidden maps (Zhou, Konukoglu 2023)", objective="fedfa"),
+        "flea": _preset(
+            "mixup with features of single samples (Xia et al. 2024)", sharing="features", objective="flea"
         ),
     },
     "Against client drift": {
-        "scaffold": (
-            "control variates at both ends (Karimireddy et al. 2020)",
-            {"terms": [{"name": "scaffold"}], "aggregator": BY_CLIENTS},
+        "scaffold": _preset(
+            "control variates at both ends (Karimireddy et al. 2020)", terms=["scaffold"], aggregator=BY_CLIENTS
         ),
-        "feddyn": (
-            "dynamic regularisation (Acar et al. 2021)",
-            {"terms": [{"name": "feddyn"}], "aggregator": BY_CLIENTS},
-        ),
-        "moon": ("model-contrastive term (Li, He and Song 2021)", {"terms": [{"name": "moon"}]}),
-        "fednova": ("updates divided by local steps (Wang et al. 2020)", {"aggregator": {"name": "fednova"}}),
-        "fedntd": ("distillation of the not-true classes (Lee et al. 2022)", {"terms": [{"name": "fedntd"}]}),
-        "fedlc": ("logits calibrated by label counts (Zhang et al. 2022)", {"objective": {"name": "fedlc"}}),
-        "fedrs": ("restricted softmax for missing classes (Li, Zhan 2021)", {"objective": {"name": "fedrs"}}),
+        "feddyn": _preset("dynamic regularisation (Acar et al. 2021)", terms=["feddyn"], aggregator=BY_CLIENTS),
+        "moon": _preset("model-contrastive term (Li, He and Song 2021)", terms=["moon"]),
+        "fednova": _preset("updates divided by local steps (Wang et al. 2020)", aggregator="fednova"),
+        "fedntd": _preset("distillation of the not-true classes (Lee et al. 2022)", terms=["fedntd"]),
+        "fedlc": _preset("logits calibrated by label counts (Zhang et al. 2022)", objective="fedlc"),
+        "fedrs": _preset("restricted softmax for missing classes (Li, Zhan 2021)", objective="fedrs"),
     },
     "Optimisers at the server": {
-        "fedavgm": ("momentum at the server (Hsu et al. 2019)", {"server_step": {"name": "fedavgm"}}),
-        "fedadagrad": ("Adagrad at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadagrad"}}),
-        "fedadam": ("Adam at the server (Reddi et al. 2021)", {"server_step": {"name": "fedadam"}}),
-        "fedyogi": ("Yogi at the server (Reddi et al. 2021)", {"server_step": {"name": "fedyogi"}}),
+        "fedavgm": _preset("momentum at the server (Hsu et al. 2019)", server_step="fedavgm"),
+        "fedadagrad": _preset("Adagrad at the server (Reddi et al. 2021)", server_step="fedadagrad"),
+        "fedadam": _preset("Adam at the server (Reddi et al. 2021)", server_step="fedadam"),
+        "fedyogi": _preset("Yogi at the server (Reddi et al. 2021)", server_step="fedyogi"),
     },
     "Training at the server": {
-        "aggenhance": (
-            "tuned on class interior points (Ou et al. 2022)",
-            {"server_step": {"name": "aggenhance"}},
+        "aggenhance": _preset("tuned on class interior points (Ou et al. 2022)", server_step="aggenhance"),
+        "aggenhance-secure": _preset(
+            "points made by clients, for secure sums (AggEnhance)", server_step="aggenhance-secure"
         ),
-        "aggenhance-secure": (
-            "points made by clients, for secure sums (AggEnhance)",
-            {"server_step": {"name": "aggenhance-secure"}},
-        ),
-        "server-means": (
+        "server-means": _preset(
             "trained on class means that clients share once",
-            {
-                "sharing": {"name": "means", "split": "class", "samples_per_mean": 20},
-                "server_step": {"name": "train-on-means"},
-            },
+            sharing={"name": "means", "split": "class", "samples_per_mean": 20},
+            server_step="train-on-means",
         ),
-        "server-matched": (
+        "server-matched": _preset(
             "trained on synthetic samples that clients share once",
-            {
-                "sharing": {"name": "matched-samples", "networks": "random"},
-                "server_step": {"name": "train-on-means"},
-            },
+            sharing={"name": "matched-samples", "networks": "random"},
+            server_step="train-on-means",
         ),
-        "feddm": (
+        "feddm": _preset(
             "trained on synthetic samples alone (Xiong et al. 2023)",
-            {
-                "upload": "nothing",
-                "sharing": {"name": "matched-samples"},
-                "server_step": {"name": "train-on-means", "epochs": 20},
-            },
+            upload="nothing",
+            sharing="matched-samples",
+            server_step={"name": "train-on-means", "epochs": 20},
         ),
-        "ccvr": (
+        "ccvr": _preset(
             "last layer trained on Gaussian features (Luo et al. 2021)",
-            {"sharing": {"name": "feature-statistics"}, "server_step": {"name": "ccvr"}},
+            sharing="feature-statistics",
+            server_step="ccvr",
         ),
-        "prior-samples": (
-            "tuned on real samples: breaks privacy (AggEnhance)",
-            {"server_step": {"name": "prior-samples"}},
-        ),
+        "prior-samples": _preset("tuned on real samples: breaks privacy (AggEnhance)", server_step="prior-samples"),
     },
     "Personal models": {
-        "ditto": (
-            "a second model of each client, near w (Li et al. 2021)",
-            {"personal": {"name": "ditto"}},
+        "ditto": _preset("a second model of each client, near w (Li et al. 2021)", personal="ditto"),
+        "fedper": _preset("shared body, own head (Arivazhagan et al. 2019)", personal="fedper"),
+        "fedrep": _preset("own head, trained before the body (Collins et al. 2021)", personal="fedrep"),
+        "pfedme": _preset(
+            "personal models by Moreau envelopes (Dinh et al. 2020)", personal="pfedme", aggregator=BY_CLIENTS
         ),
-        "fedper": ("shared body, own head (Arivazhagan et al. 2019)", {"personal": {"name": "fedper"}}),
-        "fedrep": ("own head, trained before the body (Collins et al. 2021)", {"personal": {"name": "fedrep"}}),
-        "pfedme": (
-            "personal models by Moreau envelopes (Dinh et al. 2020)",
-            {"personal": {"name": "pfedme"}, "aggregator": BY_CLIENTS},
-        ),
-        "fedproto": (
+        "fedproto": _preset(
             "mean embeddings by class are shared (Tan et al. 2022)",
-            {"upload": "prototypes", "stateful_clients": True, "terms": [{"name": "prototypes"}]},
+            upload="prototypes",
+            stateful_clients=True,
+            terms=["prototypes"],
         ),
-        "fedbn": ("own normalisation layers (Li et al. 2021)", {"personal": {"name": "fedbn"}}),
+        "fedbn": _preset("own normalisation layers (Li et al. 2021)", personal="fedbn"),
     },
     "Outputs in place of models": {
-        "fd": (
+        "fd": _preset(
             "mean outputs by label; devices keep their models (Mix2FLD)",
-            {"upload": "outputs", "stateful_clients": True, "terms": [{"name": "distill"}]},
+            upload="outputs",
+            stateful_clients=True,
+            terms=["distill"],
         ),
-        "fld": (
+        "fld": _preset(
             "outputs up, model down, raw seeds: breaks privacy (Mix2FLD)",
-            {"upload": "outputs", "sharing": {"name": "raw-seeds"}, "server_step": {"name": "distill-to-model"}},
+            upload="outputs",
+            sharing="raw-seeds",
+            server_step="distill-to-model",
         ),
-        "mixfld": (
+        "mixfld": _preset(
             "outputs up, model down, mixed seeds (Mix2FLD)",
-            {
-                "upload": "outputs",
-                "sharing": {"name": "mixed-seeds", "inverse": False},
-                "server_step": {"name": "distill-to-model"},
-            },
+            upload="outputs",
+            sharing={"name": "mixed-seeds", "inverse": False},
+            server_step="distill-to-model",
         ),
-        "mix2fld": (
+        "mix2fld": _preset(
             "outputs up, model down, inversely mixed seeds (Mix2FLD)",
-            {"upload": "outputs", "sharing": {"name": "mixed-seeds"}, "server_step": {"name": "distill-to-model"}},
+            upload="outputs",
+            sharing="mixed-seeds",
+            server_step="distill-to-model",
         ),
     },
     "One shot": {
-        "xormixfl": (
+        "xormixfl": _preset(
             "the server trains on decoded XOR-ed samples (XorMixFL)",
-            {"upload": "nothing", "sharing": {"name": "xor-seeds"}, "server_step": {"name": "train-on-seeds"}},
+            upload="nothing",
+            sharing="xor-seeds",
+            server_step="train-on-seeds",
         ),
-        "mixfl": (
+        "mixfl": _preset(
             "the server trains on mixed samples (XorMixFL, section 1)",
-            {"upload": "nothing", "sharing": {"name": "mixed-target-seeds"}, "server_step": {"name": "train-on-seeds"}},
+            upload="nothing",
+            sharing="mixed-target-seeds",
+            server_step="train-on-seeds",
         ),
-        "vanilla-fl": ("FedAvg for one round, until convergence (XorMixFL)", {}),
-        "standalone": (
+        "vanilla-fl": _preset("FedAvg for one round, until convergence (XorMixFL)"),
+        "standalone": _preset(
             "the server trains on its own samples alone (XorMixFL)",
-            {"upload": "nothing", "sharing": {"name": "base-samples"}, "server_step": {"name": "train-on-seeds"}},
+            upload="nothing",
+            sharing="base-samples",
+            server_step="train-on-seeds",
         ),
     },
 }
