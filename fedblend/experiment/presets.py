@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, brief, or_valid
@@ -11,191 +13,24 @@ from fedblend.experiment.tables import as_part
 Presets = dict[str, tuple[str, dict[str, Any]]]
 """Methods by name: a line of text, and the parts that differ from FedAvg's."""
 
-BY_CLIENTS = {"name": "mean", "by": "clients"}
 
-
-def _preset(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """A method's line of text and fields; parts are given by their names, or as tables, and listed as tables."""
-    return text, {
-        field: [as_part(one) for one in given] if field == "terms" else given if field == "upload" else as_part(given)
-        for field, given in fields.items()
+def _read() -> dict[str, Presets]:
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {
+        family: {
+            name: (one.pop("text"), {key: _as_tables(key, given) for key, given in one.items()})
+            for name, one in methods.items()
+        }
+        for family, methods in table.items()
     }
 
 
-FAMILIES: dict[str, Presets] = {
-    "Averaging": {
-        "fedavg": _preset("weighted average of local training (McMahan et al. 2017)"),
-    },
-    "Mixed data": {
-        "localmix": _preset("mixup within a client's batches (FedMix, figure 1b)", objective="localmix"),
-        "global-mixup": _preset(
-            "mixup with all raw samples: breaks privacy (FedMix)", sharing="raw", objective="global-mixup"
-        ),
-        "naivemix": _preset(
-            "mixup with other clients' means (FedMix, equation 1)", sharing="means", objective="naivemix"
-        ),
-        "fedmix": _preset(
-            "Global Mixup by a Taylor term on means (FedMix, equation 5)", sharing="means", objective="fedmix"
-        ),
-        "fedmix-checked": _preset(
-            "FedMix whose Taylor term is checked at the mixed sample",
-            sharing="means",
-            objective={"name": "fedmix", "remedy": "check"},
-        ),
-        "virtual-means": _preset(
-            "shared class means are further samples of each client",
-            sharing={"name": "means", "split": "class", "samples_per_mean": 20},
-            objective="virtual-samples",
-        ),
-        "shared-set": _preset(
-            "raw samples as further ones: breaks privacy (Zhao 2018)", sharing="raw-seeds", objective="virtual-samples"
-        ),
-        "virtual-seeds": _preset(
-            "inversely mixed seeds are further samples of each client",
-            sharing="mixed-seeds",
-            objective="virtual-samples",
-        ),
-        "virtual-xor": _preset(
-            "decoded XOR-ed seeds are further samples of each client", sharing="xor-seeds", objective="virtual-samples"
-        ),
-        "vhl": _preset(
-            "noise by class, features aligned (Tang et al. 2022)",
-            sharing="class-noise",
-            objective="virtual-homogeneity",
-        ),
-        "statmix": _preset(
-            "channel statistics of others' images (Lewy et al. 2022)", sharing="channel-statistics", objective="statmix"
-        ),
-        "fed-augmix": _preset("augmented views, and outputs kept near (Fed-AugMix)", objective="augmix"),
-        "noise-mix": _preset(
-            "control: NaiveMix with noise as means (FedMix, Table 9)", sharing="noise", objective="naivemix"
-        ),
-        "local-means": _preset(
-            "control: NaiveMix with one's own means (FedMix, Table 9)", sharing="local-means", objective="naivemix"
-        ),
-        "naivemix-hidden": _preset(
-            "NaiveMix on hidden states (FedMix, appendix E)",
-            sharing="hidden-means",
-            objective={"name": "hidden-mix", "form": "naivemix"},
-        ),
-        "fedmix-hidden": _preset(
-            "FedMix on hidden states (FedMix, appendix E)",
-            sharing="hidden-means",
-            objective={"name": "hidden-mix", "form": "fedmix"},
-        ),
-        "fedfa": _preset("perturbed statistics of hidden maps (Zhou, Konukoglu 2023)", objective="fedfa"),
-        "flea": _preset(
-            "mixup with features of single samples (Xia et al. 2024)", sharing="features", objective="flea"
-        ),
-    },
-    "Against client drift": {
-        "scaffold": _preset(
-            "control variates at both ends (Karimireddy et al. 2020)", terms=["scaffold"], aggregator=BY_CLIENTS
-        ),
-        "feddyn": _preset("dynamic regularisation (Acar et al. 2021)", terms=["feddyn"], aggregator=BY_CLIENTS),
-        "moon": _preset("model-contrastive term (Li, He and Song 2021)", terms=["moon"]),
-        "fednova": _preset("updates divided by local steps (Wang et al. 2020)", aggregator="fednova"),
-        "fedntd": _preset("distillation of the not-true classes (Lee et al. 2022)", terms=["fedntd"]),
-        "fedlc": _preset("logits calibrated by label counts (Zhang et al. 2022)", objective="fedlc"),
-        "fedrs": _preset("restricted softmax for missing classes (Li, Zhan 2021)", objective="fedrs"),
-    },
-    "Optimisers at the server": {
-        "fedavgm": _preset("momentum at the server (Hsu et al. 2019)", server_step="fedavgm"),
-        "fedadagrad": _preset("Adagrad at the server (Reddi et al. 2021)", server_step="fedadagrad"),
-        "fedadam": _preset("Adam at the server (Reddi et al. 2021)", server_step="fedadam"),
-        "fedyogi": _preset("Yogi at the server (Reddi et al. 2021)", server_step="fedyogi"),
-    },
-    "Training at the server": {
-        "aggenhance": _preset("tuned on class interior points (Ou et al. 2022)", server_step="aggenhance"),
-        "aggenhance-secure": _preset(
-            "points made by clients, for secure sums (AggEnhance)", server_step="aggenhance-secure"
-        ),
-        "server-means": _preset(
-            "trained on class means that clients share once",
-            sharing={"name": "means", "split": "class", "samples_per_mean": 20},
-            server_step="train-on-means",
-        ),
-        "server-matched": _preset(
-            "trained on synthetic samples that clients share once",
-            sharing={"name": "matched-samples", "networks": "random"},
-            server_step="train-on-means",
-        ),
-        "feddm": _preset(
-            "trained on synthetic samples alone (Xiong et al. 2023)",
-            upload="nothing",
-            sharing="matched-samples",
-            server_step={"name": "train-on-means", "epochs": 20},
-        ),
-        "ccvr": _preset(
-            "last layer trained on Gaussian features (Luo et al. 2021)",
-            sharing="feature-statistics",
-            server_step="ccvr",
-        ),
-        "prior-samples": _preset("tuned on real samples: breaks privacy (AggEnhance)", server_step="prior-samples"),
-    },
-    "Personal models": {
-        "ditto": _preset("a second model of each client, near w (Li et al. 2021)", personal="ditto"),
-        "fedper": _preset("shared body, own head (Arivazhagan et al. 2019)", personal="fedper"),
-        "fedrep": _preset("own head, trained before the body (Collins et al. 2021)", personal="fedrep"),
-        "pfedme": _preset(
-            "personal models by Moreau envelopes (Dinh et al. 2020)", personal="pfedme", aggregator=BY_CLIENTS
-        ),
-        "fedproto": _preset(
-            "mean embeddings by class are shared (Tan et al. 2022)",
-            upload="prototypes",
-            stateful_clients=True,
-            terms=["prototypes"],
-        ),
-        "fedbn": _preset("own normalisation layers (Li et al. 2021)", personal="fedbn"),
-    },
-    "Outputs in place of models": {
-        "fd": _preset(
-            "mean outputs by label; devices keep their models (Mix2FLD)",
-            upload="outputs",
-            stateful_clients=True,
-            terms=["distill"],
-        ),
-        "fld": _preset(
-            "outputs up, model down, raw seeds: breaks privacy (Mix2FLD)",
-            upload="outputs",
-            sharing="raw-seeds",
-            server_step="distill-to-model",
-        ),
-        "mixfld": _preset(
-            "outputs up, model down, mixed seeds (Mix2FLD)",
-            upload="outputs",
-            sharing={"name": "mixed-seeds", "inverse": False},
-            server_step="distill-to-model",
-        ),
-        "mix2fld": _preset(
-            "outputs up, model down, inversely mixed seeds (Mix2FLD)",
-            upload="outputs",
-            sharing="mixed-seeds",
-            server_step="distill-to-model",
-        ),
-    },
-    "One shot": {
-        "xormixfl": _preset(
-            "the server trains on decoded XOR-ed samples (XorMixFL)",
-            upload="nothing",
-            sharing="xor-seeds",
-            server_step="train-on-seeds",
-        ),
-        "mixfl": _preset(
-            "the server trains on mixed samples (XorMixFL, section 1)",
-            upload="nothing",
-            sharing="mixed-target-seeds",
-            server_step="train-on-seeds",
-        ),
-        "vanilla-fl": _preset("FedAvg for one round, until convergence (XorMixFL)"),
-        "standalone": _preset(
-            "the server trains on its own samples alone (XorMixFL)",
-            upload="nothing",
-            sharing="base-samples",
-            server_step="train-on-seeds",
-        ),
-    },
-}
+def _as_tables(field: str, given: Any) -> Any:
+    """The parts of a field as tables; an upload stays a name."""
+    return list(map(as_part, given)) if isinstance(given, list) else given if field == "upload" else as_part(given)
+
+
+FAMILIES: dict[str, Presets] = _read()
 """Named methods by family, as lists show them."""
 
 SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}

@@ -214,7 +214,7 @@ def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(
     assert [name for name, page in pages.items() if loaded.search(page)] == []
     assert (tmp_path / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
     # Links to the repository's files outside of docs/ lead to pages of the site.
-    assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
+    assert 'href="files/fedblend/experiment/presets.toml.html"' in pages["adding-a-method.html"]
 
 
 def test_the_sdist_has_every_file_of_the_checkout_but_evidence_and_its_tests(built: Built) -> None:
