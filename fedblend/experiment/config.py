@@ -166,33 +166,26 @@ class Experiment(FrozenTable):
 
     @pydantic.model_validator(mode="after")
     def _check_fields(self) -> Experiment:
-        method = self.method
-        checks.check_uploads(method, self.protection, self.adversary)
-        checks.check_convergence(method, self.convergence_tol)
-        checks.check_evaluate_model(method, self.evaluate_model)
-        checks.check_raw_samples(method, self.policy, self.unsafe)
+        method, train, validation = self.method, self.train, self.validation
+        checks.refuse(
+            checks.upload_faults(method, self.protection, self.adversary, self.convergence_tol),
+            checks.evaluation_faults(method, self.evaluate_model, validation),
+            checks.raw_sample_faults(method, self.policy, self.unsafe),
+        )
         checks.check_sharing(method, self.channel)
         checks.check_sums(method)
-        checks.check_training(method, self.train, self.protection)
-        checks.check_client_parts(method, self.train, self.channel, self.protection)
-        checks.check_steps(method, self.train)
-        checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
+        checks.refuse(
+            checks.training_faults(method, train, self.protection),
+            checks.client_part_faults(method, train, self.channel, self.protection),
+            checks.metric_faults(self.metrics, validation, self.target, self.target_metric, self.stop_at_target),
+        )
         require_own_files(self.callbacks)
-        if self.evaluate_model == "each" and self.validation.server:
-            raise ValueError(
-                "validation.server: evaluate_model 'each' tests each client's own model on samples of its own; valid: "
-                "validation.clients"
-            )
-        if self.holdout + self.validation.clients >= 1:
-            raise ValueError(
-                f"validation.clients: {self.validation.clients:g} and holdout: {self.holdout:g} leave no samples to "
-                "train on; valid: below 1 together"
-            )
-        if self.min_uploads > self.train.cohort:
-            raise ValueError(
-                f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "
-                "no round could have enough uploads"
-            )
+        if self.holdout + validation.clients >= 1:
+            both = f"validation.clients: {validation.clients:g} and holdout: {self.holdout:g}"
+            raise ValueError(f"{both} leave no samples to train on; valid: below 1 together")
+        if self.min_uploads > train.cohort:
+            both = f"min_uploads: {self.min_uploads} is more than train.cohort: {train.cohort}"
+            raise ValueError(f"{both}; no round could have enough uploads")
         return self
 
     # Defined after the other validators, so that it also handles their errors.
