@@ -231,24 +231,21 @@ OLD_NAMES = {
 """Old names of fields, before version 0.2: old name -> name. Files may still use the old name."""
 
 OTHER_WORDS = {
-    "learning_rate": "lr",
-    "step_size": "lr",
-    "clients_per_round": "cohort",
-    "participants": "cohort",
-    "fraction_fit": "cohort",
-    "min_fit_clients": "cohort",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "strategy": "method",
-    "algorithm": "method",
-    "proximal_mu": "mu",
-    "random_state": "seed",
-    "accelerator": "device",
-    "max_epochs": "epochs",
-    "test_size": "test_share",
-    "gradient_clipping": "clip_norm",
-    "local_epochs": "epochs",
-    "local_steps": "steps",
+    other: field
+    for field, others in {
+        "lr": "learning_rate step_size",
+        "cohort": "clients_per_round participants fraction_fit min_fit_clients",
+        "clients": "num_clients n_clients",
+        "method": "strategy algorithm",
+        "mu": "proximal_mu",
+        "seed": "random_state",
+        "device": "accelerator",
+        "epochs": "max_epochs local_epochs",
+        "steps": "local_steps",
+        "test_share": "test_size",
+        "clip_norm": "gradient_clipping",
+    }.items()
+    for other in others.split()
 }
 """Names of fields in other libraries and papers -> the field, for suggestions in error messages."""
 
@@ -337,12 +334,9 @@ def _option_of_part(model: type[BaseModel], given: Mapping[str, Any], key: str) 
         table = model(**{field: value for field, value in given.items() if field in model.model_fields})
     except (FedblendError, pydantic.ValidationError):
         return ""
-    for field in model.model_fields:
-        value = getattr(table, field)
-        for path, part in ((f"{field}.{p.name}", p) for p in value) if isinstance(value, tuple) else [(field, value)]:
-            if registry.has_option(part, key):
-                return f"{path}.{key}"
-    return ""
+    values = {field: getattr(table, field) for field in model.model_fields}
+    lists = {f"{field}.{part.name}": part for field, value in values.items() if type(value) is tuple for part in value}
+    return next((f"{path}.{key}" for path, part in (values | lists).items() if registry.has_option(part, key)), "")
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

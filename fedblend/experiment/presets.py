@@ -57,8 +57,7 @@ def presets() -> Presets:
 def families() -> dict[str, Presets]:
     """All named methods by family.
 
-    Some also exist with Fed-AugMix's divergence. Some that train clients also exist with FedProx's term; all these but
-    `fedprox` itself are a family of their own, the last.
+    Those with FedProx's term, but for `fedprox` itself, are a family of their own, the last.
     """
     with_views = {
         f"{name}+fed-augmix": (
@@ -118,12 +117,9 @@ def _how_to_name_a_part(name: Any) -> str:
     """What to write instead of a part of the user's own as a method; empty if the name is no ``module:Class``."""
     if not isinstance(name, str) or ":" not in name:
         return ""
-    cls = name.partition(":")[2]
-    return (
-        f': a method names a part of your own in the field of its kind; write {{ label = "{cls}", objective = {{ name '
-        f'= "{name}" }} }} in place of "{name}" for an objective; other fields: sharing, terms, personal, upload, '
-        "aggregator, server_step"
-    )
+    write = f'write {{ label = "{name.partition(":")[2]}", objective = {{ name = "{name}" }} }} in place of "{name}"'
+    others = "other fields: sharing, terms, personal, upload, aggregator, server_step"
+    return f": a method names a part of your own in the field of its kind; {write} for an objective; {others}"
 
 
 def overlay(preset: Any, given: Any, where: str = "") -> Any:
@@ -137,9 +133,6 @@ def overlay(preset: Any, given: Any, where: str = "") -> Any:
     if isinstance(given, Mapping) and isinstance(preset, Mapping):
         if "name" in given and given["name"] != preset.get("name"):
             return dict(given)
-        return {**preset, **{field: _overlay_part(preset.get(field), value) for field, value in given.items()}}
+        parts = {field: one for field, one in preset.items() if isinstance(one, Mapping) and "name" in one}
+        return {**preset, **{field: overlay(parts.get(field), value) for field, value in given.items()}}
     return given
-
-
-def _overlay_part(preset: Any, given: Any) -> Any:
-    return overlay(preset, given) if isinstance(preset, Mapping) and "name" in preset else given

@@ -12,7 +12,7 @@ from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
 from fedblend.experiment.fields import Method
-from fedblend.experiment.index import Entry
+from fedblend.experiment.index import NOT_GIVEN, Entry
 from fedblend.experiment.options import kind_entries, table_entries
 
 
@@ -75,12 +75,12 @@ def _section(head: str, entry: Entry) -> Iterable[str]:
     yield head + "\n"
     yield markdown(entry.text)
     if entry.options:
-        rows = [[f"`{o.name}`", o.type, _code(o.default), o.text] for o in entry.options]
+        words = ("required", NOT_GIVEN, "its defaults")
+        rows = [
+            [f"`{o.name}`", o.type, o.default if o.default in words else f"`{o.default}`", o.text]
+            for o in entry.options
+        ]
         yield _table(["option", "type and range", "default", "what it is"], rows)
-
-
-def _code(default: str) -> str:
-    return default if default in ("required", "not given", "its defaults") else f"`{default}`"
 
 
 def _presets() -> Iterable[str]:
