@@ -39,19 +39,17 @@ class AttackFigure(Measure):
 
     def measured(self, cell: CellRun) -> float | str:
         """In the figure's unit."""
-        how = {
-            "attack": self.attack,
-            "images": self.images,
-            "steps": self.local_steps,
-            "iterations": self.iterations,
-            "attacker": self.attacker,
-        }
+        how = self._how()
         # The folder of single attacks does not depend on the number of clients: each client is attacked only once.
         folder = cell.work_folder("attack", how)
         found = cell.cached("attacks", {**how, "clients": self.clients}, lambda _: self._attack(cell, folder))
         if self.figure == "picture":
             return (folder / f"client{found['clients'][0]}" / "images.png").relative_to(cell.folder).as_posix()
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
+
+    def _how(self) -> dict[str, Any]:
+        how: dict[str, Any] = {"attack": self.attack, "images": self.images, "steps": self.local_steps}
+        return how | {"iterations": self.iterations, "attacker": self.attacker}
 
     def _attack(self, cell: CellRun, folder: Path) -> dict[str, Any]:
         import numpy as np
@@ -82,16 +80,7 @@ class AttackFigure(Measure):
 
         path = folder / "attack.json"
         if not path.is_file():
-            attack = attack_run(
-                snapshot,
-                snapshot.round,
-                client,
-                self.attack,
-                images=self.images,
-                steps=self.local_steps,
-                attacker=self.attacker,
-                iterations=self.iterations,
-            )
+            attack = attack_run(snapshot, snapshot.round, client, **self._how())
             if attack.rebuilt.stopped:
                 raise KeyboardInterrupt
             attack.write(folder)

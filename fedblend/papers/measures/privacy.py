@@ -47,19 +47,15 @@ class SamplePrivacy(Measure):
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures, measure_scaled
-        from fedblend.experiment.setup import split
 
-        one, sharing = cell.experiment, cell.experiment.method.sharing
-        data = one.data.load()
-        population = split(one, data)
+        seed, sharing = cell.experiment.seed, cell.experiment.method.sharing
+        data, population = cell.data()
         drawn = []
         for repeat in range(self.repeats):
             cell.on_step("draws", repeat, self.repeats)
-            drawn.append(
-                make_mixtures(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated)
-            )
+            drawn.append(make_mixtures(data, population, seed, repeat, self.devices, self.samples, sharing.coordinated))
         if "scaled" in self.figure:
-            return measure_scaled(drawn, sharing.lam, one.seed)
+            return measure_scaled(drawn, sharing.lam, seed)
         return asdict(measure_mixtures(drawn, [sharing.lam])[0])
 
 
@@ -89,11 +85,9 @@ class SeedPrivacy(Measure):
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
-        from fedblend.experiment.setup import split
 
         one = cell.experiment
-        data = one.data.load()
-        population = split(one, data)
+        data, population = cell.data()
         drawn = [make_seeds(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
         return asdict(measure_seeds(drawn, self.figure == "mds", one.seed))
 
@@ -101,11 +95,9 @@ class SeedPrivacy(Measure):
 def first_draw(cell: CellRun) -> Any:
     """The seeds that the devices of a cell share in its first draw, and the data set."""
     from fedblend.analysis.privacy.xor import make_seeds
-    from fedblend.experiment.setup import split
 
-    one = cell.experiment
-    if not hasattr(one.method.sharing, "dummies"):
-        raise FedblendError(f"method.sharing: '{one.method.sharing.name}' shares no seeds of target labels")
-    data = one.data.load()
-    population = split(one, data)
-    return make_seeds(data, population, one.method.sharing, one.seed), data
+    sharing = cell.experiment.method.sharing
+    if not hasattr(sharing, "dummies"):
+        raise FedblendError(f"method.sharing: '{sharing.name}' shares no seeds of target labels")
+    data, population = cell.data()
+    return make_seeds(data, population, sharing, cell.experiment.seed), data

@@ -165,11 +165,8 @@ class Split(Measure):
     def measured(self, cell: CellRun) -> float:
         """In the figure's unit."""
         from fedblend.data.measures import class_counts, noniid_measures
-        from fedblend.experiment.setup import split
 
-        one = cell.experiment
-        data = one.data.load()
-        population = split(one, data)
+        data, population = cell.data()
         found = noniid_measures(class_counts(population, data.train.y.numpy(), len(data.classes)))
         if self.figure not in found:
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(found)}")
