@@ -62,7 +62,7 @@ def upload_faults(method: Method, protection: Any, adversary: Any, convergence_t
         yield f"method.stateful_clients: true keeps clients on their own weights, not on uploaded ones; valid: {valid}"
     for term in method.terms:
         if term.uses_outputs and upload.bytes_kind != term.outputs_kind:
-            needs = f"needs mean outputs, but {none}"
+            needs = f"needs mean outputs, which method.upload '{upload.name}' does not send"
             yield f"method.terms: '{term.name}' {needs}; valid: upload = \"{term.outputs_kind}\""
     if convergence_tol is not None and not (upload.is_model or upload.watches or upload.embeds or step.active):
         yield f"convergence_tol: {convergence_tol:g}, but the server's model never changes; valid: no convergence_tol"

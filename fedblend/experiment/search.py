@@ -59,7 +59,8 @@ class Tune(FrozenTable):
     def _require_values(self) -> Tune:
         for field, values in self.fields.items():
             if field == "seed":
-                raise ValueError("fields.seed: a search would choose it; valid: seeds = [0, 1, 2] for the best values")
+                valid = "seeds = [0, 1, 2] for the best values"
+                raise ValueError(f"fields.seed: a search would choose the seed; valid: {valid}")
             if values == []:
                 raise ValueError(f"fields.{field}: [] is not valid: at least one value is needed")
             if self.search == "grid" and isinstance(values, Interval):

@@ -24,8 +24,6 @@ class AttackFigure(Measure):
     figure: Literal["mse", "psnr", "ssim", "cost", "picture"] = "mse"
     """Mean squared error on normalised data, PSNR in dB on [0, 1], SSIM in per cent, the attack's own cost, or the
     picture."""
-    attack: Literal["invgrad", "dlg", "idlg"] = "invgrad"
-    """The attack."""
     clients: Count = 100
     """Clients that are attacked."""
     images: Count = 4
@@ -34,8 +32,6 @@ class AttackFigure(Measure):
     """Steps on these images."""
     iterations: Count = 2500
     """Iterations of the attack."""
-    attacker: Literal["guesses", "plain", "knows"] = "plain"
-    """The attacker's knowledge of the objective (``fedblend attack``); papers assume ``plain``, cross-entropy alone."""
 
     def measured(self, cell: CellRun) -> float | str:
         """In the figure's unit."""
@@ -48,8 +44,9 @@ class AttackFigure(Measure):
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
 
     def _how(self) -> dict[str, Any]:
-        how: dict[str, Any] = {"attack": self.attack, "images": self.images, "steps": self.local_steps}
-        return how | {"iterations": self.iterations, "attacker": self.attacker}
+        """Options of the attack. As in the papers, the attacker assumes cross-entropy alone (``plain``)."""
+        how: dict[str, Any] = {"attack": "invgrad", "attacker": "plain"}
+        return how | {"images": self.images, "steps": self.local_steps, "iterations": self.iterations}
 
     def _attack(self, cell: CellRun, folder: Path) -> dict[str, Any]:
         import numpy as np
