@@ -173,5 +173,5 @@ def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
 def filled(page: str) -> str:
     """A page of docs/ with what stands between its marks made from the code: fields, or the methods of a family."""
     families = {f"methods: {family}": partial(methods_of, family) for family in presets.families()}
-    makers = {"contents": contents, "fields": fields, **families}
+    makers: dict[str, Callable[[], str]] = {"contents": contents, "fields": fields, **families}
     return fill(page, makers) if any(f"<!-- {mark} -->" in page for mark in makers) else page

@@ -50,8 +50,8 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
     methods = _methods(table, base, variants)
     grid = _grid(table.get("grid", {}))
     if "seed" in table and "seeds" in table:
-        both = f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])}"
-        raise FedblendError(f"{both} are both given; give one of them")
+        given = f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])}"
+        raise FedblendError(f"{given} are both given; give one of them")
     chosen = _seeds(table.get("seeds") if seeds is None else list(seeds), base)
     experiments: dict[str, Experiment] = {}
     for method, (cell, words), seed in itertools.product(methods, grid, chosen):

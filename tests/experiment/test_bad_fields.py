@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +192,7 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"seed": 7, "seeds": [0, 1]}, ("seed: 7 and seeds: [0, 1] are both given; give one of them",)),
         ({"seeds": [0.5]}, ("seeds: [0.5]", "whole")),
         ({"grid": 5}, ("grid: 5", "train.lr")),
+        ({"grid": {"seed": [1, 2]}}, ("grid.seed: [1, 2]", "write seeds = [0, 1, 2]")),
         ({"grid": {"train.lr": 0.1}}, ("grid", "0.1", "lists")),
         ({"grid": {"train.lrr": [0.1]}}, ("train.lrr", "'lr'")),
         # Numbers out of range.
@@ -291,15 +291,6 @@ def test_devices_that_are_not_there(device: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
     refused_at_once(run({"device": device}), "device", f"'{device}'", "cpu")
-
-
-def test_a_grid_over_seeds_is_no_way_to_say_seeds() -> None:
-    outcome = run({"grid": {"seed": [1, 2]}}, "--out", "out", "--jobs", 1)
-    if outcome.code:
-        refused(outcome, "seed")
-    else:
-        configurations = [path.read_text() for path in sorted(Path("out").rglob("config.toml"))]
-        assert [re.search(r"^seed = (\d+)", text, re.M)[1] for text in configurations] == ["1", "2"]  # type: ignore[index]
 
 
 # Models ---------------------------------------------------------------------------------------------------

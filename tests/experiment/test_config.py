@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Plain
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.fields import Train
 from fedblend.experiment.presets import FAMILIES, WITH_PROXIMAL, expand, presets
@@ -23,7 +22,6 @@ from fedblend.experiment.study import expand as expand_study
 from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.terms import Proximal
-from fedblend.methods.sharing import NoSharing
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, SharedMeans
 
 BASE = {"data": "digits", "partition": "iid"}
@@ -150,23 +148,6 @@ def test_reading_leaves_the_table_as_it_was() -> None:
 
 
 # Methods ---------------------------------------------------------------------------------------------------
-
-
-@each(
-    ("name", "sharing", "objective"),
-    [
-        ("fedavg", NoSharing(), Plain()),
-        ("naivemix", SharedMeans(), NaiveMix()),
-        ("fedmix", SharedMeans(), FedMix()),
-        ("local-means", LocalMeans(), NaiveMix()),
-        ("fedmix-hidden", HiddenMeans(), HiddenMix(form="fedmix")),
-        ("naivemix-hidden", HiddenMeans(), HiddenMix(form="naivemix")),
-    ],
-)
-def test_presets_are_compositions(name: str, sharing: object, objective: object) -> None:
-    method = preset(name).method
-
-    assert (method.sharing, method.objective, method.terms) == (sharing, objective, ())
 
 
 @each(
