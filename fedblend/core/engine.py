@@ -336,7 +336,8 @@ def collect(
             size = experiment.protection.sent_bytes(upload, begun)
             yield Sent(update.client, upload, extras, update.samples, update.loss, size, state, update.notes)
 
-    gather_uploads(setup, task, sent(), lost, result, setup.method.server_step.looks_at_uploads or task.keeps_uploads)
+    keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
+    gather_uploads(setup, task, sent(), lost, result, keep)
     if setup.method.personal.active:
         for update in _timed(engine.train(replace(task, personal=True), clients), result):
             old = strip_prefix("personal/", task.client_states.get(update.client, {}))

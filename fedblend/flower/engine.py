@@ -87,7 +87,7 @@ class FlowerEngine:
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked)
             return
-        tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.reads_model else ()
+        tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.plan.sees_model else ()
         requests = self.setup.requests(sizes)
         orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
         replies = self.sites.exchange("query.share", round, orders)
@@ -105,7 +105,7 @@ class FlowerEngine:
         faults |= find_mismatched(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
         _log_faults(faults, round, bool(good))
-        if sharing.reads_model:
+        if sharing.plan.sees_model:
             self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from (good | faults).items()
 
@@ -146,8 +146,7 @@ class FlowerEngine:
         return result
 
     def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        aggregator = aggregator_of(self.setup, task.round)
-        if isinstance(aggregator, SecureMean):
+        if isinstance(aggregator := aggregator_of(self.setup, task.round), SecureMean):
             return self._collect_sum(task, clients, lost, aggregator)
         result = CohortResult()
         self._uploads = {}
@@ -182,7 +181,7 @@ class FlowerEngine:
         total = sum(map(aggregator.weight_of, cohort))
         begun = self.setup.shared(task.weights)
         sharing, pool = self.setup.experiment.method.sharing, task.pool
-        sent = None if pool is None else pool.tensors if sharing.sent_to_clients else {}
+        sent = None if pool is None else pool.tensors if sharing.plan.to == "clients" else {}
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
@@ -210,7 +209,7 @@ class FlowerEngine:
             result.good, vectors = [], {}
             faults = dict.fromkeys(clients, f"there is no sum: {error}") | masks.faults | faults
         result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
-        result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        result.extra_bytes |= {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin
         self._uploads, self._good = {}, (task.round, sorted(vectors))
         return result
@@ -241,7 +240,7 @@ class FlowerEngine:
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the sites, or answer it from the uploads at the server."""
         step = self.setup.experiment.method.server_step
-        if not step.queries_clients:
+        if step.works_on != "answers":
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
@@ -348,14 +347,14 @@ class FlowerEngine:
             tables.append(shared["server"])
         if task.pool is not None:
             fields |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
-            if method.sharing.sent_to_clients and (
+            if method.sharing.plan.to == "clients" and (
                 "pool" in resend or self._sent_pools.get(client) != (self.sites.nodes.get(client), fields["pool"])
             ):
                 tables.append(shared["pool"])
         return ClientRequest(fields, tuple(tables))
 
     def _pool_table(self, task: TrainTask) -> ArrayRecord:
-        sent = self.setup.experiment.method.sharing.sent_to_clients
+        sent = self.setup.experiment.method.sharing.plan.to == "clients"
         return to_record(add_prefix("pool/", task.pool.tensors) if task.pool is not None and sent else {})
 
     def _version(self, pool: Pool) -> str:
