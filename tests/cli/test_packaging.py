@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedblend
+from fedblend.experiment.reference import filled
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     broken = []
     for path, anchor in links(page):
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in headings(target.read_text(encoding="utf-8"))):
+        if not target.exists() or (anchor and anchor not in headings(filled(target.read_text(encoding="utf-8")))):
             broken.append(f"{path}#{anchor}")
 
     assert broken == []
@@ -213,7 +214,7 @@ def test_the_site_builds_without_warnings_and_requests_nothing_from_other_hosts(
     assert [name for name, page in pages.items() if loaded.search(page)] == []
     assert (tmp_path / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
     # Links to the repository's files outside of docs/ lead to pages of the site.
-    assert 'href="files/fedblend/experiment/presets.py.html"' in pages["adding-a-method.html"]
+    assert 'href="files/fedblend/experiment/presets.toml.html"' in pages["adding-a-method.html"]
 
 
 def test_the_sdist_has_every_file_of_the_checkout_but_evidence_and_its_tests(built: Built) -> None:
