@@ -339,9 +339,7 @@ def new(
     epilog="Example: fedblend data show examples/quickstart.toml --out split.png",
 )
 def data_show(
-    file: File,
-    set_: Set = None,
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png"),
+    file: File, set_: Set = None, out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("split.png")
 ) -> None:
     """Draw a file's split, classes by clients, and print its non-IID measures."""
     from fedblend.cli.arguments import parse_changes
@@ -687,9 +685,7 @@ def audit(
 
 
 @app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     """Federated learning with blended data: run, compare and report experiments."""
     if show:
         from fedblend import __version__

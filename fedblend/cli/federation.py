@@ -410,9 +410,7 @@ def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
     target = f"{len(names)} {kind}: {listed(names)}" if names else f"{data.outputs} numbers to predict"
     sizes = f"{len(x)} to train on, {len(data.test.x)} for tests (not used)"
     console.print(
-        f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}",
-        highlight=False,
-        soft_wrap=True,
+        f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}", highlight=False, soft_wrap=True
     )
     if len(x) < min_mean:
         console.print(

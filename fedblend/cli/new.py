@@ -66,10 +66,7 @@ BY_HAND = {
         "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
         "fer2013",
     ),
-    "har": (
-        "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
-        "UCI HAR Dataset",
-    ),
+    "har": ("https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones", "UCI HAR Dataset"),
     "heart": ("https://archive.ics.uci.edu/dataset/45/heart+disease", "heart-disease"),
     "leaf-shakespeare": (
         "https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh -s niid -t sample)",

@@ -45,11 +45,7 @@ def show_points(
 
 
 def _show_points(
-    path: Path,
-    settings: tuple[int | None, float | None, int | None],
-    vae_epochs: int,
-    replay: bool,
-    out: Path | None,
+    path: Path, settings: tuple[int | None, float | None, int | None], vae_epochs: int, replay: bool, out: Path | None
 ) -> None:
     loaded_run = points.read(path)
     chosen = points.TrainingSettings.for_run(loaded_run, *settings)

@@ -36,12 +36,7 @@ def serve_other_rank() -> bool:
 
 @stop_announced()
 def run_file(
-    file: Path,
-    changes: Sequence[Change],
-    seeds: Sequence[int] | None,
-    resume: bool,
-    out: Path | None,
-    jobs: int | None,
+    file: Path, changes: Sequence[Change], seeds: Sequence[int] | None, resume: bool, out: Path | None, jobs: int | None
 ) -> None:
     """Run a file's study in a new folder, or resume its newest one.
 

@@ -45,12 +45,7 @@ SPLIT_CLIENTS = 500
 TARGET = ("target", "target_metric", "stop_at_target")
 """Fields of the target."""
 
-MAY_CHANGE = {
-    *TARGET,
-    *EXECUTION,
-    "rounds",
-    "callbacks",
-}
+MAY_CHANGE = {*TARGET, *EXECUTION, "rounds", "callbacks"}
 """Fields that may differ in a resumed run: none of them changes a finished round."""
 
 SAME_EXPERIMENT = (

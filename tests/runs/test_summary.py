@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 from helpers import each
@@ -30,7 +29,7 @@ def record(round, accuracy=None, up=None, down=None, seconds=None, loss=1.0, **m
     return {"round": round, **measured, "bytes_up": up or {}, "bytes_down": down or {}, "machine": machine, **more}
 
 
-def write_run(path: Path, records, state="done", method="fedmix", **fields) -> RunDirectory:
+def write_run(path, records, state="done", method="fedmix", **fields):
     experiment = {
         "name": "by hand",
         "data": "digits",
@@ -72,7 +71,7 @@ def two_seeds(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path):
     write_run(tmp_path / "fedavg-seed0", [record(0, 0.1)])
     (tmp_path / "flower").mkdir()
     (tmp_path / "flower" / "config.toml").write_text("[superlink]\n", encoding="utf-8")
