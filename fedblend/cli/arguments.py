@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedblend.core.errors import FedblendError, brief
+from fedblend.data.loaders.files import set_data_folder as set_data_folder
 from fedblend.experiment.tables import parse_value
 
 Change = tuple[str, Any]

@@ -41,7 +41,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
     return {"up": up, "down": both}
 
 
-def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) -> None:
+def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] = ()) -> None:
     """Print the closed forms of the channel of a file's first experiment.
 
     Raises :class:`FedblendError` unless the channel is wireless.
@@ -52,7 +52,7 @@ def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) ->
         raise FedblendError(
             f"channel.name: '{channel.name}' has no slots; valid: wireless, as with --set channel=wireless"
         )
-    sent = payloads(make_setup(experiment), seeds)
+    sent = payloads(make_setup(experiment), samples)
     transmitting = channel.devices or experiment.train.cohort
     console = Console()
     for distance in sorted({channel.nearest or channel.distance, channel.distance}):
@@ -60,8 +60,7 @@ def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) ->
         limit = links["up"].limit
         console.print(
             f"{transmitting} devices share the uplink, at {distance:g} m; up to {limit} slots of "
-            f"{channel.slot * 1000:g} ms each way",
-            highlight=False,
+            f"{channel.slot * 1000:g} ms each way"
         )
         console.print(_table(links, sent))
 

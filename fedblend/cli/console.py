@@ -21,7 +21,11 @@ class Console(console.Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def tell(self, text: str | Text, **options: Any) -> None:
+        """Print a text that is not wrapped, so that paths and commands in it can be copied."""
+        self.print(text, soft_wrap=True, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text of what the terminal can show, before its width is measured."""
@@ -32,6 +36,11 @@ class Console(console.Console):
         for segment in super().render(renderable, options):
             # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+
+
+def note(text: str) -> None:
+    """Print a line on the standard error."""
+    Console(stderr=True).tell(text)
 
 
 def write_line(text: str) -> None:

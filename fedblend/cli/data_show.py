@@ -21,7 +21,7 @@ MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole
 """What some of the measures mean."""
 
 
-def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
+def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
     """Draw the split of a file's first experiment and print its measures; in regression draw the clients' sizes.
 
     Raises :class:`FedblendError` if the picture cannot be written to ``out``.
@@ -62,10 +62,10 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     console.print(table)
     if names:
         told = [f"{legible(name)} ({size} samples)" for name, size in zip(names, sizes, strict=True)]
-        console.print(f"Clients, from 0: {listed(told)}", highlight=False, soft_wrap=True)
+        console.tell(f"Clients, from 0: {listed(told)}")
     for line in feature_lines(data.facts.get("table", {})):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+        console.tell(line)
+    console.tell(f"Picture: {out}")
 
 
 def feature_lines(form: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "serve
 """The kinds whose parts are listed with a method."""
 
 
-def show_list(word: str | None) -> None:
+def show_list(word: str | None = None) -> None:
     """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
 
     Without a word print all words that can be listed. Raises :class:`FedblendError` with the nearest known word for an

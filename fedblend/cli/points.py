@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -29,26 +30,24 @@ ROWS = 8
 
 
 def show_points(
-    path: Path,
-    settings: tuple[int | None, float | None, int | None],
+    run: Path,
     vae_epochs: int,
-    replay: bool,
-    out: Path | None,
+    replay: bool = False,
+    out: Path | None = None,
     trust: bool = False,
+    **settings: float | None,
 ) -> None:
     """Measure a run's class interior points, print the tables, and write them with figures into ``out`` if given.
 
-    ``settings`` are the epochs, learning rate and batch size of a new model on the points (``None``: the defaults).
+    ``settings`` are ``epochs``, ``lr`` and ``batch_size`` of a new model on the points, where they are given.
     """
-    with reading(find_runs([path]), trust):
-        _show_points(path, settings, vae_epochs, replay, out)
+    with reading(find_runs([run]), trust):
+        _show_points(run, settings, vae_epochs, replay, out)
 
 
-def _show_points(
-    path: Path, settings: tuple[int | None, float | None, int | None], vae_epochs: int, replay: bool, out: Path | None
-) -> None:
-    loaded_run = points.read(path)
-    chosen = points.TrainingSettings.for_run(loaded_run, *settings)
+def _show_points(run: Path, settings: Mapping[str, Any], vae_epochs: int, replay: bool, out: Path | None) -> None:
+    loaded_run = points.read(run)
+    chosen = points.TrainingSettings.for_run(loaded_run, **settings)
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
     rows: list[Row] = []
@@ -64,7 +63,7 @@ def _show_points(
         _print_replay(console, rows, measurements.kept)
     if out is not None:
         _write_points(out, measurements, rows, loaded_run.directory.path.name)
-        console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Tables and figures: {out}")
 
 
 def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
@@ -130,13 +129,13 @@ def _write_points(out: Path, measurements: points.PointMeasurements, rows: Seque
         write_atomically(out / name, png)
 
 
-def show_boundaries(paths: list[Path], out: Path, trust: bool = False) -> None:
+def show_boundaries(runs: list[Path], out: Path, trust: bool = False) -> None:
     """Draw the decision boundaries of runs' models and print the accuracies. ``out`` must end in ``.png``."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
-    runs = find_runs(paths)
-    with steps_shown() as steps, one_thread(), reading(runs, trust):
-        plane = points.plane(runs, tick=lambda done, total: steps("models of clients' samples", done, total))
+    found = find_runs(runs)
+    with steps_shown() as steps, one_thread(), reading(found, trust):
+        plane = points.plane(found, tick=lambda done, total: steps("models of clients' samples", done, total))
     make_folder(out.parent)
     write_atomically(out, draw_boundaries(plane))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
@@ -146,4 +145,4 @@ def show_boundaries(paths: list[Path], out: Path, trust: bool = False) -> None:
         table.add_row(name, f"{100 * accuracy:.1f}")
     console = Console()
     console.print(table)
-    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+    console.tell(f"Picture: {out}")

@@ -18,12 +18,12 @@ from fedblend.runs import api
 
 def show_samples(
     file: Path,
-    changes: Sequence[Change],
-    lambdas: Sequence[float] | None,
     samples: int,
     devices: int,
     repeats: int,
-    out: Path | None,
+    changes: Sequence[Change] = (),
+    lambdas: Sequence[float] = LAMBDAS,
+    out: Path | None = None,
     coordinated: bool = False,
 ) -> None:
     """Print the sample privacy of Mixup and Mix2up by lambda, on the data and the split of a file's first experiment.
@@ -36,26 +36,23 @@ def show_samples(
     population = split(experiment, data)
     seed = experiment.seed
     draws = [make_mixtures(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
-    lambdas = lambdas or LAMBDAS
     rows = measure_mixtures(draws, lambdas)
     if out is not None:
         _draw(out, draws[0], data, lambdas)
     console = Console()
     console.print(
         f"{data.name}: {samples} samples, {devices} devices; natural logarithms of Euclidean distances between stored "
-        f"values, means over {repeats} draws; recognised: the nearest raw sample of all is one of those mixed",
-        highlight=False,
+        f"values, means over {repeats} draws; recognised: the nearest raw sample of all is one of those mixed"
     )
     console.print(_table(rows))
     repeated = sum(mixtures.pairs.repeated for mixtures in draws)
     if repeated:
         console.print(
             f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match "
-            "(with --coordinated all match).",
-            highlight=False,
+            "(with --coordinated all match)."
         )
     if out is not None:
-        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Pictures: {out}")
 
 
 def _table(rows: Sequence[MixupPrivacy]) -> Table:

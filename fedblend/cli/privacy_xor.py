@@ -24,11 +24,11 @@ from fedblend.runs.files import write_json
 
 def show_xor(
     file: Path,
-    changes: Sequence[Change],
-    blended: Sequence[int] | None,
     repeats: int,
-    mds: bool,
-    out: Path | None,
+    mds: bool = False,
+    changes: Sequence[Change] = (),
+    blended: Sequence[int] = (),
+    out: Path | None = None,
     json: Path | None = None,
 ) -> None:
     """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
@@ -61,8 +61,7 @@ def show_xor(
         f"raw samples that it was made of; mean ± deviation, means over {repeats} draws. Sent known, made known: the\n"
         "devices' raw sample nearest to a sent seed, or to a sample that the server made, is one of those that it was\n"
         "made of. Clear, of ink: pixels that are sent unchanged, of all and of the target's ink. Bits: the target's\n"
-        "bits that are right when a seed is decoded with a usual dummy. Guessed: the same without the seed.",
-        highlight=False,
+        "bits that are right when a seed is decoded with a usual dummy. Guessed: the same without the seed."
     )
     console.print(_table(rows, mds))
     if out is not None:
@@ -70,7 +69,7 @@ def show_xor(
             draw_seed_comparison(
                 first_draws, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
             )
-        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Pictures: {out}")
     if json is not None:
         _write_json(json, rows, repeats)
 

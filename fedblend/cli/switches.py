@@ -30,11 +30,11 @@ ROWS = 16
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
-def show_switches(path: Path, out: Path | None, trust: bool = False) -> None:
+def show_switches(run: Path, out: Path | None = None, trust: bool = False) -> None:
     """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
-    run = only_run(path)
-    with reading([run], trust):
-        _show(run, out)
+    directory = only_run(run)
+    with reading([directory], trust):
+        _show(directory, out)
 
 
 def _show(run: RunDirectory, out: Path | None) -> None:
@@ -61,7 +61,7 @@ def _show(run: RunDirectory, out: Path | None) -> None:
     if rows:
         _print(console, rows, run)
     if out is not None and rows:
-        console.print(f"Log and figure: {out / LOG}, {out / FIGURE}", highlight=False, soft_wrap=True)
+        console.tell(f"Log and figure: {out / LOG}, {out / FIGURE}")
     if stopped:
         raise Stopped(f"stopped after {rows[-1].round if rows else 0} of {total} rounds")
 
@@ -84,7 +84,7 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
         f"{objective.threshold:g} times the divergence"
     )
     for line in (describe_switches(totals), rule):
-        console.print(Text(line), style="dim", soft_wrap=True)
+        console.tell(Text(line), style="dim")
 
 
 def _write(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:

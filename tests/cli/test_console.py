@@ -96,7 +96,8 @@ def test_a_line_of_progress_has_no_control_characters(capsys):
 WRITERS = {
     "cli/__init__.py": "messages, all of which are printable",
     "cli/console.py": "the console itself",
-    "cli/app.py": "an experiment file with checked names, and the version",
+    "cli/app.py": "the version",
+    "cli/new.py": "an experiment file with checked names",
     "_kernels/build.py": "a line of fedblend's own",
     "engines/distributed/processes.py": "printable lines of other processes",
     "experiment/reference.py": "fedblend's own documentation",
