@@ -167,7 +167,7 @@ def _row(g: Group) -> dict[str, Any]:
     over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
-    totals = [_totals(o) for o in counted]
+    totals = [_totals(o.records) for o in counted]
     for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
         row[name] = _mean([total.get(name, 0.0) for total in totals])
     peaks = [r.machine["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.machine]
@@ -213,8 +213,8 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
 
 def _bytes_until(outcome: Outcome, round: int) -> float:
     """Return the bytes in both directions up to a round."""
-    made = [costs(record) for record in outcome.records if record.round <= round]
-    return sum(cost["bytes_up"] + cost["bytes_down"] for cost in made)
+    total = _totals(record for record in outcome.records if record.round <= round)
+    return total["bytes_up"] + total["bytes_down"]
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:
@@ -250,9 +250,9 @@ def states(g: Group) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
 
-def _totals(outcome: Outcome) -> dict[str, float]:
+def _totals(records: Iterable[RoundRecord]) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
-    for record in outcome.records:
+    for record in records:
         for name, number in costs(record).items():
             total[name] += number
     return total

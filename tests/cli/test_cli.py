@@ -56,12 +56,6 @@ def test_a_study_has_a_run_for_each_method_seed_and_cell(study):
     assert (study / "report.png").is_file()
 
 
-def test_runs_that_differ_only_in_seed_share_a_label_and_nothing_else(study):
-    zero, one = (records(study / f"fedavg-lr-0.1-seed{seed}") for seed in (0, 1))
-    assert zero != one
-    assert records(study / "ours-lr-0.1-seed0") != zero
-
-
 def test_methods_of_one_name_are_labelled_by_their_different_options():
     several = [{"name": "fedmix", "objective": {"lambda": lam}} for lam in (0.05, 0.2)]
     succeeded(here("run", write(Path("s.toml"), {"methods": several, "rounds": 0}), "--out", "out", "--jobs", 1))
@@ -244,14 +238,6 @@ def test_runs_come_in_the_order_of_their_file():
     for order in ("compare", "inspect"):
         shown = re.findall(r"naivemix|fedavg|fedmix", succeeded(here(order, "out")).out)
         assert list(dict.fromkeys(shown)) == ["naivemix", "fedavg", "fedmix"]
-
-
-def test_compare_accepts_single_runs_and_folders(study):
-    one = succeeded(here("compare", study / "ours-lr-0.1-seed0")).out
-    assert "fedavg" not in one
-    both = succeeded(here("compare", study / "ours-lr-0.1-seed0", study / "fedavg-lr-0.1-seed1")).out
-    assert "ours" in both
-    assert "fedavg" in both
 
 
 @pytest.mark.slow

@@ -31,7 +31,6 @@ def make(step, kept, *more):
 def break_off(step, kept, by, after):
     """Break a step off after a round: its exit status, and the rounds that it trained."""
     process = begin(step, kept, *TINY)
-    assert process.stdout is not None
     seen = ""
     while not re.search(after, seen):
         line = process.stdout.readline()

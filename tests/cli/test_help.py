@@ -24,24 +24,23 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "attack", "leaks", "reproduce", "data show"),
     *("privacy samples", *(f"paper {name}" for name in ("points", "boundaries", "switches", "channel", "xor"))),
-    *(
-        "site init",
-        "site check",
-        "site audit",
-        "federation up",
-        "federation app",
-        "export",
-        "predict",
-        "tune",
-        "advise",
-    ),
+    *("site init", "site check", "site audit", "federation up", "federation app"),
+    *("export", "predict", "tune", "advise"),
 )
 
 
 @each("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command):
-    shown = words_of(succeeded(here(*command.split(), "--help")).out)
-    assert f"Example: fedblend {command} " in shown
+def test_every_command_has_help_with_an_example_of_its_options(command):
+    shown = succeeded(here(*command.split(), "--help")).out
+    example = words_of(shown).partition("Example: ")[2]
+    assert example.startswith(f"fedblend {command} ")
+    assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
+    assert "\\[" not in shown
+
+
+def test_no_summary_of_a_command_is_truncated():
+    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
+        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
 
 
 @each("old", ["points", "boundaries", "switches", "channel", "privacy xor"])
@@ -54,25 +53,11 @@ def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old):
     assert not re.search(rf"^  {name} ", here(*outer, "--help").out, re.M)
 
 
-def test_help_has_no_escapes_and_no_truncated_summary():
-    for command in COMMANDS:
-        assert "\\[" not in succeeded(here(*command.split(), "--help")).out
-    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
-        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
-
-
 def test_help_lists_every_command_and_version_prints_the_version():
     shown = succeeded(here("--help")).out
     listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)
     assert set(listed) == {command.split()[0] for command in COMMANDS}
     assert succeeded(here("--version")).out.strip() == f"fedblend {fedblend.__version__}"
-
-
-def test_examples_in_help_name_options_that_exist():
-    for command in COMMANDS:
-        shown = succeeded(here(*command.split(), "--help")).out
-        example = words_of(shown).partition("Example: ")[2]
-        assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
 
 
 # Lists and new files --------------------------------------------------------------------------------------
@@ -94,12 +79,6 @@ def test_lists_name_every_part_with_its_options(what, kinds):
             if cls.__module__.startswith("fedblend."):
                 assert re.search(rf"^{kind}\s+{re.escape(name)}\b", shown, re.M), (kind, name)
                 assert (cls.__doc__ or "").strip(), f"{name} has no docstring"
-
-
-def test_the_list_of_methods_names_every_method():
-    shown = succeeded(here("list", "methods")).out
-    for name in presets.presets():
-        assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
 
 
 def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns():

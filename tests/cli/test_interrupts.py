@@ -171,7 +171,6 @@ def pressed_while_busy(file, jobs, ranks=1, command="run"):
     os.mkfifo(file.with_name("fifo"))
     more = [*(() if command == "tune" else ("--jobs", jobs)), "--set", f"ranks={ranks}"]
     process = start(command, file, "--out", file.with_name("out"), *more)
-    assert process.stderr is not None
     for _ in range(jobs):
         assert "busy\n" in iter(process.stderr.readline, ""), "it ended before it was busy"
     os.kill(process.pid, signal.SIGINT)
@@ -181,7 +180,6 @@ def pressed_while_busy(file, jobs, ranks=1, command="run"):
 
 
 def next_line(process):
-    assert process.stderr is not None
     wait_until(lambda: bool(select.select([process.stderr], [], [], 0)[0]), process)
     return process.stderr.readline()
 

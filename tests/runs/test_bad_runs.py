@@ -1,19 +1,16 @@
 """Clients short of samples, runs that go wrong, full disks: nothing that was computed is lost."""
 
 import json
-import os
 import re
 import resource
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_input_helpers import RUN, fedmix, refused_at_once, run
+from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import (
     TINY,
     call,
-    changed,
     contents,
     here,
     lines_of,
@@ -292,47 +289,6 @@ LARGE = {"model": {"name": "mlp", "hidden": [600]}, "rounds": 4}
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_a_checkpoint(small_disk):
-    folder, whole = small_disk / "out", Path("whole")
-    succeeded(run(LARGE, "--out", whole))
-    succeeded(run({**LARGE, "rounds": 2}, "--out", folder))
-    for report in folder.glob("report.*"):
-        report.unlink()
-    filler = small_disk / "filler"
-    _fill(filler, small_disk, leave=100_000)
-    outcome = run(LARGE, "--resume", "--out", folder)
-    refused(outcome, "checkpoint.safetensors", "No space left", "fedblend resume")
-    kept = checkpoint.read(folder / RUN)
-    assert kept is not None
-    assert kept.round == 2
-    filler.unlink()
-    succeeded(here("resume", folder))
-    same_end(folder / RUN, whole / RUN)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 24 MB, of the machine's memory."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting needs rights that this user lacks; the next test limits file sizes instead")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def _fill(filler, disk, leave):
-    """Fill a disk but for ``leave`` bytes."""
-    room = os.statvfs(disk)
-    filler.write_bytes(bytes(room.f_bavail * room.f_frsize - leave))
-
-
-@pytest.mark.slow
 def test_a_file_that_may_not_grow_to_a_checkpoint():
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -343,13 +299,7 @@ def test_a_file_that_may_not_grow_to_a_checkpoint():
     outcome = call("run", file, "--resume", "--out", "out", before=limit)
     refused(outcome, "checkpoint.safetensors", "File too large", "fedblend resume")
     kept = checkpoint.read(Path("out") / RUN)
-    assert kept is not None
     assert kept.round == 2
     assert status(Path("out") / RUN)["state"] == "failed"
     succeeded(here("resume", Path("out") / RUN))
     same_end(Path("out") / RUN, Path("whole") / RUN)
-
-
-def test_changes_lay_over_the_tiny_experiment():
-    assert changed(TINY, {"train": {"lr": 1}})["train"] == {**TINY["train"], "lr": 1}
-    assert changed(TINY, fedmix())["method"] == {"name": "fedmix"}

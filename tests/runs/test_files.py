@@ -141,10 +141,8 @@ def test_a_reader_sees_the_whole_content_of_one_of_two_writers(tmp_path):
     ]
     try:
         for writer in writers:
-            assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"
         for writer in writers:
-            assert writer.stdin is not None
             writer.stdin.write("go\n")
             writer.stdin.close()
         seen, faults = 0, []

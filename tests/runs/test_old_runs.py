@@ -47,7 +47,6 @@ def test_a_checkpoint_of_version_0_1_is_read_into_todays_state(tmp_path):
 
     state = checkpoint.read(tmp_path)
 
-    assert state is not None
     assert (state.round, state.has_pool.tolist()) == (7, [True, False, True])
     assert state.server_part("server_step") == {"points": 2 * one}
     assert state.global_outputs == {"outputs": 3 * one}
