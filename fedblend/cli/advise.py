@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advice, study_of
 from fedblend.cli.arguments import parse_changes
@@ -141,7 +140,7 @@ def advise(
     data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
     _write(folder, advice, read_toml(folder / "search" / BEST), searches, data)
     console.print(_table(advice))
-    console.tell(Text(NOTE), style="dim")
+    console.tell(NOTE, style="dim")
     for line in (*advice.answer(), *lines_of_ends(searches)):
         console.tell(line)
     told = [f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}"]
@@ -162,7 +161,6 @@ def _runs_folder(folder: Path, tuned: Study) -> Path:
 
 
 def _table(advice: Advice) -> Table:
-    """A row for each method."""
     score = "accuracy %" if advice.metric == "accuracy" else advice.metric
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("method", no_wrap=True)

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, attack_run, make_folder
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import Steps, steps_shown
 from fedblend.core.errors import Stopped
@@ -91,26 +88,23 @@ def _iterations(attack: str) -> int:
 
 
 def _print(console: Console, result: AttackResult) -> None:
-    """Print the measures of each image, their means, and the settings of the attack."""
-    attack_setup, table = result.attack_setup, result.table()
+    attack_setup, found = result.attack_setup, result.table()
     classes = attack_setup.snapshot.setup.data.classes
-    measures = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("image", "MSE", "PSNR dB", "SSIM"):
-        measures.add_column(heading, justify="left" if heading == "image" else "right")
-    for row in table["each"][:ROWS]:
+    measures = table(["image"], ["MSE", "PSNR dB", "SSIM"], ruled=True)
+    for row in found["each"][:ROWS]:
         measures.add_row(str(classes[row["label"]]), *_measures(row))
     measures.add_section()
-    measures.add_row("mean", *_measures(table))
+    measures.add_row("mean", *_measures(found))
     console.print(measures)
     simulated = "; the client was not in the run's cohort of this round, so its update is simulated"
     drawn = "" if attack_setup.drawn else simulated
     for line in (
-        f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
+        f"{result.title()}, of {found['method']} on {found['data']}{drawn}",
         f"the attacker {ATTACKERS[attack_setup.attacker]}; labels: {result.labels}; cost "
-        f"{result.rebuilt.cost:.4g} after {table['iterations']} iterations",
+        f"{result.rebuilt.cost:.4g} after {found['iterations']} iterations",
         DEFINITIONS,
     ):
-        console.tell(Text(line), style="dim")
+        console.tell(line, style="dim")
 
 
 def _measures(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
@@ -49,9 +49,7 @@ def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] =
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     channel = experiment.channel
     if not isinstance(channel, Wireless):
-        raise FedblendError(
-            f"channel.name: '{channel.name}' has no slots; valid: wireless, as with --set channel=wireless"
-        )
+        raise FedblendError(f"channel.name: '{channel.name}' has no slots; valid: wireless (--set channel=wireless)")
     sent = payloads(make_setup(experiment), samples)
     transmitting = channel.devices or experiment.train.cohort
     console = Console()
@@ -67,12 +65,10 @@ def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] =
 
 def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
     # Narrow enough for 80 columns: in a narrower terminal Rich would cut numbers off, and so print wrong ones.
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("link", "payload") else "right", no_wrap=True)
+    rows = table(COLUMNS[:2], COLUMNS[2:], collapse_padding=True)
     for direction, link in links.items():
         for payload, bits in sent[direction].items():
-            table.add_row(
+            rows.add_row(
                 direction,
                 payload,
                 f"{bits:,}",
@@ -83,4 +79,4 @@ def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
                 f"{1000 * link.mean_seconds(bits):,.4g}",
                 f"{link.outage(bits):.3g}",
             )
-    return table
+    return rows

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import console
+from rich.box import SIMPLE_HEAD
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from fedblend.core.errors import encodable
@@ -36,6 +38,16 @@ class Console(console.Console):
         for segment in super().render(renderable, options):
             # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+
+
+def table(texts: Sequence[str], numbers: Sequence[str] = (), ruled: bool = False, **options: Any) -> Table:
+    """An empty table of columns with texts, and columns with numbers after them, which are never cut off."""
+    made = Table(box=SIMPLE_HEAD if ruled else None, pad_edge=False, header_style="bold", **options)
+    for heading in texts:
+        made.add_column(heading, overflow="fold")
+    for heading in numbers:
+        made.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    return made
 
 
 def note(text: str) -> None:

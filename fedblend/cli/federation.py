@@ -296,9 +296,7 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     if site.key is not None:
         console.tell(_keys_of(path, site.key, site.peers, site.min_sum))
     elif site.peers is not None:
-        raise FedblendError(
-            f"{path}: key: is missing; with peers a site signs its keys; valid: this site's private key"
-        )
+        raise FedblendError(f"{path}: key: is missing; with peers a site signs its keys; valid: its private key")
     try:
         require_device(site.device)
     except FedblendError as error:
@@ -379,7 +377,6 @@ def _require_mode(path: Path, field: str, file: str, loose: int, may: str, valid
 
 
 def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
-    """Load the samples that a new site file names."""
     from fedblend.core import registry
     from fedblend.data.loaders.table import SUFFIXES, read_frame
     from fedblend.flower.site import samples_of
@@ -399,7 +396,6 @@ def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
 
 
 def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
-    """Print the number, the shape and the classes of a site's samples in one line."""
     x = data.train.x
     names = data.classes or data.labels
     kind = "classes" if data.classes else "labels"
@@ -408,7 +404,7 @@ def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
     console.tell(f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}")
     if len(x) < min_mean:
         console.tell(
-            f"warning: min_mean {min_mean}: this site has {len(x)} samples to train on, so that no mean of them leaves"
+            f"warning: min_mean {min_mean}: this site has {len(x)} samples to train on: no mean of them leaves"
         )
 
 

@@ -54,7 +54,7 @@ def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = Fals
         if card.by_size:
             console.print(_sizes_table(card))
     for line in NOTES:
-        console.tell(Text(line), style="dim")
+        console.tell(line, style="dim")
     print_left_out(begun, trust)
     if out is not None:
         drawn = _write(out, cards, leaks)
@@ -103,7 +103,6 @@ def _sent_table(leaks: Sequence[Leak]) -> Table:
 
 
 def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
-    """A row for each measure of how much was rebuilt."""
     rows = [
         (
             leak.run if new_run else "",

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedblend.analysis.privacy.mixup import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.setup import split
@@ -56,13 +56,10 @@ def show_samples(
 
 
 def _table(rows: Sequence[MixupPrivacy]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("lambda", justify="right")
-    for method in ("Mixup", "Mix2up"):
-        for column in ("smallest", "mean", "recognised"):
-            table.add_column(f"{method}: {column}", justify="right")
+    measures = [f"{method}: {name}" for method in ("Mixup", "Mix2up") for name in ("smallest", "mean", "recognised")]
+    made = table([], ["lambda", *measures])
     for row in rows:
-        table.add_row(
+        made.add_row(
             f"{row.lam:g}",
             f"{row.mixup_smallest:.3f}",
             f"{row.mixup_mean:.3f}",
@@ -71,16 +68,14 @@ def _table(rows: Sequence[MixupPrivacy]) -> Table:
             f"{row.mix2up_mean:.3f}",
             f"{row.mix2up_recognised:.0%}",
         )
-    return table
+    return made
 
 
 def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
     from fedblend.analysis.privacy.figures import draw_mixtures
 
     if data.kind != "image":
-        raise FedblendError(
-            f"--out {out}: '{data.name}' holds {data.kind}, which cannot be drawn as pictures; leave out --out"
-        )
+        raise FedblendError(f"--out {out}: '{data.name}' holds {data.kind}, not pictures to draw; leave out --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import dump
@@ -96,21 +96,18 @@ def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
 
 
 def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    headings = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
-    for heading in [*headings, "bits", "guessed"]:
-        table.add_column(heading, justify="right", no_wrap=heading in ("distance", "MDS"))
+    headings = ["distance", *(["MDS"] if mds else [])]
+    made = table(["method"], ["p", *headings, "sent known", "made known", "clear", "of ink", "bits", "guessed"])
     for name, p, row in rows:
         distances = [row.distance, *([row.mds] if row.mds else [])]
         shares = [row.sent_recognised, row.made_recognised, row.clear, row.clear_ink, row.bits, row.blind]
-        table.add_row(
+        made.add_row(
             name,
             str(p),
             *(f"{mean:.0f} ± {deviation:.0f}" for mean, deviation in distances),
             *("" if share is None else f"{share:.1%}" for share in shares),
         )
-    return table
+    return made
 
 
 def _draw(out: Path, title: str, seeds: SharedSeeds, data: Dataset) -> None:

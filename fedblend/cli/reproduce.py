@@ -111,7 +111,6 @@ def _runs_shown(experiments: dict[str, Experiment], rounds: Mapping[str, int]) -
 
 
 def _print_result(console: Console, result: Mapping[str, Any]) -> None:
-    """Print the heading, a table for each quantity, and the claims."""
     console.print(Text(f"{result['item']}: {result['title']}", style="bold"))
     for line in formatting.heading(result):
         console.print(Text(line), style="dim")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console, note
+from fedblend.cli.console import Console, note, table
 from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.experiment.study import slugify
@@ -103,17 +103,16 @@ def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:
     """A row for each method: its budget, its best score on validation, and the test score of the same round."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     metrics = list(dict.fromkeys(search.metric for search in searches))
-    for heading in ("method", "trials", "ended early", "failed", "rounds", "validation", "test"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
+    numbers = ["trials", "ended early", "failed", "rounds", "validation", "test"]
+    made = table(["method"], numbers, title=f"Best {' and '.join(metrics)}", title_justify="left")
     for search in searches:
         best = search.best
         assert best is not None
         assert best.score is not None
         (record,) = (record for record in RunDirectory(best.folder).records() if record.round == best.round)
         test = record.score_of(search.metric)
-        table.add_row(
+        made.add_row(
             search.label,
             str(len(search.trials)),
             str(sum(trial.pruned for trial in search.trials)),
@@ -122,18 +121,14 @@ def _best_table(searches: Sequence[MethodSearch]) -> Table:
             f"{best.score:.4f}",
             "" if test is None else f"{test:.4f}",
         )
-    table.title = f"Best {' and '.join(metrics)}"
-    table.title_justify = "left"
-    return table
+    return made
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    """Values of fields in one line."""
     return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
 def _row(search: MethodSearch, trial: Trial) -> str:
-    """A trial as a line of CSV."""
     score = "" if trial.score is None else repr(trial.score)
     early = str(trial.pruned).lower()
     run = f"{trial.folder.parent.name}/{trial.folder.name}"

@@ -24,19 +24,18 @@ class Table(BaseModel):
 
 def _form(name: str, base: type[Table] = Table, /, **fields: Any) -> Any:
     """A form. A field is given by its type if a file must have it, or by its default, or by both as a pair."""
-    pairs = {
-        field: (given, ...)
-        if isinstance(given, type) or get_origin(given)
-        else given
-        if isinstance(given, tuple)
-        else (type(given), given)
-        for field, given in fields.items()
-    }
+    pairs: dict[str, Any] = {}
+    for field, given in fields.items():
+        is_type = isinstance(given, type) or get_origin(given) is not None
+        pairs[field] = (given, ...) if is_type else given if isinstance(given, tuple) else (type(given), given)
     return pydantic.create_model(name, __base__=base, **pairs)
 
 
-Named = _form("Named", name=str)
-Parts = list[Named]
+class Named(Table):
+    """A part, by its name."""
+
+    name: str
+
 
 # config.toml, without a look at its parts: they may be of the user's own.
 MethodConfig = _form(
@@ -49,7 +48,7 @@ MethodConfig = _form(
     upload=Named(name="model"),
     aggregator=Named(name="mean"),
     server_step=Named(name="none"),
-    terms=(Parts, []),
+    terms=(list[Named], []),
 )
 TrainConfig = _form(
     "TrainConfig",
@@ -60,7 +59,7 @@ TrainConfig = _form(
     lr=(Amount, 0.0),
     accumulate=(Whole, 1),
     optimizer=Named(name="sgd"),
-    augment=(Parts, []),
+    augment=(list[Named], []),
 )
 ValidationConfig = _form("ValidationConfig", server=(Amount, 0.0), clients=(Amount, 0.0))
 Config = _form(

@@ -255,7 +255,6 @@ def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
 
 
 def _group_names(groups: list[list[Outcome]]) -> list[str]:
-    """Return a unique name for each group of one label."""
     label = groups[0][0].label
     if len(groups) == 1:
         return [label]

@@ -87,7 +87,7 @@ def execute(
     exists = RunDirectory.has_begun(path)
     if exists and not resume:
         raise FedblendError(
-            f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
+            f"{path}: already holds a run; resume it (fedblend resume; resume=True), or give another folder"
         )
     if exists and (field := first_difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
@@ -185,7 +185,6 @@ def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_timi
 def _run(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, records: list[Callback], checkpoints: Checkpoints
 ) -> RunState:
-    """Run the remaining rounds in the run's folder."""
     experiment = loop.experiment
     with directory.locked():
         before, started = directory.status(), False

@@ -70,7 +70,6 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
 
 
 def _scores(record: RoundRecord) -> dict[str, float]:
-    """Return metrics on test and on validation samples, by column name."""
     names = list(record.metrics or {})
     found = {f"metric.{name}": record.score_of(name) for name in names}
     found |= {f"validation.{name}": record.score_of(name, True) for name in ("loss", "accuracy", *names)}
@@ -212,7 +211,6 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
 
 
 def _bytes_until(outcome: Outcome, round: int) -> float:
-    """Return the bytes in both directions up to a round."""
     total = _totals(record for record in outcome.records if record.round <= round)
     return total["bytes_up"] + total["bytes_down"]
 

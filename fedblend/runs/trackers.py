@@ -236,7 +236,6 @@ class MLflow(Tracker):
 
 
 def _new_run(client: Any, folder: Path, setup: Setup) -> str:
-    """Create a run with its configuration as parameters; return its id."""
     name = folder.parent.name or "fedblend"
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)

@@ -139,7 +139,6 @@ def tune(
 
 
 def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
-    """Raise :class:`FedblendError` for a field that none of the methods has."""
     for path in fields:
         if not any(registry.has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
@@ -171,7 +170,6 @@ def _first_seed(table: Mapping[str, Any]) -> int:
 
 
 def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any]:
-    """One method's experiment as it is in the file."""
     kept = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
     return copy.deepcopy({**kept, "method": method, "seed": seed})
 
