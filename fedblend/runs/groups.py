@@ -34,15 +34,11 @@ class Outcome:
     """
 
     path: Path
-    """The run's folder."""
     config: dict[str, Any]
-    """The resolved configuration."""
     records: list[RoundRecord]
-    """The records of its rounds."""
     status: dict[str, Any]
     """State, round and reason, as :meth:`RunDirectory.status` returns them."""
     facts: dict[str, Any]
-    """Versions, checksums and sizes."""
 
     @property
     def label(self) -> str:

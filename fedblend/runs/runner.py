@@ -59,11 +59,8 @@ class FinishedRun:
     """A finished run."""
 
     directory: RunDirectory
-    """The run's folder."""
     setup: Setup
-    """Its data, clients and model."""
     state: RunState
-    """Its final state."""
 
 
 def execute(

@@ -49,19 +49,14 @@ class Trial:
     """One run with some values of the searched fields."""
 
     folder: Path
-    """Its run directory."""
     values: dict[str, Any]
-    """The fields' values."""
     score: float | None
     """The metric on validation samples at the best round; ``None`` for a trial that failed or measured none."""
     round: int
-    """The best round."""
     rounds: int
-    """Rounds made."""
     pruned: bool = False
     """Whether it was ended early, with fewer rounds than the experiment has."""
     failure: str = ""
-    """Why it failed."""
 
 
 @dataclass
@@ -69,13 +64,11 @@ class MethodSearch:
     """The search of one method."""
 
     label: str
-    """The method's label."""
     fields: dict[str, list[Any] | Interval]
     """The searched fields that the method has."""
     metric: str = ""
     """The metric by which trials are compared, known after the first of them."""
     larger_is_better: bool = True
-    """Whether a larger score is better."""
     trials: list[Trial] = field(default_factory=list)
 
     @property

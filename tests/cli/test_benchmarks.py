@@ -105,27 +105,10 @@ def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch):
 
     def one(kind, seconds, disturbed=False):
         repeats = [{"median_s": seconds * slower} for slower in (1, 2, 1)]
-        return {
-            "label": f"{kind} {seconds}",
-            "kind": kind,
-            "median_s": seconds,
-            "disturbed": disturbed,
-            "repeats": repeats,
-        }
+        return dict(label=f"{kind} {seconds}", kind=kind, median_s=seconds, disturbed=disturbed, repeats=repeats)
 
-    timed = {
-        str(i): contestant
-        for i, contestant in enumerate(
-            [
-                one("base", 9),
-                one("peer", 4),
-                one("peer", 3, True),
-                one("fedblend", 2),
-                one("fedblend", 1),
-                one("method", 0.5),
-            ]
-        )
-    }
+    times = ("base", 9), ("peer", 4), ("peer", 3, True), ("fedblend", 2), ("fedblend", 1), ("method", 0.5)
+    timed = {str(i): one(*given) for i, given in enumerate(times)}
     job = {"contestants": timed, "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"}}
     monkeypatch.setattr(page, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
 

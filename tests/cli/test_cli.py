@@ -251,18 +251,6 @@ def test_all_runs_below_a_folder_are_found_at_any_depth():
         assert list(dict.fromkeys(shown)) == ["fedmix", "naivemix", "fedavg"]
 
 
-def test_report_writes_one_page_that_works_offline_and_a_picture(study):
-    outcome = succeeded(here("report", study, "--out", "page.html"))
-    assert "page.html" in outcome.out
-    page = Path("page.html").read_text(encoding="utf-8")
-    assert Path("page.png").is_file()
-    for label in ("fedavg lr=0.05", "ours lr=0.1"):
-        assert label in page
-    # Addresses that a browser would fetch: sources of elements, and of style sheets.
-    fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)\s*=\s*[\"']?(https?:[^\"'\s>]+)", page)
-    assert not fetched
-
-
 def test_a_baseline_that_is_no_method_and_one_for_sites_are_refused(study):
     for order in (("compare", study), ("report", study, "--out", "page.html")):
         refused(here(*order, "--baseline", "fedprox"), "baseline: 'fedprox' is none of these runs' methods; valid: fed")

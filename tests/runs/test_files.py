@@ -1,7 +1,6 @@
 """Files of runs and audit logs are written whole, or the writer hears of it; also by several writers at once."""
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -161,11 +160,6 @@ def test_a_reader_sees_the_whole_content_of_one_of_two_writers(tmp_path):
             for pipe in (writer.stdin, writer.stdout):
                 if pipe is not None:
                     pipe.close()
-
-
-def test_lines_are_json_one_a_line(tmp_path):
-    append_line(tmp_path / "log.jsonl", {"text": "two\nlines"})
-    assert json.loads((tmp_path / "log.jsonl").read_text()) == {"text": "two\nlines"}
 
 
 def test_a_log_that_is_a_named_pipe_is_refused(tmp_path):

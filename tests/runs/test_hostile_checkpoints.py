@@ -108,12 +108,6 @@ def test_tensors_that_do_not_go_together(tmp_path, header, changes, words):
     assert words in told_of(made(tmp_path, json.dumps({**SCALARS, **header}), **changes))
 
 
-def test_a_folder_of_its_name(tmp_path):
-    (tmp_path / CHECKPOINT).mkdir()
-    told_of(tmp_path)
-    assert checkpoint.round_of(tmp_path) is None
-
-
 # Of another run -------------------------------------------------------------------------------------------
 
 

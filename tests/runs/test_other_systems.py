@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from cli_helpers import PATIENCE_S, here, succeeded, write
+from cli_helpers import PATIENCE_S, write
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import files
@@ -51,15 +51,6 @@ try:
 except SystemExit as end:
     raise SystemExit(end.code)
 """
-
-
-@pytest.mark.slow
-def test_each_run_of_a_study_gives_freed_memory_back(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr("fedblend.runs.parallel._return_memory", lambda: given.append(1))
-    file = write(tmp_path / "x.toml", {"rounds": 1, "seeds": [0, 1]})
-    succeeded(here("run", file, "--jobs", 1, "--out", tmp_path / "out"))
-    assert len(given) == 2
 
 
 def without_unix(folder, code, *words):

@@ -110,13 +110,6 @@ def test_weights_are_exported_with_the_scale_and_the_classes(finished, data, tmp
     assert np.array_equal(np.array(about["classes"])[outputs.argmax(1)], finished.predict(data.test.x))
 
 
-def test_a_path_may_be_text(finished, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert finished.predictor.export("model.safetensors") == [Path("model.safetensors"), Path("model.json")]
-    with pytest.raises(FedblendError, match=r"model\.pkl: '\.pkl' is not a format of models"):
-        finished.predictor.export("model.pkl")
-
-
 def test_a_tensor_that_requires_a_gradient_is_predicted(tmp_path):
     x = torch.rand(20, 2)
     np.savez(tmp_path / "two.npz", x=x.numpy(), y=(x.sum(1) > 1).to(torch.int64).numpy())
@@ -221,40 +214,30 @@ def test_a_table_of_features_is_predicted(tmp_path):
     told = here("predict", tmp_path / "run", tmp_path / "x.csv", "--out", tmp_path / "out.csv")
     assert told.code == 0, told.err
     assert [line.split(",")[1] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == [*done.predict(x)]
-    (tmp_path / "wrong.csv").write_text("a\n1\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "wrong.csv"),
-        "has 1 columns (0 of text); valid: 2 columns of numbers",
-    )
-    (tmp_path / "bare.csv").write_text("0.5,1.5\n0.25,1\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "bare.csv"),
-        "bare.csv: the header holds numbers (0.5, 1.5); valid: a first line with names",
-    )
     (tmp_path / "counted.csv").write_text("0,1\n0.25,1\n")
     assert here("predict", tmp_path / "run", tmp_path / "counted.csv").code == 0
     np.savez(tmp_path / "gap.npz", x=np.array([[1, np.nan], [0, 1]]))
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "gap.npz"),
-        "samples: 1 of 2 hold NaN or infinity; all numbers must be finite",
-    )
-    (tmp_path / "text.csv").write_text("a,b\n1,x\n")
-    refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "has 2 columns (1 of text)")
-    (tmp_path / "header.csv").write_text("a,b\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "header.csv"),
-        "header.csv: holds no rows; there is nothing to predict",
-    )
+    for name, text, said in (
+        ("wrong.csv", "a\n1\n", "has 1 columns (0 of text); valid: 2 columns of numbers"),
+        ("bare.csv", "0.5,1.5\n0.25,1\n", "the header holds numbers (0.5, 1.5); valid: a first line with names"),
+        ("text.csv", "a,b\n1,x\n", "has 2 columns (1 of text)"),
+        ("header.csv", "a,b\n", "header.csv: holds no rows; there is nothing to predict"),
+        ("gap.npz", None, "samples: 1 of 2 hold NaN or infinity; all numbers must be finite"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        refused(here("predict", tmp_path / "run", tmp_path / name), said)
 
 
 def test_messages_of_predict_and_export(finished, tmp_path):
-    refused(here("predict", finished.path, tmp_path / "none.png"), "there is no such file; valid: pictures")
-    refused(here("predict", finished.path, tmp_path), "holds no pictures")
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    refused(here("predict", finished.path, tmp_path / "bad.png"), "is damaged or no image")
-    refused(here("export", finished.path, "--out", tmp_path / "model.pkl"), "'.pkl' is not a format of models")
-    refused(here("export", finished.path, "--out", "/proc/none/model.safetensors"), "cannot be written")
-    refused(
-        here("predict", finished.path, tmp_path, "--out", "/proc/none/p.csv"), "/proc/none/p.csv: cannot be written"
-    )
-    refused(here("export", tmp_path), "holds no run ")
+    for command, path, words, said in (
+        ("predict", finished.path, [tmp_path / "none.png"], "there is no such file; valid: pictures"),
+        ("predict", finished.path, [finished.path], "holds no pictures"),
+        ("predict", finished.path, [tmp_path / "bad.png"], "is damaged or no image"),
+        ("predict", finished.path, [tmp_path, "--out", "/proc/none/p.csv"], "/proc/none/p.csv: cannot be written"),
+        ("export", finished.path, ["--out", tmp_path / "model.pkl"], "'.pkl' is not a format of models"),
+        ("export", finished.path, ["--out", "/proc/none/model.safetensors"], "cannot be written"),
+        ("export", tmp_path, [], "holds no run "),
+    ):
+        refused(here(command, path, *words), said)

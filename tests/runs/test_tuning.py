@@ -297,13 +297,6 @@ def test_a_shorter_search_compares_the_rounds_that_all_trials_have(tmp_path):
     assert scores(shorter) == scores(whole)
 
 
-@pytest.mark.parametrize("rates", [[1e30, 0.1], [0.1, 1e30]])
-def test_a_score_that_is_not_finite_is_no_score(rates):
-    trials = [Trial(Path(), {"train.lr": one}, None if one > 1 else 0.5, 1, 1) for one in rates]
-    found = MethodSearch("fedavg", {"train.lr": rates}, larger_is_better=False, trials=trials)
-    assert found.best.values == {"train.lr": 0.1}
-
-
 def test_a_trial_that_diverges_has_no_score(tmp_path):
     table = search(
         validation={"server": 0.2, "metric": "loss"},
