@@ -65,7 +65,7 @@ def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] =
 
 def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
     # Narrow enough for 80 columns: in a narrower terminal Rich would cut numbers off, and so print wrong ones.
-    rows = table(COLUMNS[:2], COLUMNS[2:], collapse_padding=True)
+    rows = table(COLUMNS[:2], COLUMNS[2:], no_wrap=True, collapse_padding=True)
     for direction, link in links.items():
         for payload, bits in sent[direction].items():
             rows.add_row(

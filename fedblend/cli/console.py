@@ -40,13 +40,15 @@ class Console(console.Console):
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)
 
 
-def table(texts: Sequence[str], numbers: Sequence[str] = (), ruled: bool = False, **options: Any) -> Table:
-    """An empty table of columns with texts, and columns with numbers after them, which are never cut off."""
+def table(
+    texts: Sequence[str], numbers: Sequence[str], ruled: bool = False, no_wrap: bool = False, **options: Any
+) -> Table:
+    """An empty table of columns with texts, and columns with numbers after them, which wrap unless ``no_wrap``."""
     made = Table(box=SIMPLE_HEAD if ruled else None, pad_edge=False, header_style="bold", **options)
     for heading in texts:
         made.add_column(heading, overflow="fold")
     for heading in numbers:
-        made.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+        made.add_column(heading, justify="right", no_wrap=no_wrap, vertical="bottom", overflow="fold")
     return made
 
 

@@ -23,7 +23,7 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
-from fedblend.runs.files import locked_folder, write_atomically
+from fedblend.runs.files import locked_folder, make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
@@ -252,10 +252,7 @@ def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, 
     if data is None and table:
         raise FedblendError(f"--data: is missing beside --{next(iter(table))}; give this site's table")
     held = None if data is None else _load(data, table)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}") from None
+    make_folder_of(path)
     write_atomically(path, site_text(path, data, min_mean=min_mean, table=table))
     read_site(path)
     console = Console()

@@ -67,7 +67,9 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
     """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
     levels, settings = measurements.levels, measurements.settings
     kept = "kept points" if measurements.kept else "points"
-    rounds = table([], ["round", f"{kept}\nuntil then", "alignment", "distance", "new model\naccuracy %"], ruled=True)
+    rounds = table(
+        [], ["round", f"{kept}\nuntil then", "alignment", "distance", "new model\naccuracy %"], ruled=True, no_wrap=True
+    )
     for row in measurements.rounds.dropna(subset="accuracy").to_dict("records"):
         distance = "" if math.isnan(row["distance"]) else f"{row['distance']:.4f}"
         numbers = (f"{row['alignment']:.3f}", distance, f"{100 * row['accuracy']:.1f}")
@@ -92,7 +94,7 @@ def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
     chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
     number = "kept\npoints" if kept else "points\nso far"
     everything = f"alignment\nall {'kept ' if kept else ''}points"
-    rounds = table([], ["round", number, everything, "alignment\nnew points", "accuracy %"], ruled=True)
+    rounds = table([], ["round", number, everything, "alignment\nnew points", "accuracy %"], ruled=True, no_wrap=True)
     for row in rows:
         if int(row["round"]) in chosen:
             accuracy = f"{100 * row['accuracy']:.1f}" if "accuracy" in row else ""
@@ -126,7 +128,7 @@ def show_boundaries(runs: list[Path], out: Path, trust: bool = False) -> None:
         plane = points.plane(found, tick=lambda done, total: steps("models of clients' samples", done, total))
     make_folder(out.parent)
     write_atomically(out, draw_boundaries(plane))
-    boundaries = table(["boundary"], ["accuracy %"], ruled=True)
+    boundaries = table(["boundary"], ["accuracy %"], ruled=True, no_wrap=True)
     for name, accuracy in accuracies(plane):
         boundaries.add_row(name, f"{100 * accuracy:.1f}")
     console = Console()

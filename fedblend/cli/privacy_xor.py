@@ -19,7 +19,7 @@ from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import api
-from fedblend.runs.files import write_json
+from fedblend.runs.files import make_folder_of, write_json
 
 
 def show_xor(
@@ -76,10 +76,7 @@ def show_xor(
 
 def _write_json(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
     """Write the measurements as JSON: ``repeats``, and ``rows`` (method, p, the fields of :class:`XorPrivacy`)."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"--json {path}: cannot be written ({error}); name a file") from None
+    make_folder_of(path)
     tables = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
     write_json(path, {"repeats": repeats, "rows": tables})
 

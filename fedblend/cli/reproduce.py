@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, or_valid
-from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
@@ -88,7 +87,7 @@ def show_item(
                 shown.append(stack.enter_context(steps_shown()))
             shown[0](what, done, total)
 
-        result = run_item(planned, out, _runs_shown, on_step, jobs, device)
+        result = run_item(planned, out, RunProgress, on_step, jobs, device)
     absences = formatting.absences(result)
     write_atomically(output.folder / PAGE, "\n".join([formatting.markdown(result, level=1), *absences]).rstrip() + "\n")
     _print_result(console, result)
@@ -102,12 +101,6 @@ def show_item(
     console.tell(f"Table: {output.folder / PAGE}, {output.folder / RESULT}")
     if result["faults"]:
         raise FedblendError(f"{planned.id}: " + join_failures(result["faults"], 0))
-
-
-@contextmanager
-def _runs_shown(experiments: dict[str, Experiment], rounds: Mapping[str, int]) -> Iterator[RunProgress]:
-    with RunProgress(experiments, rounds) as progress:
-        yield progress
 
 
 def _print_result(console: Console, result: Mapping[str, Any]) -> None:

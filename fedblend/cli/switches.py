@@ -67,7 +67,7 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
     """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
     totals = sum_by_round(rows)
     chosen = set(evenly_spaced([one.round for one in totals], ROWS))
-    rounds = table([], ["round", "batches", "large lambda", "share %"], ruled=True)
+    rounds = table([], ["round", "batches", "large lambda", "share %"], ruled=True, no_wrap=True)
     for one in totals:
         if one.round in chosen:
             rounds.add_row(str(one.round), f"{one.batches:,}", f"{one.large:,}", f"{100 * one.share:.1f}")
