@@ -114,7 +114,6 @@ def run(
 
 
 def _require_callbacks(given: object) -> None:
-    """Raise :class:`FedblendError` unless a list of callbacks is given."""
     if not isinstance(given, list | tuple):
         raise FedblendError(f"callbacks: {brief(given)} is not valid; give a list of Callback objects")
     for callback in given:

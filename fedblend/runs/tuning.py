@@ -49,19 +49,14 @@ class Trial:
     """One run with some values of the searched fields."""
 
     folder: Path
-    """Its run directory."""
     values: dict[str, Any]
-    """The fields' values."""
     score: float | None
     """The metric on validation samples at the best round; ``None`` for a trial that failed or measured none."""
     round: int
-    """The best round."""
     rounds: int
-    """Rounds made."""
     pruned: bool = False
     """Whether it was ended early, with fewer rounds than the experiment has."""
     failure: str = ""
-    """Why it failed."""
 
 
 @dataclass
@@ -69,13 +64,11 @@ class MethodSearch:
     """The search of one method."""
 
     label: str
-    """The method's label."""
     fields: dict[str, list[Any] | Interval]
     """The searched fields that the method has."""
     metric: str = ""
     """The metric by which trials are compared, known after the first of them."""
     larger_is_better: bool = True
-    """Whether a larger score is better."""
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -139,7 +132,6 @@ def tune(
 
 
 def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
-    """Raise :class:`FedblendError` for a field that none of the methods has."""
     for path in fields:
         if not any(has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
@@ -171,7 +163,6 @@ def _first_seed(table: Mapping[str, Any]) -> int:
 
 
 def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any]:
-    """One method's experiment as it is in the file."""
     kept = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
     return copy.deepcopy({**kept, "method": method, "seed": seed})
 
