@@ -19,7 +19,8 @@ from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure, SubFigure
 
 DPI = 150
 """Pixels an inch of every still figure."""
@@ -150,6 +151,20 @@ def blank_figure(width: float, height: float, padding: tuple[float, float] | Non
     return figure
 
 
+def head_figure(figure: Figure | SubFigure, title: str, size: float) -> None:
+    """Write a bold title of ``size`` points above a figure, at the left."""
+    figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold", color=INK, parse_math=False)
+
+
+def add_legend(figure: Figure | SubFigure, handles: Sequence[Any], texts: Sequence[str], **options: Any) -> None:
+    """Draw a legend, by default below the axes; names are not read as formulas."""
+    given = {"loc": "outside lower left", "fontsize": 8, "frameon": False, "labelcolor": INK, **options}
+    legend = figure.legend(handles, texts, **given)
+    legend.get_title().set_color(MUTED)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def png_bytes(figure: Figure) -> bytes:
     """A matplotlib figure as a PNG."""
     buffer = io.BytesIO()
@@ -170,6 +185,20 @@ def style_axes(axes: Axes, x: str, y: str, size: float = 9.5) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
+
+
+def even_ticks(axis: Axis, integer: bool = True) -> None:
+    """Put ticks at multiples of 1, 2 or 5 times a power of ten, by default at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=integer))
+
+
+def hide_frame(axes: Any) -> None:
+    """Take ticks and frame away from the axes of an image."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
 
 
 def log_axis(axes: Axes, values: Sequence[float]) -> None:

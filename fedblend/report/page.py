@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import MOST_ROUNDS, SCOPE
 from fedblend.core.errors import FedblendError
-from fedblend.report.charts import section_charts
 from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
 from fedblend.report.figures import Chart
 from fedblend.report.privacy import WORDS_NOTE
-from fedblend.report.sections import DatasetSection, dataset_sections, splits
+from fedblend.report.sections import DatasetSection, dataset_sections, section_charts, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
 from fedblend.report.svg import inline_svg
-from fedblend.report.tables import bytes_table, client_table, metrics_table, results_table, time_table
+from fedblend.report.tables import section_tables
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import write_atomically
@@ -113,20 +112,13 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
 
     charts = section_charts(section)
     return {
-        "name": section.name,
+        **vars(section),
         "suffix": suffix,
-        "description": section.description,
         "verdict": verdict(section.rows, section.baseline),
-        "groups": section.groups,
-        "styles": section.styles,
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
-        "results": results_table(section.rows, section.baseline),
-        "metrics": metrics_table(section.rows),
-        "kinds": bytes_table(section.rows),
-        "clients": client_table(section.groups),
-        "phases": time_table(section.rows),
+        "tables": section_tables(section),
         "legend": [
             (name, keys[name], Markup(inline_svg(legend_sample(section.styles[name]), f"key-{key}", name)))
             for name, key in keys.items()
@@ -134,7 +126,6 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "curves": [drawn(chart) for chart in charts if chart.methods and chart.name != "epsilon"],
         "charts": {chart.name: drawn(chart) for chart in charts if not chart.methods or chart.name == "epsilon"},
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
-        "guarantees": section.guarantees,
         "scope": SCOPE,
         "epsilon_rounds": MOST_ROUNDS,
         "words_note": WORDS_NOTE,

@@ -224,7 +224,7 @@ def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
 
 
 def test_a_leak_below_zero_is_shown_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     below = option("a", SURE, membership={"weights": -0.031, "means": -0.012, "outputs": math.nan})
     assert below.exposure == -0.012
     made = advice(below)
@@ -238,7 +238,7 @@ def test_a_leak_below_zero_is_shown_as_it_was_measured(monkeypatch: pytest.Monke
 def test_the_figure_says_what_is_seen_and_which_side_is_better(
     megabytes: float, scale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     made = advice(option("a", SURE, megabytes=megabytes))
     figure: Any = advice_figure.draw_advice(made, "digits, 20 clients")
     leak, sent = figure.axes

@@ -354,7 +354,7 @@ def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monk
 
 
 def test_the_note_of_the_figure_is_inside_of_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leak_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     leak = Leak("a", "a", 0.5, "weights", "", 1, 1, 1, "dlg", psnr=20.0)
     figure: Any = leak_figure.draw_leaks([leak, *(replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30))])
     figure.canvas.draw()
