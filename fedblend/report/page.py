@@ -23,7 +23,7 @@ from fedblend.report.svg import inline_svg
 from fedblend.report.tables import section_tables
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     import jinja2
@@ -143,7 +143,4 @@ def _require_writable(path: Path) -> None:
     """Create the folder of a file. Raises :class:`FedblendError` if that fails, or ``path`` is a folder."""
     if path.is_dir():
         raise FedblendError(f"{path}: is a folder; give the path of a file, such as {path / 'report.html'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}; give another path") from None
+    make_folder_of(path)

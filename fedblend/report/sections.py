@@ -80,17 +80,8 @@ def dataset_sections(runs: Sequence[RunDirectory], baseline: str | None = None) 
     chosen = baselines(sets, baseline)
     styles = line_styles([g.name for groups in sets.values() for g in groups])
     return [
-        DatasetSection(
-            name,
-            groups,
-            describe_runs(groups),
-            curves_of(groups),
-            method_rows(groups),
-            styles,
-            guarantees(groups),
-            chosen[name],
-        )  # fmt: skip
-        for name, groups in sets.items()
+        DatasetSection(name, g, describe_runs(g), curves_of(g), method_rows(g), styles, guarantees(g), chosen[name])
+        for name, g in sets.items()
     ]
 
 

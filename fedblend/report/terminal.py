@@ -137,11 +137,8 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += filter(None, [rounds_note(groups), evaluations_note(rows)])
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
-    notes += [
-        f"! epsilon {one.short} of {one.method} {one.words}"
-        for one in stated.values()
-        if one.words.startswith(NO_STRENGTH)
-    ]
+    weak = [one for one in stated.values() if one.words.startswith(NO_STRENGTH)]
+    notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
     if any(len(row["by_seed"]) > 1 for row in rows) and len(rows) > 1:
         notes.append(BOLD_RULE)
     columns = []

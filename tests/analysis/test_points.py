@@ -25,12 +25,11 @@ from fedblend.analysis import points
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
-from fedblend.analysis.points.features import distance
+from fedblend.analysis.points.features import Vae, distance
 from fedblend.analysis.points.gradients import alignment, gradient
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
 from fedblend.analysis.points.replay import replay
 from fedblend.analysis.points.training import accuracy, train
-from fedblend.analysis.points.vae import Vae
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
