@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-DPI = 150
-"""Pixels an inch of every still figure."""
+DPI = 150  # Pixels an inch of every still figure
 
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#2E93CF", "#B8860B",
@@ -79,8 +78,7 @@ OTHER_PHASES = ("#BBCC33", "#AAAA00")
 INK, MUTED, GRID = "#1d2730", "#5c6873", "#e3e7ea"
 """Colours of text, notes and grid on white; the page replaces them by its own (:mod:`fedblend.report.svg`)."""
 
-BAND = 0.16
-"""Opacity of the band over seeds."""
+BAND = 0.16  # Opacity of the band over seeds
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,7 @@ def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
     return [rounds[i * (len(rounds) - 1) // (most - 1)] for i in range(most)] if most > 1 else [rounds[-1]]
 
 
-MAX_NAMED_CLASSES = 3
-"""Largest number of classes named in a label; the other shares of a mixture are summed."""
+MAX_NAMED_CLASSES = 3  # Largest number of classes named in a label; the other shares of a mixture are summed
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,9 @@ from fedblend.report.figures import plain_legend
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (8.5, 4.6)
-"""Width and height in inches."""
-
-SPAN = 3
-"""Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic."""
-
-LEAST_ADVANTAGE = 0.05
-"""Least end of the axis of membership advantages, which are measured to some hundredths."""
+SIZE = (8.5, 4.6)  # Width and height in inches
+SPAN = 3  # Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic
+LEAST_ADVANTAGE = 0.05  # Least end of the axis of membership advantages, which are measured to some hundredths
 
 
 def draw_advice(advice: Advice, data: str) -> bytes:

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
     from fedblend.analysis.points.boundaries import Boundary, Plane, SampleSet
 
-PANEL_SIZE = (4.1, 3.5)
-"""Width and height of a panel in inches."""
+PANEL_SIZE = (4.1, 3.5)  # Width and height of a panel in inches
 
 CLASS_COLOURS = tuple(plotting.PHASES.values())
 """Colours of classes, paler than those of the methods, whose lines are drawn over them."""
 
-CLASS_MARKERS = ("o", "s", "D", "P", "v", "X")
-"""Markers of classes, which distinguish them without colour."""
+CLASS_MARKERS = ("o", "s", "D", "P", "v", "X")  # Markers of classes, which distinguish them without colour
 
 METHOD_DASHES: tuple[Any, ...] = ("--", ":", "-.", (0, (8, 3)))
 """Dashes of methods in matplotlib; only the best possible boundary is solid."""

@@ -27,8 +27,7 @@ BOLD_RULE = (
 )
 """The rule of :func:`best_row`, for readers."""
 
-HEADING_WIDTH = 16
-"""Letters in a line of a heading that has a name, in the terminal."""
+HEADING_WIDTH = 16  # Letters in a line of a heading that has a name, in the terminal
 
 CellText = Callable[[MethodRow], str]
 CellValue = Callable[[MethodRow], float]

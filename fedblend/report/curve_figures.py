@@ -23,20 +23,11 @@ BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (n
 AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss"}
 """The title of a measure's axis, with its unit."""
 
-MAX_POINTS = 150
-"""Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last."""
-
-MAX_MARKS = 9
-"""Largest number of marked points of a line."""
-
-SHOWN_ROUNDS = 6
-"""Rounds in the table below a chart, the last one first."""
-
-DIVERGED = 1000
-"""From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic."""
-
-HEIGHT = 2.45
-"""Height of a chart in inches."""
+MAX_POINTS = 150  # Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last
+MAX_MARKS = 9  # Largest number of marked points of a line
+SHOWN_ROUNDS = 6  # Rounds in the table below a chart, the last one first
+DIVERGED = 1000  # From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic
+HEIGHT = 2.45  # Height of a chart in inches
 
 
 @dataclass(frozen=True)

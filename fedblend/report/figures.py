@@ -15,29 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN_WIDTH = 3.5
-"""Width of a chart in inches: a column of a paper in two columns."""
-
-LETTERS = 8.0
-"""Size of letters in points."""
-
-NAME_WIDTH = 18
-"""Letters in a line of a wrapped name beside an axis."""
+COLUMN_WIDTH = 3.5  # Width of a chart in inches: a column of a paper in two columns
+LETTERS = 8.0  # Size of letters in points
+NAME_WIDTH = 18  # Letters in a line of a wrapped name beside an axis
 
 MAX_WRITTEN_CLASSES = 16
 """Largest number of classes with which the cells of the class chart show numbers; with more, colours only."""
 
-MAX_NAME = 24
-"""Letters of a client's name that a figure shows."""
-
-LETTERS_BELOW = 34
-"""Letters that have room side by side below the columns of a chart."""
-
-MAX_TICKS = 16
-"""Largest number of labels on an axis of names; of more, evenly spaced ones are shown."""
-
-PALE, FULL = 0.04, 0.92
-"""Opacity of the lowest and highest value in a grid of cells."""
+MAX_NAME = 24  # Letters of a client's name that a figure shows
+LETTERS_BELOW = 34  # Letters that have room side by side below the columns of a chart
+MAX_TICKS = 16  # Largest number of labels on an axis of names; of more, evenly spaced ones are shown
+PALE, FULL = 0.04, 0.92  # Opacity of the lowest and highest value in a grid of cells
 
 
 @dataclass(frozen=True)
@@ -171,8 +159,7 @@ def phases_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name.removeprefix("seconds.") for name in sorted(names, key=lambda n: -total[n]) if total[name] > 0]
 
 
-MAX_SHOWN_CELLS = 600
-"""Largest number of cells of a split that the page shows as numbers; an export has all."""
+MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
 
 
 def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | None:

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from fedblend.analysis.privacy.leak_report import Leak
 
 MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
-OTHER_MARKER = "D"
-"""Markers by the kind of payload."""
-
-SIZE = (8.2, 5.0)
-"""Width and height of the figure in inches."""
+OTHER_MARKER = "D"  # Markers by the kind of payload
+SIZE = (8.2, 5.0)  # Width and height of the figure in inches
 
 TITLE = "Test accuracy by how well images can be rebuilt from what left a client"
 
@@ -25,11 +22,8 @@ NOTE = (
     "Weights: the strongest attack that was run, compared with the original. Means and seeds: compared with the "
     "nearest raw sample."
 )
-NOTE_WIDTH = 125
-"""Letters of a note that fit into a line below the figure."""
-
-RAW_AT = 1.08
-"""Where raw samples, whose PSNR is infinite, are drawn: this times the largest finite PSNR."""
+NOTE_WIDTH = 125  # Letters of a note that fit into a line below the figure
+RAW_AT = 1.08  # Where raw samples, whose PSNR is infinite, are drawn: this times the largest finite PSNR
 
 
 def draw_leaks(leaks: Sequence[Leak]) -> bytes:

@@ -28,8 +28,7 @@ from fedblend.runs.files import make_folder_of, write_atomically
 if TYPE_CHECKING:
     import jinja2
 
-MAX_IMAGE_BYTES = 600_000
-"""Bytes that images which left clients, and class interior points, may take on a page."""
+MAX_IMAGE_BYTES = 600_000  # Bytes that images which left clients, and class interior points, may take on a page
 
 
 def write(

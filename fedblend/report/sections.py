@@ -115,8 +115,7 @@ def section_charts(section: DatasetSection) -> list[Chart]:
 
 # Splits ----------------------------------------------------------------------------------------------------------
 
-MAX_SPLITS = 4
-"""Largest number of splits in a section; of more, the first are drawn."""
+MAX_SPLITS = 4  # Largest number of splits in a section; of more, the first are drawn
 
 SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 """Fields of an experiment that, with the seed, determine its split."""

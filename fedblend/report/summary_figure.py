@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 WIDTH, PANEL_HEIGHT, LEGEND_ROW = 8.5, 3.9, 0.25
 """Inches: the width of the figure, the height of a data set's panels, and the height of a row of its legend."""
 
-LEGEND_LETTERS = 100
-"""Letters that fit into a row of the legend."""
+LEGEND_LETTERS = 100  # Letters that fit into a row of the legend
 
 
 def draw_summary(sections: Sequence[DatasetSection]) -> bytes:

@@ -55,8 +55,7 @@ def comparison_tables(
 NamedCells = tuple[str, list[Text]]
 """The heading and the cells of a column."""
 
-UNLIMITED = 10_000
-"""A width in columns in which every table fits."""
+UNLIMITED = 10_000  # A width in columns in which every table fits
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from fedblend.experiment.search import Interval
 if TYPE_CHECKING:
     from fedblend.runs.tuning import MethodSearch
 
-WIDTH, HEIGHT = 3.4, 3.4
-"""Width and height of a panel in inches."""
+WIDTH, HEIGHT = 3.4, 3.4  # Width and height of a panel in inches
 
 
 def draw_search(searches: Sequence[MethodSearch]) -> bytes:

@@ -25,8 +25,7 @@ from fedblend.runs.files import write_atomically, write_json
 Labels = Literal["true", "inferred"]
 """Whether the attacker has the true labels or infers them."""
 
-FOLDER = "attacks"
-"""Folder in a run's folder that has one folder for each attack."""
+FOLDER = "attacks"  # Folder in a run's folder that has one folder for each attack
 TABLE, PICTURE = "attack.json", "images.png"
 DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictures in [0, 1]; means over the images"
 

@@ -16,14 +16,9 @@ from fedblend.analysis.attacks.setup import AttackSetup
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAIRS = 4
-"""Pairs of images in a row."""
-
-SHOWN = 32
-"""Largest number of original images in the figure; the table has all."""
-
-SIDE = 1.25
-"""Side of an image in inches."""
+PAIRS = 4  # Pairs of images in a row
+SHOWN = 32  # Largest number of original images in the figure; the table has all
+SIDE = 1.25  # Side of an image in inches
 
 
 def draw_attack(

@@ -36,8 +36,7 @@ Iterate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Images, their targets and their cost, detached."""
 
 COSTS = {"cosine": cosine_distance, "squared": squared_distance}
-DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
-"""Fractions of the iterations after which InvGrad's learning rate is divided by ten."""
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # Fractions of the iterations after which InvGrad's learning rate is divided by ten
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -85,8 +85,7 @@ def encode(model: Vae, setup: Setup, stored: torch.Tensor) -> torch.Tensor:
 
 # Distances -------------------------------------------------------------------------------------------------------
 
-NOISE = 1000
-"""Number of uniform-noise inputs for comparison."""
+NOISE = 1000  # Number of uniform-noise inputs for comparison
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from fedblend.analysis import plotting
 from fedblend.analysis.points.point_metrics import PointMeasurements
 from fedblend.analysis.points.replay import Row
 
-SIZE = (6.4, 4.2)
-"""Width and height of a figure in inches."""
+SIZE = (6.4, 4.2)  # Width and height of a figure in inches
 
 LEVELS = {
     "noise": "uniform noise",

@@ -13,8 +13,7 @@ from fedblend.analysis.points.gradients import alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun
 from fedblend.analysis.points.training import TrainingSettings, accuracy, fresh_accuracy
 
-SHOWN = 8
-"""Number of rounds for which a new model is trained, evenly spaced among the rounds with points."""
+SHOWN = 8  # Number of rounds for which a new model is trained, evenly spaced among the rounds with points
 
 Watch = Callable[[str, int, int], None]
 """Called with the name of a task, its finished steps and its total steps."""

@@ -74,8 +74,7 @@ def accuracy(model: nn.Module, setup: Setup) -> float:
 
 # A new model ------------------------------------------------------------------------------------------------------
 
-EPOCHS = 100
-"""Epochs of a new model; the paper gives none."""
+EPOCHS = 100  # Epochs of a new model; the paper gives none
 
 
 @dataclass(frozen=True)

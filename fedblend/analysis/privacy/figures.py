@@ -23,8 +23,7 @@ MIXTURE_ROWS, SEED_ROWS = 5, 6
 
 MIXTURE_COLUMNS = ("raw i", "raw j", "mixed", "raw i'", "raw j'", "mixed'", "inversely mixed", "nearest raw")
 
-SEED_SIDE = 1.55
-"""Height of a row of seeds in inches."""
+SEED_SIDE = 1.55  # Height of a row of seeds in inches
 
 INK, MUTED = "#22303c", "#5c6873"
 

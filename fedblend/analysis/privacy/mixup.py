@@ -29,14 +29,12 @@ from fedblend.methods.sharing import inverse_mixup
 LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 """Mixing ratios of Tables II and III; the paper heads the first and last column 0.001 and 0.499."""
 
-SAMPLES = 100
-"""N_S of Tables II and III."""
+SAMPLES = 100  # N_S of Tables II and III
 
 STEPS, TOLERANCE = 300, 1e-8
 """Multidimensional scaling: most steps of a start, and the relative change of stress at which it has converged."""
 
-CHUNK = 4096
-"""Raw samples that shared samples are compared with at a time."""
+CHUNK = 4096  # Raw samples that shared samples are compared with at a time
 
 
 @dataclass(frozen=True)
@@ -185,17 +183,11 @@ def make_mixtures(
     mixed, start = [], 0
     for own, wanted in zip(rows, requested, strict=True):
         y = labels[own]
-        mixed.append(
-            start
-            + (
         if wanted is None:
-            mixed.append(start + inverse_mixup.pairs_to_mix(y, samples, rng))
+            pairs_of = inverse_mixup.pairs_to_mix(y, samples, rng)
         else:
-            mixed.append(start + inverse_mixup.pairs_of_labels(y, wanted, rng))
-                if wanted is None
-                else inverse_mixup.pairs_of_labels(y, wanted, rng)
-            )
-        )
+            pairs_of = inverse_mixup.pairs_of_labels(y, wanted, rng)
+        mixed.append(start + pairs_of)
         start += len(own)
     all_rows, owner = np.concatenate(rows), np.repeat(np.arange(devices), samples)
     y, all_mixed = labels[all_rows], np.concatenate(mixed)
