@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from statistics import stdev
 from typing import TYPE_CHECKING
 
@@ -36,24 +37,16 @@ def draw_advice(advice: Advice, data: str) -> bytes:
     }
     percent = advice.metric == "accuracy"
     factor = 100 if percent else 1
-    markers = {
-        option.method: plotting.MARKERS[place % len(plotting.MARKERS)] for place, option in enumerate(advice.options)
-    }
+    markers = {option.method: marker for option, marker in zip(advice.options, cycle(plotting.MARKERS), strict=False)}
     for axes, cost in costs.items():
         for option in advice.options:
             if not math.isnan(cost[option.method]):
                 _mark(axes, option, cost[option.method], factor, styles[option.method].colour, markers[option.method])
         line = front([o for o in advice.options if not o.fault], cost, advice.larger_is_better)
-        axes.plot(
-            [cost[o.method] for o in line],
-            [factor * o.score for o in line],
-            color=plotting.MUTED,
-            linewidth=1.0,
-            zorder=1,
-        )
-    plotting.style_axes(
-        leak, "membership advantage  (← more private)", f"test {advice.metric}" + (" (%)" if percent else "")
-    )
+        x, y = [cost[o.method] for o in line], [factor * o.score for o in line]
+        axes.plot(x, y, color=plotting.MUTED, linewidth=1.0, zorder=1)
+    score = f"test {advice.metric}{' (%)' if percent else ''}"
+    plotting.style_axes(leak, "membership advantage  (← more private)", score)
     sizes = [option.megabytes for option in advice.options]
     log = min(sizes) > 0 and max(sizes) > SPAN * min(sizes)
     plotting.style_axes(sent, f"MB a client, up and down{', log scale' if log else ''}  (← cheaper)", "")

@@ -32,11 +32,7 @@ MAX_IMAGE_BYTES = 600_000  # Bytes that images which left clients, and class int
 
 
 def write(
-    runs: Sequence[RunDirectory],
-    html: Path,
-    png: Path | None = None,
-    baseline: str | None = None,
-    folder: Path | None = None,
+    runs: Sequence[RunDirectory], html: Path, png: Path | None, baseline: str | None, folder: Path | None
 ) -> None:
     """Write the page, and the summary figure and the files of an export if given. See :func:`fedblend.report.write`."""
     if not runs:

@@ -49,9 +49,8 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
             names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
             axes.set_xticks(range(len(ordered)), names)
         elif _spans(ordered) or (isinstance(interval, Interval) and interval.log):
-            plotting.log_axis(
-                axes, [t.values[field] for search in searches for t in search.trials if field in t.values]
-            )
+            tried = [t.values[field] for search in searches for t in search.trials if field in t.values]
+            plotting.log_axis(axes, tried)
     figure.suptitle(f"Validation {metric} of each trial, by its values", fontsize=10, color=plotting.INK)
 
     def mark(style: plotting.LineStyle, **options: Any) -> Line2D:
