@@ -136,7 +136,9 @@ def phase_colours(names: Sequence[str]) -> dict[str, str]:
     return PHASES | {name: OTHER_PHASES[i % len(OTHER_PHASES)] for i, name in enumerate(others)}
 
 
-def blank_figure(width: float, height: float, padding: tuple[float, float] | None = None) -> Figure:
+def blank_figure(
+    width: float, height: float, padding: tuple[float, float] | None = None, dpi: float | None = None
+) -> Figure:
     """An empty white matplotlib figure, sizes in inches; ``padding`` is that between its panels (width, height)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -144,7 +146,7 @@ def blank_figure(width: float, height: float, padding: tuple[float, float] | Non
 
     w_pad, h_pad = padding or (None, None)  # None: matplotlib's default
     spacing = ConstrainedLayoutEngine(w_pad=w_pad, h_pad=h_pad)
-    figure = Figure(figsize=(width, height), dpi=DPI, layout=spacing, facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=dpi or DPI, layout=spacing, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 

@@ -135,8 +135,7 @@ def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[
 
 
 def _new_figure(size: tuple[float, float], title: str, fontsize: int) -> Figure:
-    figure = plotting.blank_figure(*size)
-    figure.set_dpi(110)
+    figure = plotting.blank_figure(*size, dpi=110)
     figure.suptitle(title, x=0.01, ha="left", fontsize=fontsize, fontweight="bold", color=INK, parse_math=False)
     return figure
 
