@@ -16,7 +16,7 @@ from fedblend.report.columns import rounds_note
 from fedblend.report.description import describe_runs
 from fedblend.report.privacy import epsilon_text
 from fedblend.report.sections import dataset_sections
-from fedblend.report.tables import metrics_table, results_table
+from fedblend.report.tables import results_table, section_tables
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import averaged, curves, rounds_to_target, score, table
@@ -464,11 +464,11 @@ def test_metrics_have_a_table_of_their_own_in_the_page_and_long_names_are_wrappe
     made = curve(0.1, 0.2, 0.3, metrics={"balanced-accuracy": 0.25, "ece": 0.5})
     runs = write_runs(tmp_path, {"fedmix": [made] * 2})
     [section] = dataset_sections(runs)
-    assert [heading for heading, _ in metrics_table(section.rows).headings] == ["balanced-accuracy", "ece"]
+    assert [heading for heading, _ in section_tables(section)["metrics"].headings] == ["balanced-accuracy", "ece"]
     assert not {"balanced-accuracy", "ece"} & {heading for heading, _ in results_table(section.rows).headings}
     assert re.search(r" balanced- .*\n.* accuracy ", plain(printed(runs, 200)))
     [section] = dataset_sections([write_run(tmp_path / "none", curve(0.1, 0.2, 0.3))])
-    assert metrics_table(section.rows) is None
+    assert "metrics" not in section_tables(section)
 
 
 def test_terminal_has_a_table_for_each_data_set(tmp_path):

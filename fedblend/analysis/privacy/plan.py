@@ -18,11 +18,8 @@ from fedblend.experiment.tables import set_field
 FIELDS = {"weights": "protection.multiplier", "means": "method.sharing.multiplier"}
 """The field with the noise on each kind of payload, as a multiple of the most that one client or sample changes it."""
 
-FARTHEST = 2.0**40
-"""Largest factor on the noise that a search tries; one over it is the smallest."""
-
-PRECISION = 1e-3
-"""Relative precision of the search; multipliers are then rounded up to three digits."""
+FARTHEST = 2.0**40  # Largest factor on the noise that a search tries; one over it is the smallest
+PRECISION = 1e-3  # Relative precision of the search; multipliers are then rounded up to three digits
 
 
 def planned(setup: Setup, secret_cohorts: bool = True) -> list[Statement]:
