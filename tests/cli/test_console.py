@@ -100,7 +100,6 @@ WRITERS = {
     "cli/new.py": "an experiment file with checked names",
     "_kernels/build.py": "a line of fedblend's own",
     "engines/distributed/processes.py": "printable lines of other processes",
-    "experiment/reference.py": "fedblend's own documentation",
 }
 """The modules that write to standard output or error by themselves, and what they write."""
 

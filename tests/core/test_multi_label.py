@@ -223,8 +223,11 @@ def test_columns_of_0_and_1_in_an_npz_file_are_labels(kind: type, tmp_path: Path
         ),
         ({"y": np.eye(2, dtype=int), "labels": np.array(["a"])}, "'y' has 2 columns, 'labels' 1 names"),
         ({"y": np.eye(2, dtype=int), "labels": np.array(["a", "a"])}, "'labels' has a name twice"),
-        ({"y": np.array([0, 1]), "labels": np.array(["a", "b"])}, "but 'labels' names labels; valid: whole numbers"),
-        ({"y": np.eye(2, dtype=int), "classes": np.array(["a", "b"])}, "with names of classes; valid"),
+        ({"y": np.array([0, 1]), "labels": np.array(["a", "b"])}, "valid: by 'labels' whole numbers 0 and 1"),
+        (
+            {"y": np.eye(2, dtype=int), "classes": np.array(["a", "b"])},
+            r"valid: whole numbers or text \[n\] \(classes\)",
+        ),
     ],
 )
 def test_wrong_labels_in_a_file_are_refused(arrays: dict[str, np.ndarray], words: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
     shown = succeeded(here("site", "check", path)).out
 
     assert "Samples: 8 to train on, 2 for tests (not used); shape 3x2; 2 classes: no, yes" in shown
-    assert "warning: min_mean 9: this site has 8 samples to train on, so that no mean of them leaves" in shown
+    assert "warning: min_mean 9: this site has 8 samples to train on: no mean of them leaves" in shown
     assert f"May leave: {', '.join(SAFE)}\n" in shown
     assert f"Key: client 1 of the 2 in {tmp_path / 'peers.toml'}\n" in shown
     assert "payloads: 1; trained in 1 of at most 1,000 rounds\n" in shown

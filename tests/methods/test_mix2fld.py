@@ -479,8 +479,7 @@ def test_rounds_before_clients_train_are_not_taken_for_converged() -> None:
         ({"method": "fd", "adversary": "nan"}, "'nan' changes models"),
         (
             {"method": {"upload": "silent", "stateful_clients": True}, "convergence_tol": 0.01},
-            "convergence_tol: 0.01, but with method.upload 'silent' and no method.server_step the server's model never "
-            "changes; valid: no convergence_tol",
+            "convergence_tol: 0.01, but the server's model never changes; valid: no convergence_tol",
         ),
         ({"method": "fld"}, "unsafe: false does not allow 'raw-seeds'"),
     ],
