@@ -41,8 +41,8 @@ from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, cohort_of, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.sharing_steps import SharingSteps
-from fedblend.core.state import RunState, replaced
-from fedblend.core.trees import Tensors, add_prefix, strip_prefix
+from fedblend.core.state import ClientState, RunState, replaced
+from fedblend.core.trees import Tensors, strip_prefix
 from fedblend.core.upload import (
     all_finite,
     as_kept,
@@ -282,14 +282,14 @@ class RoundLoop:
 
     def _client_states(
         self, state: RunState, cohort: np.ndarray, received: np.ndarray
-    ) -> tuple[list[int], dict[int, Tensors]]:
+    ) -> tuple[list[int], dict[int, ClientState]]:
         """Return the clients that take part, and the states of clients that keep anything.
 
         A client without the pool that its objective mixes with takes no part. A client that keeps its own model, or
         did not receive the round's model, starts from the last model that it had.
         """
         taking_part: list[int] = []
-        states: dict[int, Tensors] = {}
+        states: dict[int, ClientState] = {}
         for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
             if self.method.objective.needs and not state.has_pool[client]:
                 continue
@@ -299,17 +299,15 @@ class RoundLoop:
                 states[client] = kept
         return taking_part, states
 
-    def kept_by(self, state: RunState, client: int, did_receive: bool) -> dict[str, torch.Tensor]:
+    def kept_by(self, state: RunState, client: int, did_receive: bool) -> ClientState:
         """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it."""
-        had = state.client_states.get(client, {})
-        kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
-        if self.method.stateful_clients or not did_receive:
-            own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
-            own = own or add_prefix("weights/", state.server_part(FIRST) or self.setup.weights())
-            kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
-        if client not in state.client_states:
-            kept = {**first_client_state(self.method, self.setup.training, self.spec, state.weights), **kept}
-        return dict(kept)
+        kept = state.client_states.get(client)
+        if kept is None:
+            kept = first_client_state(self.method, self.setup.training, self.spec, state.weights)
+        if did_receive and not self.method.stateful_clients:
+            return replace(kept, model={}, outputs={})
+        model = kept.model or state.server_part(FIRST) or self.setup.weights()
+        return replace(kept, model=model, outputs=(did_receive and state.global_outputs) or kept.outputs)
 
     def _broadcast(self, state: RunState) -> Weights:
         """Return the tensors that parts keep at the server and send to every client of the cohort."""
@@ -408,14 +406,13 @@ class RoundLoop:
             state = replaced(state, slot, kept)
         return weights, state
 
-    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, Weights]:
+    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, ClientState]:
         """Return the clients' states after the round; those with own models keep the mean outputs they trained with."""
         kept = {}
-        for client, table in result.client_states.items():
-            outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
-            new_state = {**table, **add_prefix("outputs/", outputs)}
+        for client, new in result.client_states.items():
+            table = replace(new, outputs=task.outputs_of(client) if new.model else {}).to_tensors()
             # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
-            kept[client] = {name: tensor.to("cpu", copy=True) for name, tensor in new_state.items()}
+            kept[client] = ClientState.from_tensors({n: t.to("cpu", copy=True) for n, t in table.items()})
         return state.client_states | kept
 
     # Server step --------------------------------------------------------------------------------------------------
@@ -546,15 +543,15 @@ class RoundLoop:
         """Return the weights to evaluate: the server's, or those of the reference device after its training."""
         if not self.experiment.evaluates_device:
             return state.weights
-        own = strip_prefix("weights/", state.client_states.get(self.device, {}))
-        return own or state.weights
+        own = state.client_states.get(self.device)
+        return (own and own.model) or state.weights
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
         """Return clients' own models, by client, if each client is tested with its own; else ``None``."""
         if not self.experiment.evaluates_each:
             return None
-        prefix = self.method.personal.keeps or "weights/"
-        models = {client: strip_prefix(prefix, table) for client, table in state.client_states.items()}
+        field = self.method.personal.keeps or "model"
+        models = {client: getattr(kept, field) for client, kept in state.client_states.items()}
         return {client: model for client, model in models.items() if model}
 
     # Checks before a run ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,11 +24,13 @@ from fedblend.core.engine import (
     TrainTask,
     aggregator_of,
     gather_uploads,
+    good_uploads,
 )
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
+from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
@@ -139,38 +142,32 @@ class FlowerEngine:
                 )
             self._frozen_is_known = True
         self._round = task.round
-        result = self._collect(task, clients, lost)
+        # The last round's need no memory while this round's arrive.
+        self._uploads = {}
+        aggregator = aggregator_of(self.setup, task.round)
+        if isinstance(aggregator, SecureMean):
+            result = self._collect_sum(task, clients, lost, aggregator)
+        else:
+            begin = time.perf_counter()
+            replies = self._trained(task, clients)
+            result = CohortResult(seconds=time.perf_counter() - begin)
+            # All replies have arrived, so that keeping the uploads takes no further memory.
+            gather_uploads(self.setup, task, self._sent(task, clients, replies), lost, result, keep=True)
+        self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
         beside, self._extra_bytes = self._extra_bytes, {}
         totals = beside | result.extra_bytes
         result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
         return result
 
-    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        aggregator = aggregator_of(self.setup, task.round)
-        if isinstance(aggregator, SecureMean):
-            return self._collect_sum(task, clients, lost, aggregator)
-        result = CohortResult()
-        self._uploads = {}
-        begin = time.perf_counter()
-        replies = self._trained(task, clients)
-        result.seconds = time.perf_counter() - begin
-
-        def sent() -> Iterator[Sent]:
-            for client in clients:
-                reply = replies.pop(client)
-                extras = strip_prefix(EXTRAS, reply.tensors)
-                upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
-                fault = self._fault_of_words(reply.fields, int(task.sizes[client]))
-                kept = self._kept_there(task, client) if reply.fault is None else {}
-                samples, loss = int(task.sizes[client]), reply.fields.get("loss")
-                yield Sent(
-                    client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault
-                )
-
-        # All replies have arrived, so that keeping the uploads takes no further memory.
-        gather_uploads(self.setup, task, sent(), lost, result, keep=True)
-        self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
-        return result
+    def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Sent]:
+        """Yield what arrived of each client's round, and free the reply."""
+        for client in clients:
+            reply, samples = replies.pop(client), int(task.sizes[client])
+            extras = strip_prefix(EXTRAS, reply.tensors)
+            upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
+            fault, loss = self._fault_of_words(reply.fields, samples), reply.fields.get("loss")
+            kept = self._kept_there(task, client) if reply.fault is None else ClientState()
+            yield Sent(client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault)
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
@@ -187,43 +184,35 @@ class FlowerEngine:
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
         length = sum(tensor.numel() for tensor in begun.values())
-        like, vectors = {"masked": torch.empty(length, dtype=torch.int32)}, {}
-        faults: dict[int, str] = {}
+        like = {"masked": torch.empty(length, dtype=torch.int32)}
         try:
             part = masks.begin(clients)
             extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
             replies = self._trained(task, part, extra)
-            faults |= masks.faults
-            for client, reply in replies.items():
-                result.sent += bytes_of(reply.tensors)
-                fault = reply.fault or fault_of(reply.tensors, like)
-                fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
-                if fault:
-                    faults[client] = fault
-                elif client not in lost:
-                    vectors[client] = reply.tensors["masked"]
-                    result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-                if reply.fault is None and (kept := self._kept_there(task, client)):
-                    result.client_states[client] = kept
+            replies = {client: Reply(fault=fault) for client, fault in masks.faults.items()} | replies
+            arrived = self._sent(task, clients, replies)
+            good = good_uploads(arrived, lost, result, lambda one: fault_of({**one.upload, **one.extras}, like))
+            vectors = {one.client: one.upload["masked"] for one in good}
             result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
         except NoSum as error:
-            result.good, vectors = [], {}
-            faults = dict.fromkeys(clients, f"there is no sum: {error}") | masks.faults | faults
-        result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
+            result.good, reason = [], f"there is no sum: {error}"
+            faults = masks.faults | {one["client"]: one["reason"] for one in result.refused}
+            result.refused = [{"client": c, "reason": faults.get(c, reason)} for c in clients if c not in lost]
         result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin
-        self._uploads, self._good = {}, (task.round, sorted(vectors))
         return result
 
-    def _kept_there(self, task: TrainTask, client: int) -> dict[str, torch.Tensor]:
+    def _kept_there(self, task: TrainTask, client: int) -> ClientState:
         """Return the marks of what a client keeps at its site from this round on: weights and tables of parts."""
-        names = [f"weights/{MARK}"] * self.setup.experiment.keeps_client_weights
-        # The site computes the first tables of its parts itself, and keeps them.
-        if any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {})):
-            names.append(PARTS)
+        fields = ["model"] * self.setup.experiment.keeps_client_weights
         # Where the site's own model is found when it is tested.
-        names += [f"{keeps}{MARK}" for keeps in [self.setup.experiment.method.personal.keeps] if keeps]
-        return dict.fromkeys(names, self._new_mark(task, client)) if names else {}
+        fields += [keeps for keeps in [self.setup.experiment.method.personal.keeps] if keeps]
+        # The site computes the first tables of its parts itself, and keeps them.
+        keeps_parts = bool(replace(task.state_of(client), model={}, outputs={}))
+        if not (fields or keeps_parts):
+            return ClientState()
+        mark = self._new_mark(task, client)
+        return ClientState(**{key: {MARK: mark} for key in fields}, parts={PARTS: mark} if keeps_parts else {})
 
     def _new_mark(self, task: TrainTask, client: int) -> torch.Tensor:
         """Return the mark of what a client keeps after a round, int64 [2]: the round, and a digest of its beginning.
@@ -234,7 +223,7 @@ class FlowerEngine:
             tables = add_prefix("outputs/", task.global_outputs) | add_prefix("server/", task.server_state)
             pool = "" if task.pool is None else self._version(task.pool)
             self._begun = (task, digest_of(self.setup.shared(task.weights) | tables) + pool)
-        had = sorted((n, mark_text(t)) for n, t in task.client_states.get(client, {}).items() if n.endswith(MARK))
+        had = sorted((n, mark_text(t)) for n, t in task.state_of(client).to_tensors().items() if n.endswith(MARK))
         digest = hashlib.sha256(f"{self._begun[1]} {had}".encode()).digest()
         return torch.tensor([task.round, int.from_bytes(digest[:7], "big")])
 
@@ -331,13 +320,13 @@ class FlowerEngine:
         method = self.setup.experiment.method
         fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": None}
         tables = []
-        kept = task.client_states.get(client, {})
-        if PARTS in kept:
-            fields["state"] = mark_text(kept[PARTS])
-        if new := self._kept_there(task, client):
+        kept = task.state_of(client)
+        if PARTS in kept.parts:
+            fields["state"] = mark_text(kept.parts[PARTS])
+        if new := self._kept_there(task, client).to_tensors():
             fields["keep"] = mark_text(next(iter(new.values())))
-        if task.has_own_model(client):
-            fields |= {"begins": "own", "mark": _mark(task.start_of(client))}
+        if kept.model:
+            fields |= {"begins": "own", "mark": _mark(kept.model)}
         elif task.round == self._sent_model[0] and client in self._sent_model[1] and "model" not in resend:
             fields["begins"] = "shared"
         else:

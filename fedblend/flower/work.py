@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import Scores, TrainTask, corrupted, finite_or, first_client_state, first_server_state
+from fedblend.core.engine import (
+    Scores,
+    TrainTask,
+    client_rounds,
+    first_client_state,
+    first_server_state,
+    protected,
+)
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather, hides
+from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, differing, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
@@ -163,34 +171,33 @@ def _trained(
     fields: dict[str, Any],
     train_task: TrainTask,
     start: dict[str, torch.Tensor],
-    state: dict[str, torch.Tensor],
+    state: ClientState,
     taken: SumState | None,
 ) -> MessageContent:
     """Return the client's upload after training; ``taken`` are the secrets of its masks in a masked sum."""
     experiment, pool = task.setup.experiment, train_task.pool
-    (trained,) = task.engine.train(train_task, [task.client])
-    kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
-    kept = finite_or(kept, state)
-    if task.setup.experiment.method.personal.active:
-        (personal,) = task.engine.train(replace(train_task, personal=True), [task.client])
-        kept |= add_prefix("personal/", finite_or(personal.weights, strip_prefix("personal/", state)))
+    (trained,) = client_rounds(task.engine, task.setup, train_task, [task.client])
+    # A client's own model has a table of its own.
+    kept = replace(trained.state, model={}, outputs={})
+    # The server may not receive this round's reply; the next round then begins with what was kept before.
     if kept:
-        # The server may not receive this round's reply; the next round then begins with the same state.
         if fields["state"] is not None:
-            task.memory.keep("parts-before", fields["state"], state)
-        task.memory.keep("parts", fields["keep"], kept)
+            task.memory.keep("parts-before", fields["state"], state.to_tensors())
+        task.memory.keep("parts", fields["keep"], kept.to_tensors())
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
-            # The server may not receive this round's reply; the next round then begins with the same weights.
             task.memory.keep("own-before", fields["mark"], start)
-        task.memory.keep("own", fields["keep"], finite_or(trained.weights, start))
+        task.memory.keep("own", fields["keep"], trained.state.model or start)
     if kept or experiment.keeps_client_weights:
         task.memory.save()
-    outputs = trained.outputs
-    if outputs is not None and task.site.has_file:
-        outputs = _without_few(task, train_task, outputs)
-    begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
-    upload, extras = leaving(task, experiment.method.upload.payload(payload, outputs), begun, trained.extras)
+    if trained.outputs is not None and task.site.has_file:
+        trained = replace(trained, outputs=_without_few(task, train_task, trained.outputs))
+    # What the site's own protection covers begins at the same weights.
+    begun = task.setup.shared(start)
+    upload, extras = protected(task.setup, train_task, trained, secret_generator())
+    if task.site.protection is not None and experiment.method.upload.is_model:
+        lr = experiment.train.lr_in(task.round)
+        upload = task.site.protection.protect(upload, begun, lr, secret_generator())
     sent = upload
     if aggregator := secure_aggregator(task):
         assert taken is not None
@@ -228,13 +235,12 @@ def sends_loss(task: ClientTask) -> bool:
 
 
 def _train_task(
-    task: ClientTask, fields: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, state: Tensors
+    task: ClientTask, fields: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, kept: ClientState
 ) -> TrainTask:
     """Return the round's task for this client alone."""
     outputs = strip_prefix("outputs/", tensors)
-    kept = dict(state)
     if fields["begins"] == Start.OWN:
-        kept |= add_prefix("weights/", start) | add_prefix("outputs/", outputs)
+        kept = replace(kept, model=start, outputs=outputs)
     server_state = strip_prefix("server/", tensors)
     spec = model_spec(task.setup, task.engine.model)
     like = first_server_state(task.setup.experiment.method, spec, start, broadcast=True)
@@ -244,28 +250,34 @@ def _train_task(
     return TrainTask(task.round, start, pool, task.setup.sizes(task.round), outputs, states, server_state)
 
 
-def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> dict[str, torch.Tensor]:
-    """Return what parts keep at this client: their first tables, or those kept under the server's mark.
+def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> ClientState:
+    """Return what this client keeps beside its own model: the first state, or that kept under the server's mark.
 
     Raises :class:`FedblendError` where it is gone, or not of this experiment.
     """
     experiment, mark = task.setup.experiment, fields["state"]
     first = first_client_state(experiment.method, experiment.train, model_spec(task.setup, task.engine.model), start)
-    if mark is not None:
-        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
-        if kept is None:
-            raise FedblendError(
-                f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
-                "nobody else has it; begin a new run"
-            )
-        # A personal model that is made after training is not read in the next round, and has no first table.
-        kept = {name: kept[name] for name in kept if name in first or not name.startswith("personal/")}
-        if fault := fault_of(kept, first):
-            raise FedblendError(
-                f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
-            )
-        return {name: kept[name] for name in first}
-    return first
+    if mark is None:
+        return first
+    kept = _recall_state(task, mark)
+    if kept is None:
+        raise FedblendError(
+            f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
+            "nobody else has it; begin a new run"
+        )
+    # A personal model that is made after training is not read in the next round, and has no first table.
+    table, like = replace(kept, personal=kept.personal if first.personal else {}).to_tensors(), first.to_tensors()
+    if fault := fault_of(table, like):
+        raise FedblendError(
+            f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
+        )
+    return ClientState.from_tensors({name: table[name] for name in like})
+
+
+def _recall_state(task: ClientTask, mark: str) -> ClientState | None:
+    """Return what the client keeps under a mark beside its own model; ``None`` if it is gone."""
+    kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
+    return None if kept is None else ClientState.from_tensors(kept)
 
 
 def protects(task: ClientTask) -> bool:
@@ -274,25 +286,6 @@ def protects(task: ClientTask) -> bool:
     return experiment.method.upload.is_model and (
         experiment.protection.name != "none" or task.site.protection is not None
     )
-
-
-def leaving(
-    task: ClientTask, payload: dict[str, torch.Tensor], start: Tensors, extras: Tensors
-) -> tuple[dict[str, torch.Tensor], Tensors]:
-    """Apply the experiment's protection to an upload, then the site's; return it, and what goes beside it.
-
-    Noise is drawn from a cryptographic generator, not from the run's streams, which everybody knows.
-    """
-    experiment, round = task.setup.experiment, task.round
-    if task.setup.adversaries[task.client]:
-        payload, extras = corrupted(task.setup, round, task.client, payload, start, extras)
-    else:
-        payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), secret_generator())
-    if task.site.protection is None or not experiment.method.upload.is_model:
-        return payload, extras
-    lr = experiment.train.lr_in(round)
-    protected: dict[str, torch.Tensor] = task.site.protection.protect(payload, start, lr, secret_generator())
-    return protected, extras
 
 
 def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -324,10 +317,10 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     else:
         weights = _in_order(task, tensors)
     if (mark := fields["personal"]) is not None:
-        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
+        kept = _recall_state(task, mark)
         if kept is None:
             raise FedblendError(f"it no longer has its own model of round {round_of_mark(mark)}; begin a new run")
-        weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
+        weights |= getattr(kept, task.setup.experiment.method.personal.keeps)
     if task.site.data is not None and split == "test":
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
