@@ -341,10 +341,13 @@ def collect(
     result, begun = CohortResult(), setup.shared(task.weights)
 
     def sent() -> Iterator[Sent]:
-        for update in _timed(client_rounds(engine, setup, task, clients), result):
+        start = time.perf_counter()
+        for update in client_rounds(engine, setup, task, clients):
+            result.seconds += time.perf_counter() - start
             upload, extras = protected(setup, task, update)
             size = setup.experiment.protection.sent_bytes(upload, begun)
             yield Sent(update.client, upload, extras, update.samples, update.loss, size, update.state, update.notes)
+            start = time.perf_counter()
 
     gather_uploads(setup, task, sent(), lost, result, setup.method.server_step.looks_at_uploads or task.keeps_uploads)
     return result
@@ -462,15 +465,3 @@ def corrupted(
     extras = dict(sorted(extras.items()))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in extras.items()}
     return sent, adversary.corrupt(extras, zeros, rng) if extras else {}
-
-
-def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:
-    """Pass updates on, and add up the time that each one took."""
-    remaining = iter(updates)
-    while True:
-        start = time.perf_counter()
-        update = next(remaining, None)
-        result.seconds += time.perf_counter() - start
-        if update is None:
-            return
-        yield update

@@ -295,6 +295,9 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
                 "them; valid: none"
             )
     personal, step = method.personal, method.server_step
+    # Until 0.3 prefixes of tensors.
+    if personal.keeps not in ("", "layers", "personal"):
+        raise ValueError(f"method.personal: '{personal.name}' has keeps = '{personal.keeps}'; valid: layers, personal")
     if personal.keeps and not (method.upload.is_model and method.upload.trains):
         raise ValueError(
             f"method.personal: '{personal.name}' trains beside a global model, but method.upload "

@@ -161,28 +161,21 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     train_task = _train_task(task, fields, tensors, start, pool, state)
     if secure_aggregator(task) is None:
         task.begin()
-        return _trained(task, fields, train_task, start, state, None)
+        return _trained(task, fields, train_task, None)
     with masking(task, MODELS, fields, tensors) as taken:
-        return _trained(task, fields, train_task, start, state, taken)
+        return _trained(task, fields, train_task, taken)
 
 
-def _trained(
-    task: ClientTask,
-    fields: dict[str, Any],
-    train_task: TrainTask,
-    start: dict[str, torch.Tensor],
-    state: ClientState,
-    taken: SumState | None,
-) -> MessageContent:
+def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, taken: SumState | None) -> MessageContent:
     """Return the client's upload after training; ``taken`` are the secrets of its masks in a masked sum."""
-    experiment, pool = task.setup.experiment, train_task.pool
+    experiment, pool, start = task.setup.experiment, train_task.pool, train_task.weights
     (trained,) = client_rounds(task.engine, task.setup, train_task, [task.client])
     # A client's own model has a table of its own.
-    kept = replace(trained.state, model={}, outputs={})
+    had, kept = (replace(one, model={}, outputs={}) for one in (train_task.state_of(task.client), trained.state))
     # The server may not receive this round's reply; the next round then begins with what was kept before.
     if kept:
         if fields["state"] is not None:
-            task.memory.keep("parts-before", fields["state"], state.to_tensors())
+            task.memory.keep("parts-before", fields["state"], had.to_tensors())
         task.memory.keep("parts", fields["keep"], kept.to_tensors())
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
@@ -192,7 +185,6 @@ def _trained(
         task.memory.save()
     if trained.outputs is not None and task.site.has_file:
         trained = replace(trained, outputs=_without_few(task, train_task, trained.outputs))
-    # What the site's own protection covers begins at the same weights.
     begun = task.setup.shared(start)
     upload, extras = protected(task.setup, train_task, trained, secret_generator())
     if task.site.protection is not None and experiment.method.upload.is_model:

@@ -227,6 +227,13 @@ def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
                 assert torch.equal(update.state.personal[name], tensor * count)
 
 
+def test_a_personal_part_names_the_field_that_it_keeps() -> None:
+    e = with_objective(Counting()).experiment
+    method = e.method.model_copy(update={"personal": type("Older", (Scaled,), {"keeps": "personal/"})()})
+    with pytest.raises(ValueError, match=r"'scaled' has keeps = 'personal/'; valid: layers, personal"):
+        check_client_parts(method, e.train, e.channel, e.protection)
+
+
 def test_what_a_step_renews_keeps_its_type() -> None:
     """It became float64 in the loop engine only."""
     made = with_objective(counting(renewed=lambda count: {"count": count.double() + 1}))
