@@ -144,8 +144,7 @@ class FlowerEngine:
         self._round = task.round
         # The last round's need no memory while this round's arrive.
         self._uploads = {}
-        aggregator = aggregator_of(self.setup, task.round)
-        if isinstance(aggregator, SecureMean):
+        if isinstance(aggregator := aggregator_of(self.setup, task.round), SecureMean):
             result = self._collect_sum(task, clients, lost, aggregator)
         else:
             begin = time.perf_counter()
@@ -183,22 +182,23 @@ class FlowerEngine:
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
-        length = sum(tensor.numel() for tensor in begun.values())
-        like = {"masked": torch.empty(length, dtype=torch.int32)}
+        like = {"masked": torch.empty(sum(tensor.numel() for tensor in begun.values()), dtype=torch.int32)}
         try:
             part = masks.begin(clients)
             extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
             replies = self._trained(task, part, extra)
             replies = {client: Reply(fault=fault) for client, fault in masks.faults.items()} | replies
             arrived = self._sent(task, clients, replies)
-            good = good_uploads(arrived, lost, result, lambda one: fault_of({**one.upload, **one.extras}, like))
+            good = good_uploads(
+                arrived, lost, result, lambda one: fault_of(one.upload, like) or fault_of(one.extras, {})
+            )
             vectors = {one.client: one.upload["masked"] for one in good}
             result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
         except NoSum as error:
             result.good, reason = [], f"there is no sum: {error}"
             faults = masks.faults | {one["client"]: one["reason"] for one in result.refused}
             result.refused = [{"client": c, "reason": faults.get(c, reason)} for c in clients if c not in lost]
-        result.extra_bytes = {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        result.extra_bytes |= {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin
         return result
 
@@ -296,15 +296,15 @@ class FlowerEngine:
         """Return every client's reply. A site that lost what it received earlier receives it again, with ``extra``."""
         # A restarted node has lost what it received earlier.
         self.sites.wait_until_connected()
-        weights = add_prefix("weights/", self.setup.shared(task.weights))
-        shared = {"weights": to_record(weights), "pool": self._pool_table(task)}
-        shared["server"] = to_record(add_prefix("server/", task.server_state))
-        extra = extra or {}
-        orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
+        pool = task.pool.tensors if task.pool is not None and self.setup.method.sharing.sent_to_clients else {}
+        tables = {"weights": self.setup.shared(task.weights), "pool": pool, "server": task.server_state}
+        shared = {name: to_record(add_prefix(f"{name}/", table)) for name, table in tables.items()}
+        given = {client: (extra or {}).get(client, ClientRequest()) for client in clients}
+        orders = {client: self._order(task, client, shared, set(), given[client]) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
         lacking = {c: reply.fields[LACKS] for c, reply in replies.items() if LACKS in reply.fields}
         if lacking:
-            again = {c: _joined(self._order(task, c, shared, {"model", "pool"}), extra.get(c)) for c in lacking}
+            again = {c: self._order(task, c, shared, {"model", "pool"}, given[c]) for c in lacking}
             replies |= self.sites.exchange("train", task.round, again)
         if task.pool is not None:
             version = self._version(task.pool)
@@ -314,9 +314,9 @@ class FlowerEngine:
         return {client: still.get(client) or replies[client] for client in clients}
 
     def _order(
-        self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], resend: set[str]
+        self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], resend: set[str], extra: ClientRequest
     ) -> ClientRequest:
-        """Return one client's request for a round; ``resend`` names what it receives a second time."""
+        """Return one client's request for a round with ``extra``; ``resend`` names what it receives a second time."""
         method = self.setup.experiment.method
         fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": None}
         tables = []
@@ -341,11 +341,7 @@ class FlowerEngine:
                 "pool" in resend or self._sent_pools.get(client) != (self.sites.nodes.get(client), fields["pool"])
             ):
                 tables.append(shared["pool"])
-        return ClientRequest(fields, tuple(tables))
-
-    def _pool_table(self, task: TrainTask) -> ArrayRecord:
-        sent = self.setup.experiment.method.sharing.sent_to_clients
-        return to_record(add_prefix("pool/", task.pool.tensors) if task.pool is not None and sent else {})
+        return ClientRequest({**fields, **extra.fields}, (*tables, *extra.records))
 
     def _version(self, pool: Pool) -> str:
         """Return a digest of a pool."""
@@ -363,11 +359,6 @@ class FlowerEngine:
         if loss is None or not -LARGEST < loss < LARGEST:
             return "its loss is NaN or infinite (a learning rate, or inputs, too large?)"
         return None
-
-
-def _joined(one: ClientRequest, other: ClientRequest | None) -> ClientRequest:
-    """Merge two requests into one."""
-    return one if other is None else ClientRequest({**one.fields, **other.fields}, one.records + other.records)
 
 
 def _mark(start: Tensors) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -251,12 +251,7 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> C
     first = first_client_state(experiment.method, experiment.train, model_spec(task.setup, task.engine.model), start)
     if mark is None:
         return first
-    kept = _recall_state(task, mark)
-    if kept is None:
-        raise FedblendError(
-            f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
-            "nobody else has it; begin a new run"
-        )
+    kept = ClientState.from_tensors(_recall(task, "parts", mark))
     # A personal model that is made after training is not read in the next round, and has no first table.
     table, like = replace(kept, personal=kept.personal if first.personal else {}).to_tensors(), first.to_tensors()
     if fault := fault_of(table, like):
@@ -266,10 +261,15 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> C
     return ClientState.from_tensors({name: table[name] for name in like})
 
 
-def _recall_state(task: ClientTask, mark: str) -> ClientState | None:
-    """Return what the client keeps under a mark beside its own model; ``None`` if it is gone."""
-    kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
-    return None if kept is None else ClientState.from_tensors(kept)
+def _recall(task: ClientTask, table: Literal["own", "parts"], mark: str) -> dict[str, torch.Tensor]:
+    """Return what the client keeps under a mark. Raises :class:`FedblendError` if it is gone."""
+    kept = task.memory.recall(table, mark) or task.memory.recall(f"{table}-before", mark)
+    if kept is None:
+        what = "its own weights of" if table == "own" else "what the method keeps at it since"
+        raise FedblendError(
+            f"it no longer has {what} round {round_of_mark(mark)} ({LASTS}), and nobody else has it; begin a new run"
+        )
+    return kept
 
 
 def protects(task: ClientTask) -> bool:
@@ -301,17 +301,9 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     own: the loss of each, and whether it is right.
     """
     split = fields["split"]
-    if fields["own"] is not None:
-        weights = _kept(task, fields["own"])
-        if weights is None:
-            since = round_of_mark(fields["own"])
-            raise FedblendError(f"it no longer has its weights of round {since}; begin a new run")
-    else:
-        weights = _in_order(task, tensors)
+    weights = _in_order(task, tensors) if fields["own"] is None else _own_weights(task, fields["own"])
     if (mark := fields["personal"]) is not None:
-        kept = _recall_state(task, mark)
-        if kept is None:
-            raise FedblendError(f"it no longer has its own model of round {round_of_mark(mark)}; begin a new run")
+        kept = ClientState.from_tensors(_recall(task, "parts", mark))
         weights |= getattr(kept, task.setup.experiment.method.personal.keeps)
     if task.site.data is not None and split == "test":
         raise RefusedByPolicy(
@@ -383,23 +375,17 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
         return None if kept is None else _in_order(task, kept)
     if fields["mark"] is None:
         return task.setup.weights()
-    own = _kept(task, fields["mark"])
-    if own is None:
-        raise FedblendError(
-            f"it no longer has its own weights of round {round_of_mark(fields['mark'])} ({LASTS}), and nobody else has "
-            "them; begin a new run"
-        )
-    return {name: own[name] for name in task.setup.model.state_dict()}
+    return _own_weights(task, fields["mark"])
 
 
-def _kept(task: ClientTask, mark: str) -> dict[str, torch.Tensor] | None:
+def _own_weights(task: ClientTask, mark: str) -> dict[str, torch.Tensor]:
     """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
-    own = task.memory.recall("own", mark) or task.memory.recall("own-before", mark)
-    if own is not None and (fault := fault_of(own, task.setup.weights())):
+    own = _recall(task, "own", mark)
+    if fault := fault_of(own, task.setup.weights()):
         raise FedblendError(
             f"its own weights of round {round_of_mark(mark)} are not of this experiment: {fault}; begin a new run"
         )
-    return own
+    return {name: own[name] for name in task.setup.model.state_dict()}
 
 
 def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | str | None:
