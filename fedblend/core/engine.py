@@ -25,7 +25,7 @@ from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState
 from fedblend.core.trees import Tensors, add_prefix
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.upload import all_finite, bytes_of, fault_of
 
 
 @dataclass(frozen=True)
@@ -328,9 +328,11 @@ def client_rounds(engine: Engine, setup: Setup, task: TrainTask, clients: Sequen
         had = task.state_of(update.client)
         model = update.weights if setup.experiment.keeps_client_weights else {}
         layers = {name: update.weights[name] for name in sorted(setup.own_layers)}
-        kept = replace(update.state, model=model, layers=layers).finite_or(had)
+        kept = replace(update.state, model=model, layers=layers)
+        # A client that diverged takes part in later rounds as it would have without this round.
+        kept = kept if all_finite(kept.to_tensors().values()) else had
         if own is not None:
-            kept = replace(kept, personal=ClientState(personal=own.weights).finite_or(had).personal)
+            kept = replace(kept, personal=own.weights if all_finite(own.weights.values()) else had.personal)
         yield replace(update, state=kept)
 
 

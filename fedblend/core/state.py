@@ -10,7 +10,6 @@ import torch
 
 from fedblend.core.sharing import Pool, gather
 from fedblend.core.trees import Tensors, add_prefix, by_client, for_clients, in_order, strip_prefix
-from fedblend.core.upload import all_finite
 
 PREFIXES = {
     "model": "weights/",
@@ -43,14 +42,6 @@ class ClientState:
 
     def __bool__(self) -> bool:
         return any(map(len, vars(self).values()))
-
-    def finite_or(self, old: ClientState) -> ClientState:
-        """Return this state, or the ``old`` one if this one holds NaN or infinity.
-
-        A client that diverged once then takes part in later rounds as it would have without that round.
-        """
-        floating = [t for t in self.to_tensors().values() if t.is_floating_point()]
-        return self if all_finite(floating) else old
 
     def ordered(self, names: Iterable[str]) -> ClientState:
         """Return the state with its models in the order of ``names``; files and messages reorder."""
