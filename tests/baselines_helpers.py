@@ -61,7 +61,7 @@ class Reference:
     def batches(self, client: int, round: int, personal: bool = False) -> list[np.ndarray]:
         """The rows of each of a client's steps in a round."""
         sizes = self.setup.sizes(round)
-        task = TrainTask(round, {}, self.loop.sharing.pool_of(self.loop.start()[0]), sizes, personal=personal)
+        task = TrainTask(round, {}, self.loop.exchange.pool_of(self.loop.start()[0]), sizes, personal=personal)
         made = self.engine.assign(task, client)
         return [made.order[a:b] for a, b in zip(made.bounds, made.bounds[1:], strict=False)]
 

@@ -11,7 +11,6 @@ from helpers import federation_of, run
 from hypothesis import strategies as st
 
 from fedblend.core.engine import ClientUpdate, TrainTask
-from fedblend.core.record import CostMeter
 from fedblend.core.setup import Setup
 from fedblend.core.state import to_tensors
 from fedblend.engines.loop import LoopEngine
@@ -27,8 +26,8 @@ def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, Clie
     """Local training of some clients from a world's first weights, with what their sharing gives them."""
     fed = federation_of(made)
     start, sizes = fed.start()[0], made.sizes(0)
-    state = fed.sharing.share_if_due(start, start.weights, sizes, CostMeter())[0]
-    task = TrainTask(round, start.weights, fed.sharing.pool_of(state), sizes)
+    state = fed.exchange.share_if_due(start, sizes)[0]
+    task = TrainTask(round, start.weights, fed.exchange.pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
 
 

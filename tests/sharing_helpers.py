@@ -9,7 +9,7 @@ import torch
 from helpers import images, local, setup
 
 from fedblend.core.dataset import Dataset
-from fedblend.core.sharing import Payload, Pool
+from fedblend.core.sharing import Payload, Pool, ServerSide
 from fedblend.methods.sharing.means import SharedMeans
 
 DATA = images(23, classes=3)
@@ -34,3 +34,8 @@ def entries(count: int, seed: int = 0) -> Pool:
     rng = torch.Generator().manual_seed(seed)
     x, y = torch.randn(count, 1, 4, 4, generator=rng), torch.rand(count, 3, generator=rng)
     return Pool({"x": x, "y": y}, np.arange(count))
+
+
+def server_side(rng: np.random.Generator, clients: Any = (), base: Any = None, spec: Any = None) -> ServerSide:
+    """What a server knows where the pool of the ``clients`` that were asked is made."""
+    return ServerSide(spec, np.array(clients, np.int64), base, lambda: np.empty((0, 0), bool), rng)

@@ -367,7 +367,7 @@ def _option(g: Group, metric: str) -> Option:
         scores=scores,
         megabytes=fmean(megabytes),
         leaves=tuple(dict.fromkeys(leak.kind for leak in beside)),
-        to_clients=bool(sharing.leaves_client and objective.needs),
+        to_clients=bool(sharing.plan.leaves and objective.needs),
         membership={leak.kind: leak.membership for leak in leaks},
         recognised=max((leak.recognised for leak in beside if not math.isnan(leak.recognised)), default=math.nan),
     )

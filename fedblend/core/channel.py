@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend.core.random import stream
-from fedblend.core.record import CostMeter
+from fedblend.core.record import RoundLog
 from fedblend.core.registry import Part
 from fedblend.core.setup import Setup
 
@@ -55,10 +55,10 @@ def transmit(
     sizes: np.ndarray,
     clients: np.ndarray,
     round: int,
-    costs: CostMeter,
+    log: RoundLog,
 ) -> np.ndarray:
     """Return which of the transmissions of ``sizes`` bytes arrive, bool [n]; count the seconds of the slowest."""
     experiment = setup.experiment
     sent = experiment.channel.transmit(direction, sizes, stream(experiment.seed, purpose, round), clients)
-    costs.wait(direction, float(sent.seconds.max(initial=0.0)))
+    log.wait(direction, float(sent.seconds.max(initial=0.0)))
     return sent.arrives

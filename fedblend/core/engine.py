@@ -351,7 +351,8 @@ def collect(
             yield Sent(update.client, upload, extras, update.samples, update.loss, size, update.state, update.notes)
             start = time.perf_counter()
 
-    gather_uploads(setup, task, sent(), lost, result, setup.method.server_step.looks_at_uploads or task.keeps_uploads)
+    keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
+    gather_uploads(setup, task, sent(), lost, result, keep)
     return result
 
 

@@ -16,9 +16,7 @@ import torch
 from fedblend.core.engine import Engine, Scores, Tensors
 from fedblend.core.errors import FedblendError
 from fedblend.core.metric import Metric
-from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
-from fedblend.core.state import RunState, replaced
 
 SIZE_CLASSES = ((0, 100, "<100"), (100, 200, "100-199"), (200, None, ">199"))
 """Clients by samples held, as FedMix's Table 13 groups them."""
@@ -172,57 +170,6 @@ def _weighted(by_client: Mapping[int, Mapping[str, float]], name: str, size: Map
     defined = [(size[c], v) for c, table in by_client.items() if math.isfinite(v := table.get(name, math.nan))]
     samples = sum(n for n, _ in defined)
     return sum(n * v for n, v in defined) / samples if samples else None
-
-
-BEST = "validation"
-"""Slot of the server's state with the round that is best on validation, and its value."""
-
-
-class Selection:
-    """The best round by validation, and the target.
-
-    Raises :class:`FedblendError` for metrics that are not defined for the task.
-    """
-
-    def __init__(self, setup: Setup) -> None:
-        self.experiment, classifies = setup.experiment, setup.task.kind == "classification"
-        metrics, validation = self.experiment.metrics, self.experiment.validation
-        for i, metric in enumerate(metrics):
-            try:
-                metric.require_possible(setup.task)
-            except ValueError as error:
-                raise FedblendError(f"metrics[{i}]: {error}") from None
-        needed = {"validation.metric": validation.metric if validation.active else None}
-        needed |= {"target_metric": self.experiment.target_metric if self.experiment.stop_at_target else None}
-        for field, name in needed.items():
-            if name == "accuracy" and not classifies:
-                raise FedblendError(
-                    f"{field}: accuracy is not defined for {setup.task.kind} data; valid: loss, or one of metrics"
-                )
-        self.metric = validation.metric or ("accuracy" if classifies else "loss")
-        larger = {"accuracy": True, "loss": False, **{m.label: m.larger_is_better for m in metrics}}
-        self.signs = {name: 1.0 if better else -1.0 for name, better in larger.items()}
-
-    def note_best(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
-        """Note which round so far is best on validation, the first of equal ones. The state keeps it."""
-        value = record.score_of(self.metric, validation=True)
-        best = state.server_part(BEST).get("best")
-        if value is not None and math.isnan(value):
-            value = None  # a model that diverged is not the best
-        if value is not None and (best is None or self.signs[self.metric] * (value - float(best[1])) > 0):
-            best = torch.tensor([state.round, value], dtype=torch.float64)
-            state = replace(state, server_state=replaced(state.server_state, BEST, {"best": best}))
-        if best is not None and record.validation is not None:
-            record.best_round = int(best[0])
-        return state, record
-
-    def reaches_target(self, record: RoundRecord) -> bool:
-        """Whether the run ends because the record reaches the target."""
-        if not self.experiment.stop_at_target:
-            return False
-        name = self.experiment.target_metric
-        value = record.score_of(name, self.experiment.validation.active)
-        return value is not None and self.signs[name] * (value - self.experiment.target) >= 0
 
 
 def own_tests(setup: Setup) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from fedblend.core.context import (
 from fedblend.core.errors import FedblendError
 from fedblend.core.method import Method, Training
 from fedblend.core.registry import Part, build, part
+from fedblend.core.sharing import Form
 from fedblend.core.trees import Tensors
 
 __all__ = [
@@ -105,9 +106,12 @@ class Objective(ClientPart):
     """
 
     to_define = ("loss or phases",)
-    breaks_privacy: bool = False
-    reads_stored: bool = False
-    """Whether entries of the pool may be samples as stored (:meth:`Context.entries` scales them)."""
+    renamed: ClassVar = {
+        "reads_stored": 'reads = ("inputs", "stored", "seeds", "raw")',
+        "breaks_privacy": 'reads = ("raw",)',
+    }
+    reads: tuple[Form, ...] = ("inputs", "stored")
+    """Forms of shared entries that the objective uses, if it needs any (:meth:`Context.entries` scales stored ones)."""
     counts_labels: bool = False
     """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
     tracks: bool = False
@@ -169,9 +173,9 @@ class WithBase(Objective):
         return tuple(self.base.needs)
 
     @property
-    def reads_stored(self) -> bool:  # type: ignore[override]
-        """Whether the base reads samples as stored."""
-        return bool(self.base.reads_stored)
+    def reads(self) -> tuple[Form, ...]:  # type: ignore[override]
+        """The forms that the base uses."""
+        return tuple(self.base.reads)
 
     @property
     def counts_labels(self) -> bool:  # type: ignore[override]

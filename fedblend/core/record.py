@@ -179,13 +179,24 @@ def _validator() -> pydantic.TypeAdapter[RoundRecord]:
     return pydantic.TypeAdapter(RoundRecord)
 
 
-class CostMeter:
-    """What one round costs: seconds by phase, bytes by direction and kind, seconds on the air by direction."""
+class RoundLog:
+    """What one round costs, and what is noted of it: seconds by phase, bytes by direction and kind, seconds on the air,
+    and fields of its record.
+    """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a round."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
         self.channel: dict[str, float] = {}
+        self.facts: dict[str, Any] = {}
+
+    def note(self, **facts: Any) -> None:
+        """Set fields of the round's record."""
+        self.facts |= facts
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
@@ -205,3 +216,16 @@ class CostMeter:
         """Add bytes sent "up" or "down"."""
         if number:
             self.bytes[direction][kind] += int(number)
+
+    def write(self, record: RoundRecord, compute_seconds: float | None) -> None:
+        """Set what the round cost in its record; ``compute_seconds`` are the experiment's, where it fixes them."""
+        if self.channel:
+            record.channel = dict(self.channel)
+        if compute_seconds is not None and record.round:
+            record.computing = compute_seconds
+        record.bytes_up, record.bytes_down = dict(self.bytes["up"]), dict(self.bytes["down"])
+        record.machine = {"seconds": {phase: round(seconds, 4) for phase, seconds in self.seconds.items()}}
+        if record.channel is not None and record.computing is None:
+            # Real clients train at the same time; simulated ones train one after another.
+            per_client = self.seconds["train"] / max(1, len(record.cohort or ()))
+            record.machine["computing"] = round(per_client + self.seconds["server"] + self.seconds["aggregate"], 4)

@@ -128,6 +128,8 @@ class Part:
     name: ClassVar[str]
     to_define: ClassVar[tuple[str, ...]] = ()
     """Methods that the base of a kind leaves to its parts; of ``"a or b"`` a part defines one."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Attributes of earlier versions, each with what a part has in its place."""
     numeric_inputs: bool = False
     """Whether the part computes with samples as numbers: it mixes, averages, changes or makes them, or takes distances
     or gradients of them. Tokens, whose ids are names, are refused then.
@@ -221,6 +223,9 @@ def _require_like_base(kind: str, name: str, cls: type) -> None:
             f"the {kind} '{name}' does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} "
             f"from {module}"
         )
+    for word, new in base.renamed.items():
+        if word in vars(cls):
+            raise FedblendError(f"the {kind} '{name}' has {word}, which fedblend 0.3 no longer reads; valid: {new}")
     for choice in base.to_define:
         _require_one(f"the {kind} '{name}'", cls, choice, base, f"methods as in {word}")
     for attribute, of_base in ((one, inspect.getattr_static(base, one)) for one in dir(base)):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from fedblend.core.context import ModelSpec
 from fedblend.core.registry import Part
-from fedblend.core.sharing import Pool
+from fedblend.core.sharing import Form, Pool
 from fedblend.core.trees import Tensors
 
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -51,24 +52,30 @@ class ServerStep(Part):
     """
 
     to_define = ("refine",)
-    looks_at_uploads: bool = False
-    """Whether the step works with single uploads, not only with the aggregate."""
-    queries_clients: bool = False
-    """Whether clients answer its questions, so that the server never receives their single uploads."""
+    renamed: ClassVar = {
+        "reads_pool": 'reads = ("stored", "seeds", "raw"), or other forms',
+        "reads_inputs": 'reads = ("inputs",)',
+        "reads_features": 'reads = ("moments",)',
+        "looks_at_uploads": 'works_on = "uploads"',
+        "queries_clients": 'works_on = "answers"',
+    }
+    works_on: Literal["aggregate", "uploads", "answers"] = "aggregate"
+    """What the step needs: the aggregate alone, single uploads, or clients' answers to its questions, so that the
+    server never receives single uploads.
+    """
     breaks_privacy: bool = False
     """Whether the step uses raw samples."""
-    reads_pool: bool = False
-    """Whether the step reads the pool of shared entries."""
+    reads: tuple[Form, ...] = ()
+    """Forms of shared entries that the step uses; none where it uses no pool."""
     needs_pool: bool = False
     """Whether the step has nothing to do without a pool."""
     needs: tuple[str, ...] = ()
     """Names of the pool's tensors that the step reads."""
-    reads_inputs: bool = False
-    """Whether entries of the pool are inputs of the model, not samples as stored."""
-    reads_features: bool = False
-    """Whether entries of the pool are inputs of the model's last layer."""
-    active: bool = True
-    """Whether the step changes anything."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the step changes anything."""
+        return type(self).refine is not ServerStep.refine
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with this model or these data."""

@@ -17,7 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.method import Method, Training
 from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
-from fedblend.core.sharing import Pool, Request, rows_of
+from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
 from fedblend.core.trees import Tensors, digest_of
 
 
@@ -105,27 +105,16 @@ class Setup:
         return self.samples(server, size) if self.own is None else (self.own[0][:size], self.own[1][:size])
 
     def requests(self, sizes: np.ndarray) -> dict[int, Request]:
-        """The server's requests by client: of a server with data of its own, or of one that coordinates labels."""
-        base, sharing = self.base(sizes), self.method.sharing
-        if sharing.coordinated:
-            return sharing.requests_by_labels(self.labels_held(sizes), stream(self.experiment.seed, "requests"))
-        if base is None:
-            return {}
-        others = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
-        return sharing.requests(base[1].numpy(), self.task.outputs, others)
+        """The server's requests by client."""
+        rng = stream(self.experiment.seed, "requests")
+        return self.method.sharing.requests(self._server_side(model_spec(self, self.model), sizes, rng))
 
     def pool(self, spec: ModelSpec, entries: Pool, sizes: np.ndarray, rng: np.random.Generator) -> Pool:
         """What the server makes of ``entries``; ``sizes`` int64 [clients] are the samples of clients as they shared."""
-        sharing, base = self.method.sharing, self.base(sizes)
-        if sharing.made_by_server:
-            pool = sharing.make(spec, rng)
-        elif sharing.secure_aggregated:
-            pool = sharing.pool_of_sums(entries, np.flatnonzero(sizes), rng)
-        elif base is None:
-            pool = sharing.pool(entries, rng)
-        else:
-            pool = sharing.pool_beside(entries, base, rng)
-        return pool
+        return self.method.sharing.make_pool(entries, self._server_side(spec, sizes, rng))
+
+    def _server_side(self, spec: ModelSpec, sizes: np.ndarray, rng: np.random.Generator) -> ServerSide:
+        return ServerSide(spec, np.flatnonzero(sizes), self.base(sizes), lambda: self.labels_held(sizes), rng)
 
     def pool_for_clients(self, pool: Pool) -> Pool:
         """What clients may receive of a pool: all but the samples of a server with data of its own."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -92,49 +92,100 @@ class Shares:
         return shared
 
 
+Form = Literal["inputs", "stored", "seeds", "raw", "statistics", "hidden", "moments"]
+"""What shared entries are: inputs of the model, or means of such; samples on the scale that they are stored in, mixed
+or encoded ones as seeds, or raw ones; means and deviations of channels; hidden states after some layers; moments of
+features.
+"""
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """Who shares what, when, and with whom."""
+
+    form: Form = "stored"
+    """What entries are. An objective and a server step name the forms that they read."""
+    when: Literal["never", "once", "each-round", "after-last-round", "after-rounds"] = "once"
+    """Before the first round or each round, or after training, under the round's aggregate, for the server step."""
+    who: Literal["all", "cohort", "server"] = "all"
+    """All clients that hold samples, those of the round, or the server, which makes the entries itself."""
+    to: Literal["clients", "server", "own", "nobody"] = "clients"
+    """The clients whose objective reads entries, by way of the server; the server alone; each client its own entries
+    alone; or nobody, where entries hold nothing of clients' samples.
+    """
+    sees_model: bool = False
+    """Whether entries depend on the round's global model, which the server then sends for it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is shared."""
+        return self.when != "never"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a payload leaves clients."""
+        return self.active and self.who != "server" and self.to in ("clients", "server")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether clients share more than once."""
+        return self.when in ("each-round", "after-rounds")
+
+    @property
+    def after_training(self) -> bool:
+        """Whether clients share at the end of a round."""
+        return self.when in ("after-last-round", "after-rounds")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether entries are on the scale of stored samples."""
+        return self.form in ("stored", "seeds", "raw")
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What a server knows where it requests samples of clients, or makes the pool."""
+
+    spec: ModelSpec
+    """The model, the data and the task."""
+    clients: np.ndarray
+    """Clients that hold samples, as a request is made; that have been asked, as the pool is made. int64, in order."""
+    base: tuple[torch.Tensor, torch.Tensor] | None
+    """Samples (x, y) as stored of a server with data of its own."""
+    labels_held: Callable[[], np.ndarray]
+    """Collects which labels clients hold, bool [clients, C]."""
+    rng: np.random.Generator
+    """Keyed by seed, purpose and the round of the entries."""
+
+
 class Sharing(Part):
     """Base of all sharings. The base shares nothing."""
 
-    to_define = ("share or make or pool_beside",)
+    to_define = ("share or make_pool",)
+    renamed: ClassVar = {
+        word: 'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words'
+        for word in (
+            *("shares_inputs", "shares_features", "unsafe", "for_server", "each_round", "after_training", "of_cohort"),
+            *("made_by_server", "leaves_client", "own_only", "reads_model", "active"),
+        )
+    } | {
+        word: "make_pool(entries, server) and requests(server)"
+        for word in ("make", "pool_beside", "pool_of_sums", "requests_by_labels")
+    }
+    plan: SharingPlan = SharingPlan()
+    """Who shares what, when, and with whom; a property, where options decide."""
     bytes_kind: str = "shared"
     """Kind under which bytes are counted, and which a site's policy allows: a name in
     :data:`~fedblend.core.payload.PAYLOAD_KINDS`.
     """
-    unsafe: bool = False
-    """Whether raw samples leave clients."""
-    leaves_client: bool = True
-    """Whether a payload is sent at all."""
-    own_only: bool = False
-    """Whether a client may use its own entries only."""
-    each_round: bool = False
-    """Whether clients share again in every round."""
-    made_by_server: bool = False
-    """Whether the server makes the entries itself, by :meth:`make`; clients then share nothing."""
-    reads_model: bool = False
-    """Whether what a client shares depends on the round's global model, which the server then sends for it."""
-    after_training: bool = False
-    """Whether clients share at the end of a round, under its aggregate; the pool is for the server step alone."""
-    of_cohort: bool = False
-    """Whether only the clients of the round share."""
-    for_server: bool = False
-    """Whether the pool stays at the server, unless the objective reads samples as stored."""
     server: int | None = None
     """The client that is the server, for a server with data of its own; it does not share."""
-    coordinated: bool = False
-    """Whether the server first collects clients' labels, and then requests certain ones of each."""
     secure_aggregated: bool = False
     """Whether the server of a real federation receives sums over groups of clients only."""
-    shares_inputs: bool = False
-    """Whether entries are inputs of the model, or means of such; if not, they are on the scale of stored samples."""
-    shares_features: bool = False
-    """Whether entries are of the inputs of the model's last layer, not samples."""
-    active: bool = True
-    """Whether anything is shared."""
     if_empty: str = "let clients make larger means (samples_per_mean, split), or lower policy.min_mean: {min_mean}"
     """What to change where nothing was shared, for a message with the policy's ``min_mean``."""
     refresh: float | None = None
     """Share of the clients with new data from which on clients share again; ``None`` for once."""
-
     single_samples: bool = False
     """Whether each entry is made of one sample, of which a site limits the number (its ``max_seeds``)."""
     by_label: bool = False
@@ -146,23 +197,13 @@ class Sharing(Part):
         return self.bytes_kind in PAYLOAD_KINDS and PAYLOAD_KINDS[self.bytes_kind].are_means
 
     @property
-    def shares_stored(self) -> bool:
-        """Whether entries are on the scale of stored samples: neither inputs, nor features or hidden states."""
-        return not (self.shares_inputs or self.shares_features or getattr(self, "layer", None) is not None)
-
-    @property
     def numeric_inputs(self) -> bool:  # type: ignore[override]
         """Whether entries are made of samples, not samples as they are, features or hidden states."""
-        return self.active and not self.unsafe and (self.shares_inputs or self.shares_stored)
-
-    @property
-    def sent_to_clients(self) -> bool:
-        """Whether clients whose objective needs the pool receive it; others make it themselves."""
-        return self.leaves_client or self.made_by_server
+        return self.plan.active and self.plan.form in ("inputs", "stored", "seeds", "statistics")
 
     def shares_in(self, round: int, rounds: int) -> bool:
         """Whether clients share in ``round``, counted from 0, of a run of ``rounds``, even if no data are new."""
-        return round == 0 or self.each_round
+        return {"never": False, "once": round == 0, "after-last-round": round + 1 == rounds}.get(self.plan.when, True)
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client could share anything.
@@ -197,29 +238,20 @@ class Sharing(Part):
         """The noise that gives an (epsilon, delta) for a sample of the payload, or the reason why there is none."""
         return f"'{self.name}' shares without noise"
 
-    def make(self, spec: ModelSpec, rng: np.random.Generator) -> Pool:
-        """At a server that makes the entries itself: the pool, of no client's samples."""
-        raise TypeError(f"{type(self).__name__} defines no make")
-
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """At the server: make the pool from all entries, in order of client."""
         return entries
 
-    def requests(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
-        """At a server with data of its own, with labels ``base`` int64 [n]: the request to each of ``clients``."""
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
+        """At the server: make the pool from all entries and what the server has beside them; by default :meth:`pool`.
+
+        The entries are of groups of clients where the server receives sums only, and none where it makes them itself.
+        """
+        return self.pool(entries, server.rng)
+
+    def requests(self, server: ServerSide) -> dict[int, Request]:
+        """At the server: the request to each client of which it wants certain samples."""
         return {}
-
-    def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
-        """At a server that coordinates: the requests to clients that hold the labels ``held`` bool [clients, C]."""
-        return {}
-
-    def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
-        """At a server with samples of its own, ``base`` = (x, y) as stored: make the pool from both."""
-        return self.pool(entries, rng)
-
-    def pool_of_sums(self, entries: Pool, asked: np.ndarray, rng: np.random.Generator) -> Pool:
-        """At a server that receives sums only: make the pool from the sums of the clients ``asked``, int64 in order."""
-        return self.pool(entries, rng)
 
     def view(self, pool: Pool, client: int) -> Pool:
         """The part of the pool that a client may use; the base gives all of it."""

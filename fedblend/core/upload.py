@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.registry import Part
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.state import RunState
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:
@@ -143,20 +146,22 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 class Upload(Part):
-    """Base of all uploads.
+    """Base of all uploads. ``bytes_kind`` is the word under which bytes are counted."""
 
-    ``bytes_kind`` is the word under which bytes are counted. ``is_model`` is true where the aggregate is the next
-    model; otherwise the server passes the aggregate to the server step and to the clients of the next round.
-    ``trains`` is false where clients do nothing in a round. ``watches`` is true where engines record the model's
-    outputs while clients train.
-    """
-
+    renamed: ClassVar = dict.fromkeys(("is_model", "watches", "embeds"), 'content = "outputs", or another word')
     bytes_kind: str = "weights"
-    is_model: bool = True
+    content: Literal["model", "outputs", "embeddings", "nothing"] = "model"
+    """The model after training, of which the aggregate is the next model; or mean outputs by label, which engines
+    record while clients train; mean embeddings by class, which engines compute after it. These the server passes to
+    the server step and to the clients of the next round.
+    """
     trains: bool = True
-    watches: bool = False
-    embeds: bool = False
-    """Whether clients send mean embeddings by class, which engines compute after training."""
+    """Whether clients train."""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether clients send a model."""
+        return self.content == "model"
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
         """Numbers of the embedding of one input, where clients send mean embeddings; else 0."""
@@ -184,6 +189,17 @@ class Upload(Part):
         """Why a payload cannot be used, or ``None`` if it can."""
         return fault_of(payload, self.like(weights, task))
 
+    def change(self, before: RunState, after: RunState, trained: Sequence[str]) -> float:
+        """How far a round moved the model, |w - w'| / |w'| over the ``trained`` tensors (Mix2FLD, section II)."""
+        old, new = (torch.cat([one.weights[name].flatten() for name in trained])[None] for one in (before, after))
+        return relative_change(old, new)
+
     def aggregator(self, chosen: Aggregator) -> Aggregator:
         """The aggregator of such payloads; ``chosen`` is the method's aggregator of models."""
         return chosen
+
+
+def relative_change(old: torch.Tensor, new: torch.Tensor) -> float:
+    """The largest |new - old| / |old| of any row; 0 where both are 0."""
+    old, new = old.double(), new.double()
+    return float(((new - old).norm(dim=1) / old.norm(dim=1)).nan_to_num(nan=0.0, posinf=torch.inf).max())

@@ -235,7 +235,7 @@ class LoopEngine:
             self.to_device(had.parts),
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
-            pool_stored=method.sharing.shares_stored,
+            pool_stored=method.sharing.plan.is_stored,
             renews=objective.tracks,
         )
         loss = LocalLoss(objective, context, terms, settings)
@@ -247,7 +247,7 @@ class LoopEngine:
         accumulator = Accumulator() if settings.accumulate > 1 else None
         factors, made = settings.factors(assignment.steps), 0
         total = torch.zeros((), device=self.device)
-        means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.watches else None
+        means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.content == "outputs" else None
         steps = len(assignment.sizes)
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
@@ -339,7 +339,7 @@ class LoopEngine:
             start = self.to_device(task.start_of(client))
             return LocalTraining(start, weights, kept, received, lr, steps, gradient)
 
-        if setup.method.upload.embeds and not task.personal:
+        if setup.method.upload.content == "embeddings" and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)
         for slot, part in ({} if task.personal else client_parts(setup.method)).items():
             prefix = f"{slot}/"

@@ -91,7 +91,7 @@ def _trial_pool(engine: LoopEngine) -> Pool:
     sizes = setup.sizes(0)
     others = np.argsort(-sizes, kind="stable")
     others = others[others != sharing.server]
-    asked = [] if sharing.made_by_server else others.tolist()
+    asked = [] if sharing.plan.who == "server" else others.tolist()
     shared = engine.share(0, setup.weights(), asked, sizes)
     payloads = dict(islice(shared, max(2, getattr(sharing, "server_average", 1))))
     shared_sizes = sizes.copy()

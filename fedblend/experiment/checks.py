@@ -75,7 +75,7 @@ def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
 def check_convergence(method: Method, convergence_tol: float | None) -> None:
     """What is compared from round to round must change."""
     upload = method.upload
-    changes = upload.is_model or upload.watches or upload.embeds or method.server_step.active
+    changes = upload.content != "nothing" or method.server_step.active
     if convergence_tol is not None and not changes:
         raise ValueError(
             f"convergence_tol: {convergence_tol:g}, but with method.upload '{upload.name}' and no method.server_step "
@@ -107,7 +107,7 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
     if unsafe:
         return
     sharing = method.sharing
-    for part in (sharing, method.objective, method.server_step):
+    for part in (sharing, method.server_step):
         if sends_raw_samples(part):
             raise ValueError(
                 f"unsafe: false does not allow '{part.name}', which sends raw samples; "
@@ -118,7 +118,7 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
             "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
             'valid: 2 or more, or "all" (or unsafe = true and policy.min_mean = 1)'
         )
-    if policy.min_mean == 1 and sharing.leaves_client and sharing.shares_means:
+    if policy.min_mean == 1 and sharing.plan.leaves and sharing.shares_means:
         raise ValueError(
             "policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: 2 or more "
             "(or unsafe = true)"
@@ -127,52 +127,50 @@ def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
 
 def sends_raw_samples(part: Any) -> bool:
     """Whether a part, or the class of one, sends raw samples to the server or to other clients."""
-    return bool(getattr(part, "unsafe", False) or getattr(part, "breaks_privacy", False))
+    needs_raw = getattr(part, "breaks_privacy", False) or getattr(part, "reads", ()) == ("raw",)
+    return bool(needs_raw or getattr(getattr(part, "plan", None), "form", "") == "raw")
+
+
+FORMS = {
+    "inputs": ("the model's inputs", "means"),
+    "stored": ("samples as stored", ""),
+    "seeds": ("seeds", "mixed-seeds, xor-seeds"),
+    "raw": ("raw samples", "raw"),
+    "statistics": ("statistics of channels", "channel-statistics"),
+    "hidden": ("hidden states", "hidden-means, features"),
+    "moments": ("moments of features", "feature-statistics"),
+    "nothing": ("nothing", ""),
+}
+"""What each form of shared entries is, and which sharings have it, for messages."""
 
 
 def check_sharing(method: Method, channel: Any) -> None:
-    """Shared data must be what the objective or the server step needs, and must arrive."""
+    """Shared data must be of a form that the objective or the server step reads, and must arrive."""
     sharing, objective, step = method.sharing, method.objective, method.server_step
-    if objective.needs and not sharing.active:
-        raise ValueError(
-            f"method.sharing: '{sharing.name}' shares nothing, but the objective '{objective.name}' needs "
-            f"{', '.join(objective.needs)}; valid: means, local-means, noise, hidden-means, features or raw"
-        )
-    if objective.needs and sharing.for_server and not objective.reads_stored:
-        raise ValueError(
-            f"method.sharing: samples of '{sharing.name}' stay at the server, but the objective '{objective.name}' "
-            "mixes with shared data at the clients; valid: means, local-means, noise, hidden-means, features or raw"
-        )
-    # An objective with views may have one that mixes as its base.
-    needs_raw = any(one.breaks_privacy for one in with_bases(objective))
-    if objective.needs and (not sharing.unsafe if needs_raw else sharing.unsafe and not objective.reads_stored):
-        form, valid = ("as they are stored", "raw") if needs_raw else ("as the model takes them", "means")
-        raise ValueError(
-            f"method.sharing: the objective '{objective.name}' mixes with data {form}, which '{sharing.name}' does not "
-            f"share; valid: {valid}"
-        )
-    if sharing.active and not (objective.needs or step.reads_pool):
+    plan = sharing.plan
+    form = plan.form if plan.active else "nothing"
+    readers = {
+        "objective": objective.reads if objective.needs else (),
+        "server_step": step.reads if plan.active else (),
+    }
+    for field, reads in readers.items():
+        if reads and form not in reads:
+            raise ValueError(
+                f"method.sharing: '{sharing.name}' shares {FORMS[form][0]}, but method.{field} "
+                f"'{getattr(method, field).name}' reads {' or '.join(FORMS[one][0] for one in reads)}; valid: "
+                f"{', '.join(filter(None, (FORMS[one][1] for one in reads)))}"
+            )
+    if plan.active and not any(readers.values()):
         raise ValueError(
             f"method.sharing: '{sharing.name}' shares data that neither the objective '{objective.name}' nor the "
-            f"server step '{step.name}' uses; valid: none, an objective that mixes, or a server step that uses shared "
-            "data (reads_pool)"
+            f"server step '{step.name}' reads; valid: none, or one that reads {FORMS[form][0]}"
         )
-    shares, reads = (sharing.shares_inputs, sharing.shares_features), (step.reads_inputs, step.reads_features)
-    of_layer = getattr(sharing, "layer", None) is not None
-    if sharing.active and step.reads_pool and (shares != reads or of_layer):
-        takes, valid = ("the model's inputs", "means") if step.reads_inputs else ("samples as stored", "xor-seeds")
-        if step.reads_features:
-            takes, valid = "statistics of features", "feature-statistics"
-        raise ValueError(
-            f"method.sharing: the server step '{step.name}' takes {takes}, which '{sharing.name}' does not share; "
-            f"valid: {valid}"
-        )
-    if getattr(sharing, "own_only", False) and getattr(objective, "exclude_own", False):
+    if plan.to == "own" and getattr(objective, "exclude_own", False):
         raise ValueError(
             f"method.objective.exclude_own: true leaves nothing to mix with, because '{sharing.name}' gives a client "
             "only its own data; valid: false"
         )
-    if getattr(sharing, "layer", None) != getattr(objective, "layer", None):
+    if form == "hidden" and getattr(sharing, "layer", None) != getattr(objective, "layer", None):
         raise ValueError(
             f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "
             f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
@@ -182,28 +180,27 @@ def check_sharing(method: Method, channel: Any) -> None:
             f"method.sharing: '{sharing.name}' sums the data that clients share once, but the channel "
             f"'{channel.name}' loses transmissions; valid: means, or another channel"
         )
-
-
-def check_sums(method: Method) -> None:
-    """Data that the server averages or inspects must reach it, and not only as a sum."""
-    sharing, step = method.sharing, method.server_step
-    if not sharing.leaves_client and getattr(sharing, "server_average", 1) > 1:
-        raise ValueError(
-            f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
-            "the server, which could not average them; valid: 1"
-        )
-    at_clients = sharing.active and not (sharing.leaves_client or sharing.made_by_server) and sharing.server is None
-    if step.reads_pool and at_clients:
+    if step.reads and plan.to in ("own", "nobody") and sharing.server is None:
         raise ValueError(
             f"method.server_step: '{step.name}' trains on shared data, but those of '{sharing.name}' never leave the "
             "clients; valid: a sharing that reaches the server, such as means"
         )
-    if step.looks_at_uploads and not method.upload.is_model:
+    if not plan.leaves and getattr(sharing, "server_average", 1) > 1:
+        raise ValueError(
+            f"method.sharing.server_average: {sharing.server_average}: means of '{sharing.name}' never reach "
+            "the server, which could not average them; valid: 1"
+        )
+
+
+def check_sums(method: Method) -> None:
+    """A server step that inspects single uploads must get them, and not only a sum."""
+    step = method.server_step
+    if step.works_on != "aggregate" and not method.upload.is_model:
         raise ValueError(
             f"method.server_step: '{step.name}' works with the clients' models, but method.upload "
             f"'{method.upload.name}' sends none; valid: model"
         )
-    if method.aggregator.secure_aggregated and step.looks_at_uploads and not step.queries_clients:
+    if method.aggregator.secure_aggregated and step.works_on == "uploads":
         raise ValueError(
             f"method.server_step: '{step.name}' needs single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"
@@ -303,7 +300,7 @@ def check_client_parts(method: Method, train: Train, channel: Any, protection: A
             f"method.personal: '{personal.name}' trains beside a global model, but method.upload "
             f"'{method.upload.name}' sends none; valid: upload = \"model\""
         )
-    if personal.keeps_layers and (step.looks_at_uploads or step.reads_pool or step.breaks_privacy):
+    if personal.keeps_layers and (step.works_on != "aggregate" or step.reads or step.breaks_privacy):
         raise ValueError(
             f"method.server_step: '{step.name}' trains a whole model at the server, but '{personal.name}' keeps layers "
             "at each client; valid: none, or an optimiser such as fedadam"

@@ -55,6 +55,7 @@ def kind_entries(kind: str) -> list[Entry]:
 
 def part_entry(cls: Any) -> Entry:
     """The entry of a part."""
+    plan = getattr(cls() if cls.kind == "sharing" else cls, "plan", None)
     return Entry(
         cls.kind,
         cls.name,
@@ -62,7 +63,7 @@ def part_entry(cls: Any) -> Entry:
         _docstring(cls),
         class_options(cls),
         sends_raw_samples=sends_raw_samples(cls),
-        leaves_client=getattr(cls, "leaves_client", False),
+        leaves_client=plan is not None and plan.leaves,
     )
 
 
@@ -70,22 +71,21 @@ def method_entry(name: str) -> MethodEntry:
     """What leaves a client with a named method, and what it costs, by the declarations of its parts."""
     method = Method(name=name)
     upload, sharing, step, parts = method.upload, method.sharing, method.server_step, client_parts(method).values()
-    shared = "raw samples" if sharing.unsafe else sharing.bytes_kind
-    is_shared = sharing.active and sharing.leaves_client
+    shared = "raw samples" if sends_raw_samples(sharing) else sharing.bytes_kind
     own = upload.trains and not upload.is_model
     leaves = ["model" + " but own layers" * method.personal.keeps_layers] if upload.trains and upload.is_model else []
     leaves += [upload.bytes_kind] if own else []
     leaves += ["statistics" if part.sends_statistics else "extras" for part in parts if part.sends]
-    leaves += [shared + ("" if sharing.each_round else " once")] if is_shared else []
-    leaves += ["answers"] if step.queries_clients else []
+    leaves += [shared + ("" if sharing.plan.repeats else " once")] if sharing.plan.leaves else []
+    leaves += ["answers"] if step.works_on == "answers" else []
     leaves += ["raw samples"] if step.breaks_privacy else []
     extras = _extras_in_models(name) if any(part.sends for part in parts) else 0.0
     up = (upload.trains and upload.is_model) + extras
-    down = (upload.trains and not method.stateful_clients) or (sharing.reads_model and sharing.each_round)
+    down = (upload.trains and not method.stateful_clients) or (sharing.plan.sees_model and sharing.plan.repeats)
     below = "below " * method.personal.keeps_layers
     costs = [f"traffic {below}{round((up + down + extras) / 2, 2):g}x"]
     costs += [f"{upload.bytes_kind} up" + " and down" * any(term.uses_outputs for term in method.terms)] if own else []
-    costs += [f"{shared} to clients"] if sharing.sent_to_clients and method.objective.needs else []
+    costs += [f"{shared} to clients"] if sharing.plan.to == "clients" and method.objective.needs else []
     costs += ["training at the server"] if any(registry.has_option(step, word) for word in ("epochs", "steps")) else []
     costs += ["a second model at clients"] if method.personal.active else []
     costs += [f"{steps} steps a batch"] if (steps := len(method.objective.phases())) > 1 else []

@@ -24,11 +24,10 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
     uploads or shared data, such as clipping, noise or secure sums: reports then have an epsilon or the reason for none.
     """
     method = experiment.method
-    parts = (method.sharing, method.objective, method.server_step)
     size = getattr(method.sharing, "samples_per_mean", None)
     # The last group of a client, or of a class, may then be of one sample.
-    single = method.sharing.leaves_client and size is not None and experiment.policy.min_mean == 1
-    facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, parts))}
+    single = method.sharing.plan.leaves and size is not None and experiment.policy.min_mean == 1
+    facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, (method.sharing, method.server_step)))}
     protects = not isinstance(experiment.protection, NoProtection) or hides(method.sharing)
     sums = method.aggregator.secure_aggregated or method.sharing.secure_aggregated
     return facts | ({"noise": noise_facts(experiment)} if protects or sums else {})
@@ -88,7 +87,7 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
             "noise at the server is sized for a sum of clipped updates, and adversaries' updates are not clipped "
             "(adversary)"
         )
-    if noise.at_server and method.server_step.looks_at_uploads:
+    if noise.at_server and method.server_step.works_on != "aggregate":
         return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
     return noise
 
@@ -96,4 +95,4 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
 def _means_noise(experiment: Experiment) -> Mechanism | str:
     """The noise on shared data, or why it gives no (epsilon, delta); "" where nothing is shared."""
     sharing = experiment.method.sharing
-    return sharing.mechanism() if sharing.active and sharing.leaves_client else ""
+    return sharing.mechanism() if sharing.plan.leaves else ""

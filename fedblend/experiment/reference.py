@@ -242,13 +242,12 @@ def _parts_of(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _leaving(method: Method) -> str:
     """The kinds of payload that leave a client, as a site's file names them, with how often."""
     sharing = method.sharing
-    shared = sharing.active and sharing.leaves_client
-    often = "each round" if sharing.each_round else "after the last round" if sharing.after_training else "once"
+    often = sharing.plan.when.replace("-", " ")
     kinds = [
-        (f"`{sharing.bytes_kind}`, {often}", shared),
+        (f"`{sharing.bytes_kind}`, {often}", sharing.plan.leaves),
         ("`raw`, once", method.server_step.breaks_privacy),
         (f"`{method.upload.bytes_kind}`, each round", method.upload.trains),
-        ("`answers`, each round", method.server_step.queries_clients),
+        ("`answers`, each round", method.server_step.works_on == "answers"),
     ]
     return "; ".join(kind for kind, leaves in kinds if leaves) or "nothing"
 

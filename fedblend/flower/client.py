@@ -248,7 +248,7 @@ def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet
         return None
     if what == SCORES and fields["split"] in ("holdout", "validation"):
         rows = population.held_order if fields["split"] == "holdout" else population.validation_order
-    elif what == UPLOAD and (upload.watches or upload.embeds):
+    elif what == UPLOAD and upload.content in ("outputs", "embeddings"):
         rows = population.order
     else:
         return None

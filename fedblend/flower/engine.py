@@ -90,7 +90,7 @@ class FlowerEngine:
         if isinstance(sharing, SecureMeans):
             yield from self._share_sums(round, sharing, asked)
             return
-        tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.reads_model else ()
+        tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.plan.sees_model else ()
         requests = self.setup.requests(sizes)
         orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
         replies = self.sites.exchange("query.share", round, orders)
@@ -108,7 +108,7 @@ class FlowerEngine:
         faults |= find_mismatched(payloads, rows=True)
         good = {client: payload for client, payload in payloads.items() if client not in faults}
         _log_faults(faults, round, bool(good))
-        if sharing.reads_model:
+        if sharing.plan.sees_model:
             self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from (good | faults).items()
 
@@ -178,7 +178,7 @@ class FlowerEngine:
         total = sum(map(aggregator.weight_of, cohort))
         begun = self.setup.shared(task.weights)
         sharing, pool = self.setup.experiment.method.sharing, task.pool
-        sent = None if pool is None else pool.tensors if sharing.sent_to_clients else {}
+        sent = None if pool is None else pool.tensors if sharing.plan.to == "clients" else {}
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
@@ -230,7 +230,7 @@ class FlowerEngine:
     def query(self, question: Tensors) -> Iterator[tuple[int, Payload]]:
         """Send the server step's question to the sites, or answer it from the uploads at the server."""
         step = self.setup.experiment.method.server_step
-        if not step.queries_clients:
+        if step.works_on != "answers":
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
@@ -296,7 +296,7 @@ class FlowerEngine:
         """Return every client's reply. A site that lost what it received earlier receives it again, with ``extra``."""
         # A restarted node has lost what it received earlier.
         self.sites.wait_until_connected()
-        pool = task.pool.tensors if task.pool is not None and self.setup.method.sharing.sent_to_clients else {}
+        pool = task.pool.tensors if task.pool is not None and self.setup.method.sharing.plan.to == "clients" else {}
         tables = {"weights": self.setup.shared(task.weights), "pool": pool, "server": task.server_state}
         shared = {name: to_record(add_prefix(f"{name}/", table)) for name, table in tables.items()}
         given = {client: (extra or {}).get(client, ClientRequest()) for client in clients}
@@ -337,7 +337,7 @@ class FlowerEngine:
             tables.append(shared["server"])
         if task.pool is not None:
             fields |= {"pool": self._version(task.pool), "owners": runs_of(task.pool.owner)}
-            if method.sharing.sent_to_clients and (
+            if method.sharing.plan.to == "clients" and (
                 "pool" in resend or self._sent_pools.get(client) != (self.sites.nodes.get(client), fields["pool"])
             ):
                 tables.append(shared["pool"])

@@ -110,7 +110,7 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
             f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
             "valid: false"
         )
-    if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.own_only):
+    if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.plan.to == "own"):
         raise RefusedByPolicy(
             f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later "
             "rounds: a server could have all sites but one keep what fixes their models, and subtract these from the "
@@ -245,9 +245,9 @@ def check_schedule(experiment: Experiment, round: int) -> None:
     """
     sharing = experiment.method.sharing
     refreshes = sharing.refresh is not None and experiment.arrival is not None
-    again = (refreshes or experiment.channel.loses) and not sharing.after_training
+    again = (refreshes or experiment.channel.loses) and not sharing.plan.after_training
     rounds = max(1, experiment.rounds)
-    if not sharing.active:
+    if not sharing.plan.active:
         raise RefusedByPolicy("this experiment's clients share nothing (method.sharing)")
     if not (0 <= round < rounds and (again or sharing.shares_in(round, rounds))):
         due = [one + 1 for one in range(rounds) if again or sharing.shares_in(one, rounds)]
@@ -267,9 +267,9 @@ def check_steps(site: Site, experiment: Experiment, samples: int) -> None:
     The server's seed says which samples are in a step. ``samples`` are those of a site with data of its own.
     """
     upload, train = experiment.method.upload, experiment.train
-    if site.data is None or not (upload.watches or upload.embeds):
+    if site.data is None or upload.content not in ("outputs", "embeddings"):
         return
-    means = "mean outputs" if upload.watches else upload.bytes_kind
+    means = "mean outputs" if upload.content == "outputs" else upload.bytes_kind
     if train.steps is not None:
         raise RefusedByPolicy(
             f"train.steps: steps draw samples by the server's seed, and {means} of many draws tell of each sample; "

@@ -55,9 +55,9 @@ LASTS = "kept for the Flower run; with a site file, for the server's run folder,
 def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
     """Return what the client shares. Where the sharing sends nothing, the reply has only the number of entries."""
     sharing = task.setup.experiment.method.sharing
-    if sharing.reads_model:
+    if sharing.plan.sees_model:
         task.memory.keep("model", str(task.round), tensors)
-    weights = _in_order(task, tensors) if sharing.reads_model else task.setup.weights()
+    weights = _in_order(task, tensors) if sharing.plan.sees_model else task.setup.weights()
     request = request_of(task, fields)
     if sharing.secure_aggregated and task.size >= _least(task):
         with masking(task, MEANS, fields, tensors) as taken:
@@ -67,7 +67,7 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     if payload is None:
         return {"nothing": True}, {}
     _require_few(task, payload)
-    if sharing.leaves_client:
+    if sharing.plan.leaves:
         return {}, payload
     task.memory.keep("shared", str(task.round), payload)
     task.memory.save()
@@ -129,9 +129,9 @@ def shared(
     local = engine.local(task.client, task.size, rng, minimum, request)
     ledger = ledger_of(task.site)
     if ledger is not None and task.counts is not None:
-        model = digest_of(weights) if sharing.reads_model else None
+        model = digest_of(weights) if sharing.plan.sees_model else None
         about = {"scale": describe_setup(task.setup)["scale"], "model": model}
-        if sharing.leaves_client:
+        if sharing.plan.leaves:
             return ledger.payload(sharing, local, about, task.covers, task.counts)
         ledger.count_number(sharing, local, about, task.counts)
     made: Payload | None = sharing.share(local)
@@ -153,7 +153,7 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
             "sum counts changes"
         )
     state = _client_state(task, fields, start)
-    if experiment.method.upload.embeds and experiment.policy.min_mean < task.site.min_mean:
+    if experiment.method.upload.content == "embeddings" and experiment.policy.min_mean < task.site.min_mean:
         raise RefusedByPolicy(
             f"its mean embeddings would be of {experiment.policy.min_mean} samples or more (policy.min_mean), and this "
             f"site sends means of {task.site.min_mean} or more (min_mean in its file)"
@@ -194,13 +194,13 @@ def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, ta
     if aggregator := secure_aggregator(task):
         assert taken is not None
         owner = _owners(fields["owners"]) if pool is not None else np.empty(0, np.int64)
-        mixed = None if pool is None else pool.tensors if experiment.method.sharing.sent_to_clients else {}
+        mixed = None if pool is None else pool.tensors if experiment.method.sharing.plan.to == "clients" else {}
         beside = sent_beside(mixed, owner, train_task.server_state)
         sent = masked_update(task, aggregator, upload, begun, fields, taken, beside)
     if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
-    if experiment.method.server_step.looks_at_uploads and experiment.method.server_step.queries_clients:
+    if experiment.method.server_step.works_on == "answers":
         task.memory.keep("upload", str(task.round), upload)
     return reply_fields, sent | add_prefix("extras/", extras)
 
@@ -394,7 +394,7 @@ def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | 
     if fields["pool"] is None:
         return None
     owners = _owners(fields["owners"])
-    if not sharing.sent_to_clients:
+    if sharing.plan.to != "clients":
         return _made_here(task, sharing, owners)
     sent = strip_prefix("pool/", tensors)
     if sent:
@@ -427,7 +427,7 @@ def _made_here(task: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
     Entries that a client may use of others, though they never travel, hold nothing of samples (the control with
     noise), so that they can be made anywhere.
     """
-    if sharing.own_only:
+    if sharing.plan.to == "own":
         if task.client not in owners:
             return gather({})
         made_in = task.memory.mark("shared")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -12,7 +12,8 @@ from fedblend.core.context import Net, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import evaluating
 from fedblend.core.registry import Count, part
-from fedblend.core.upload import Upload
+from fedblend.core.state import RunState
+from fedblend.core.upload import Upload, relative_change
 from fedblend.methods.aggregators.mean import WeightedMean
 
 
@@ -42,8 +43,28 @@ ROUNDING = 1e-3
 """Largest deviation from 1 of the sum of a mean of distributions."""
 
 
+class MeansByClass(Upload):
+    """Base of uploads that are means by class, in place of a model."""
+
+    def require_possible(self, task: Task) -> None:
+        """Raise :class:`FedblendError` unless the task has classes."""
+        if task.kind != "classification":
+            raise FedblendError(
+                f"method.upload: '{self.name}' sends means by class, but these data have no classes; valid: model"
+            )
+
+    def aggregator(self, chosen: Aggregator) -> Aggregator:
+        """The mean by class over the clients that have samples of it."""
+        return LabelMeanAggregator()
+
+    def change(self, before: RunState, after: RunState, trained: Sequence[str]) -> float:
+        """The largest relative change of the means of any class."""
+        old, new = (next(iter(one.global_outputs.values()), torch.zeros(1, 1)) for one in (before, after))
+        return relative_change(old, new)
+
+
 @part("upload", "outputs")
-class Outputs(Upload):
+class Outputs(MeansByClass):
     """Send for each label n the mean of the softmax outputs on samples of that label, over the local steps.
 
     Mix2FLD, equation 2 (Oh et al. 2020; Jeong et al. 2018): C vectors of C numbers, independent of the model's size.
@@ -52,15 +73,7 @@ class Outputs(Upload):
     """
 
     bytes_kind = "outputs"
-    is_model = False
-    watches = True
-
-    def require_possible(self, task: Task) -> None:
-        """Raise :class:`FedblendError` unless the task has classes."""
-        if task.kind != "classification":
-            raise FedblendError(
-                "method.upload: 'outputs' sends means by class, but these data have no classes; valid: model"
-            )
+    content = "outputs"
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The means [C, C]."""
@@ -82,10 +95,6 @@ class Outputs(Upload):
             return "'outputs' has a row that is no distribution over the classes (nor all zeros)"
         return None
 
-    def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """The mean by label over the clients that have samples of it."""
-        return LabelMeanAggregator()
-
 
 class LabelMeanAggregator(Aggregator):
     """Compute for each label the mean of the clients' means, over the clients with samples of that label.
@@ -106,7 +115,7 @@ class LabelMeanAggregator(Aggregator):
 
 
 @part("upload", "prototypes")
-class Prototypes(Upload):
+class Prototypes(MeansByClass):
     """Send for each class the mean embedding of the client's samples, after its training (FedProto, Tan et al. 2022).
 
     Equation 3. An embedding is the input of the model's last layer, averaged over the positions of a feature map; of a
@@ -122,8 +131,7 @@ class Prototypes(Upload):
     """
 
     bytes_kind = "prototypes"
-    is_model = False
-    embeds = True
+    content = "embeddings"
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
         """Width of the embedding."""
@@ -131,13 +139,6 @@ class Prototypes(Upload):
             stages = len(getattr(model, "stages", ()))
             width = _pooled(model(sample, 0, stages - 1) if stages > 1 else model(sample)).shape[1]
         return int(width)
-
-    def require_possible(self, task: Task) -> None:
-        """Raise :class:`FedblendError` unless the task has classes."""
-        if task.kind != "classification":
-            raise FedblendError(
-                "method.upload: 'prototypes' sends means by class, but these data have no classes; valid: model"
-            )
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The mean embeddings [C, features]."""
@@ -147,10 +148,6 @@ class Prototypes(Upload):
     def like(self, weights: Tensors, task: Task) -> Tensors:
         """Float32 [C, features]."""
         return {"prototypes": torch.zeros(task.outputs, task.features)}
-
-    def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """The mean by class over the clients that have samples of it."""
-        return LabelMeanAggregator()
 
 
 def embedding(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -167,7 +164,7 @@ def _pooled(hidden: torch.Tensor) -> torch.Tensor:
 class NoUpload(Upload):
     """Neither train nor send anything in a round; the server only has what clients shared before."""
 
-    is_model = False
+    content = "nothing"
     trains = False
 
 
@@ -179,7 +176,7 @@ class Silent(Upload):
     client's own test samples.
     """
 
-    is_model = False
+    content = "nothing"
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Nothing."""

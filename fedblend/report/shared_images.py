@@ -92,7 +92,8 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     data = outcome.facts.get("data", {})
     sharing_class = _sharing_class(outcome.config)
     path = outcome.path / checkpoint.NAME
-    if data.get("kind") != "image" or not getattr(sharing_class, "leaves_client", False) or not path.is_file():
+    leaves = sharing_class is not None and getattr(getattr(sharing_class, "plan", None), "leaves", True)
+    if data.get("kind") != "image" or not leaves or not path.is_file():
         return None
     try:
         with safe_open(path, "pt") as file:

@@ -191,7 +191,7 @@ def _run(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, records: list[Callback], checkpoints: Checkpoints
 ) -> RunState:
     """Run the remaining rounds in the run's folder."""
-    experiment = loop.experiment
+    experiment = loop.setup.experiment
     with directory.locked():
         before, started = directory.status(), False
         checkpoints.saved_round = before["round"]

@@ -122,7 +122,7 @@ def test_unrolled_steps_are_what_a_client_really_sends(method: str) -> None:
     made = setup(method=method, model={"name": "mlp", "hidden": [7, 5]}, scale="standard", train=hard)
     engine, start, sizes, client = LoopEngine(made), made.weights(), made.sizes(0), 2
     parts = made.experiment.method
-    pool = gather(dict(engine.share(0, start, range(4), sizes))) if parts.sharing.active else None
+    pool = gather(dict(engine.share(0, start, range(4), sizes))) if parts.sharing.plan.active else None
     task = TrainTask(0, start, pool, sizes)
     one = engine.assign(task, client)
     (trained,) = engine.train(task, [client])

@@ -61,7 +61,7 @@ Path(__file__).with_name("imported").touch()
 class Eager(Plain):
     """Cross-entropy, marked as an objective that sends raw samples."""
 
-    unsafe = True
+    reads = ("raw",)
 '''
 
 STUDY: dict[str, Any] = {

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.core.evaluation import Selection
 from fedblend.core.loop import RoundLoop
 from fedblend.core.metric import Metric
+from fedblend.core.recorder import criteria
 from fedblend.core.registry import build
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs.directory import RunDirectory
@@ -108,7 +108,7 @@ def test_metrics_equal_those_of_scikit_learn_and_torchmetrics() -> None:
 )
 def test_metrics_of_another_task_are_refused(data: Dataset, given: dict[str, Any], words: str) -> None:
     with pytest.raises(FedblendError, match=words):
-        Selection(setup(data, **given))
+        criteria(setup(data, **given))
 
 
 @pytest.mark.parametrize(

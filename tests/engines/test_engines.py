@@ -265,18 +265,12 @@ def test_results_keep_the_order_of_the_clients(held_bytes: int, monkeypatch: pyt
     made = ragged("local-means", LENET)
     fed = RoundLoop(made, StackedEngine(made, stack=2))
     start = fed.start()[0]
-    state = fed.sharing.share_if_due(start, start.weights, made.sizes(0), _costs())[0]
-    task = TrainTask(0, state.weights, fed.sharing.pool_of(state), made.sizes(0))
+    state = fed.exchange.share_if_due(start, made.sizes(0))[0]
+    task = TrainTask(0, state.weights, fed.exchange.pool_of(state), made.sizes(0))
 
     order = [5, 1, 3, 0, 5, 4, 2]  # a trial may train a client twice
 
     assert [t.client for t in fed.engine.train(task, order)] == order
-
-
-def _costs() -> Any:
-    from fedblend.core.record import CostMeter
-
-    return CostMeter()
 
 
 @pytest.mark.slow

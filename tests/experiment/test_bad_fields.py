@@ -297,7 +297,7 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
         ({"method": "global-mixup"}, ("unsafe: false", "'raw'", "unsafe = true")),
         (fedmix(sharing={"samples_per_mean": 1}), ("samples_per_mean: 1", "2 or more", "unsafe = true")),
         (fedmix(sharing="none"), ("method.sharing: 'none'", "'fedmix'", "means")),
-        (fedmix(sharing={"name": "hidden-means", "layer": 1}), ("method.sharing.layer: 1", "None", "same layer")),
+        (fedmix(sharing={"name": "hidden-means", "layer": 1}), ("'hidden-means' shares hidden states", "valid: means")),
         (
             {"method": {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 2}}},
             ("method.sharing.layer: 1", "method.objective.layer: 2"),
@@ -504,7 +504,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(hidden: li
 
 @pytest.mark.parametrize("sharing", [{"name": "base-samples", "server": 1}, "raw-seeds", "mixed-seeds"])
 def test_an_objective_does_not_mix_with_samples_that_stay_at_the_server(sharing: Any) -> None:
-    with pytest.raises(FedblendError, match="stay at the server, but the objective 'naivemix' mixes"):
+    with pytest.raises(FedblendError, match=r"but method.objective 'naivemix' reads"):
         resolve({**TINY, "unsafe": True, "method": {"name": "naivemix", "sharing": sharing}})
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 
 from flower_helpers import WORD, Nodes
 from flwr.app import Context, RecordDict
+from sharing_helpers import server_side
 from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
 from test_flower_methods import Counting, numbers_in
@@ -59,7 +60,7 @@ def groups(one: Experiment) -> list[list[int]]:
 
 
 def pool_of(one: Experiment, entries: Pool) -> Pool:
-    return one.method.sharing.pool_of_sums(entries, np.arange(CLIENTS), stream(one.seed, "pool", 0))
+    return one.method.sharing.make_pool(entries, server_side(stream(one.seed, "pool", 0), np.arange(CLIENTS)))
 
 
 def same(pool: Pool, other: Pool) -> bool:

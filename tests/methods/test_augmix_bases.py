@@ -199,7 +199,7 @@ def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:
     def trained(method: dict[str, Any]) -> dict[str, torch.Tensor]:
         made = setup(images(), UNEVEN, method=method, policy={"min_mean": 5})
         engine = LoopEngine(made)
-        active = made.experiment.method.sharing.active
+        active = made.experiment.method.sharing.plan.active
         shared = dict(engine.share(0, made.weights(), range(4), made.sizes(0))) if active else {}
         assert set(shared) == ({0, 1, 3} if active else set())
         pool = made.experiment.method.sharing.pool(gather(shared), np.random.default_rng(0)) if shared else None
@@ -249,7 +249,7 @@ def test_another_base_replaces_the_presets() -> None:
         ("fedmyx", "unknown objective 'fedmyx'.*fedmix"),
         ({"name": "fedmix", "lambada": 1}, r"lambada: unknown key"),
         ({"name": "fedmix", "lambda": 2}, r"lambda: 2 is not valid"),
-        ("fedmix", "'augmix' needs x, y"),
+        ("fedmix", "'augmix' reads the model's inputs"),
     ],
 )
 def test_mistakes_name_the_base(base: Any, told: str) -> None:
@@ -266,7 +266,7 @@ def test_what_a_base_cannot_have_is_refused_below_another_base_too() -> None:
 
 @pytest.mark.parametrize("base", ["global-mixup", {"name": "fedlc", "base": "global-mixup"}])
 def test_a_base_of_a_base_that_mixes_with_raw_samples_takes_no_means(base: Any) -> None:
-    with pytest.raises(FedblendError, match=r"mixes with data as they are stored, which 'means' does not share"):
+    with pytest.raises(FedblendError, match=r"reads raw samples; valid: raw"):
         resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}, "sharing": "means"}})
 
 

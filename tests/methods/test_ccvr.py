@@ -306,14 +306,14 @@ def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
     ("changes", "told"),
     [
         ({"sharing": {"min_samples": 21}}, r"method.sharing.min_samples: 21 .* valid: 1 to 20"),
-        ({"server_step": "train-on-seeds"}, "takes samples as stored, which 'feature-statistics' does not share"),
-        ({"server_step": "train-on-means"}, "takes the model's inputs, which 'feature-statistics' does not share"),
-        ({"sharing": {"name": "means"}}, "takes statistics of features, which 'means' does not share"),
+        ({"server_step": "train-on-seeds"}, "shares moments of features, but method.server_step 'train-on-seeds'"),
+        ({"server_step": "train-on-means"}, "shares moments of features, but method.server_step 'train-on-means'"),
+        ({"sharing": {"name": "means"}}, "'means' shares the model's inputs, but method.server_step 'ccvr'"),
         (
             {"sharing": {"name": "features", "layer": 1}, "objective": "flea", "server_step": "train-on-seeds"},
-            "takes samples as stored, which 'features' does not share",
+            "'features' shares hidden states, but method.server_step",
         ),
-        ({"objective": "naivemix"}, "stay at the server"),
+        ({"objective": "naivemix"}, "but method.objective 'naivemix' reads"),
         ({"personal": "fedper"}, "'fedper' keeps layers"),
     ],
 )

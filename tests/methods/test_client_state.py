@@ -119,7 +119,7 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
         sent[direction] += sizes.tolist()
         return transmit(setup, direction, purpose, sizes, *rest)
 
-    monkeypatch.setattr("fedblend.core.loop.transmit", noted)
+    monkeypatch.setattr("fedblend.core.cohort.transmit", noted)
     run_costs("scaffold")
     assert sent == {"up": 3 * [2 * size], "down": 3 * [2 * size]}
 

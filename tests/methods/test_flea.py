@@ -169,7 +169,10 @@ def test_stacked_gives_the_loops_weights(stack: int) -> None:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ({"objective": "flea"}, "'none' shares nothing, but the objective 'flea' needs x, y; valid: .*features"),
+        (
+            {"objective": "flea"},
+            "'none' shares nothing, but .*'flea' reads hidden states; valid: .*features",
+        ),
         ({"name": "flea", "objective": {"layer": 2}}, "method.sharing.layer: 1 and method.objective.layer: 2 differ"),
         ({"name": "flea", "sharing": {"fraction": 0}}, "sharing.fraction: 0"),
         ({"name": "flea", "objective": {"alpha": 0}}, "objective.alpha: 0"),

@@ -13,8 +13,8 @@ from helpers import each, setup
 
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.evaluation import Selection
 from fedblend.core.metric import Metric
+from fedblend.core.recorder import criteria
 from fedblend.core.registry import build
 from fedblend.experiment.config import as_table, resolve
 
@@ -139,7 +139,7 @@ def test_what_is_not_defined_has_no_value() -> None:
 )
 def test_metrics_of_another_task_are_refused_before_the_first_round(given: list[Any], words: str) -> None:
     with pytest.raises(FedblendError, match=words):
-        Selection(setup(metrics=given))
+        criteria(setup(metrics=given))
 
 
 BASE = {"data": "digits", "partition": {"name": "iid", "clients": 4}}
@@ -364,10 +364,10 @@ def test_undefined_values_of_torchmetrics_come_without_its_warnings() -> None:
 def test_what_is_no_metric_of_torchmetrics_is_refused(path: str, options: dict[str, Any], words: str) -> None:
     pytest.importorskip("torchmetrics")
     with pytest.raises(FedblendError, match=words):
-        Selection(setup(metrics=[{"name": path, **options}]))
+        criteria(setup(metrics=[{"name": path, **options}]))
 
 
 def test_without_torchmetrics_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     with pytest.raises(FedblendError, match=r"needs the package torchmetrics, which is not installed; .* extra"):
-        Selection(setup(metrics=["torchmetrics:F1Score"]))
+        criteria(setup(metrics=["torchmetrics:F1Score"]))

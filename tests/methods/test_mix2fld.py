@@ -214,10 +214,11 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 
     assert same(second.weights, made.weights())
     # What a device goes on from: its own model, and what the server has said meanwhile.
-    own = {fed.device: replace(first.client_states[fed.device], outputs=first.global_outputs)}
-    alone = next(LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [fed.device]))
+    device = fed.recorder.device
+    own = {device: replace(first.client_states[device], outputs=first.global_outputs)}
+    alone = next(LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [device]))
     for name, tensor in alone.weights.items():
-        assert torch.equal(second.client_states[fed.device].model[name], tensor)
+        assert torch.equal(second.client_states[device].model[name], tensor)
     judged = fed.engine.score({n: t for n, t in alone.weights.items()})
     assert judged.right is not None
     assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
@@ -228,7 +229,7 @@ def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
     fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
     state, _ = run(fed, 1)
 
-    assert list(state.client_states) == [fed.device]
+    assert list(state.client_states) == [fed.recorder.device]
 
 
 def test_without_distillation_devices_that_keep_their_models_train_alone() -> None:
@@ -338,14 +339,14 @@ def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() 
     made = setup(images(n=200, side=6), method={**SHORT, "sharing": {"samples": 40}}, model=LINEAR)
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
-    pool = fed.sharing.pool_of(state)
+    pool = fed.exchange.pool_of(state)
 
     assert pool.tensors["y"].dtype == torch.int64
     assert len(pool) == 160
     assert (pool.owner == -1).all()
     soft = RoundLoop(setup(images(n=200, side=6), method={**SHORT, "name": "mixfld"}, model=LINEAR), LoopEngine(made))
     state, _ = run(soft, 1)
-    assert soft.sharing.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
+    assert soft.exchange.pool_of(state).tensors["y"].unique().tolist() == pytest.approx([0.0, 0.1, 0.9])
 
 
 def test_more_seeds_than_came_can_be_made() -> None:
@@ -354,7 +355,7 @@ def test_more_seeds_than_came_can_be_made() -> None:
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
 
-    assert len(fed.sharing.pool_of(state)) == 4 * 50
+    assert len(fed.exchange.pool_of(state)) == 4 * 50
 
 
 def test_a_mixture_that_cannot_be_undone_is_refused() -> None:
@@ -487,7 +488,7 @@ def test_a_device_can_be_judged_in_any_method() -> None:
     made = setup(evaluate_model="device", train={"cohort": 4})
     fed = RoundLoop(made, LoopEngine(made))
     state, records = run(fed, 1)
-    right = fed.engine.score(state.client_states[fed.device].model).right
+    right = fed.engine.score(state.client_states[fed.recorder.device].model).right
 
     assert right is not None
     assert records[0]["accuracy"] == pytest.approx(right.mean())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import each, federation, run, same
+from sharing_helpers import server_side
 
 from fedblend.core.context import Context, Task
 from fedblend.core.errors import FedblendError
@@ -66,7 +67,7 @@ def test_a_groups_entry_is_the_mean_of_its_clients_means() -> None:
     sharing, asked = SecureMeans(server_average=3), np.array([2, 3, 5, 7, 11, 13, 17])
     drawn = np.random.default_rng(5).normal(0, 3, (len(asked), 4)).astype(np.float32)
     entries = entries_of(sharing, dict(zip(asked.tolist(), drawn.tolist(), strict=True)))
-    pool = sharing.pool_of_sums(entries, asked, np.random.default_rng(1))
+    pool = sharing.make_pool(entries, server_side(np.random.default_rng(1), asked))
     group = sharing.groups(asked, np.random.default_rng(1))
     expected = np.stack([drawn[group == g].astype(np.float64).mean(0) for g in range(2)])
     # Half a step, and half a place of float32.
@@ -85,10 +86,10 @@ def test_a_group_in_which_too_few_share_has_no_entry() -> None:
     first, second = (np.flatnonzero(group == g).tolist() for g in range(2))
     # More than half of four are three.
     there = {c: [float(c)] for c in (*first[:3], *second[:2])}
-    pool = sharing.pool_of_sums(entries_of(sharing, there), asked, np.random.default_rng(0))
+    pool = sharing.make_pool(entries_of(sharing, there), server_side(np.random.default_rng(0), asked))
     assert pool.tensors["x"].flatten().tolist() == pytest.approx([np.mean(first[:3])], abs=1e-6)
     assert [sharing.threshold(n) for n in (2, 3, 4, 5)] == [2, 2, 3, 3]
-    none = sharing.pool_of_sums(gather({}), asked, np.random.default_rng(0))
+    none = sharing.make_pool(gather({}), server_side(np.random.default_rng(0), asked))
     assert len(none) == 0
 
 
@@ -97,7 +98,7 @@ def test_the_largest_means_of_the_largest_group_do_not_wrap_round() -> None:
     entries = entries_of(sharing, {c: [3.0, -3.0] for c in range(9)})
     total = entries.tensors["whole-x"].sum(0)
     assert int(total.abs().max()) < 2**31
-    pool = sharing.pool_of_sums(entries, np.arange(9), np.random.default_rng(0))
+    pool = sharing.make_pool(entries, server_side(np.random.default_rng(0), np.arange(9)))
     torch.testing.assert_close(pool.tensors["x"], torch.tensor([[3.0, -3.0]]), rtol=0, atol=1e-6)
 
 
@@ -152,8 +153,8 @@ def test_clients_mix_with_the_means_of_groups() -> None:
     assert record.bytes_up["means"] == 7 * 4 * (64 + 10)
     # Two groups, to each of two clients.
     assert record.bytes_down["means"] == 2 * 2 * 4 * (64 + 10)
-    pool = setup.experiment.method.sharing.pool_of_sums(
-        state.entries, np.arange(7), stream(setup.experiment.seed, "pool", 0)
+    pool = setup.experiment.method.sharing.make_pool(
+        state.entries, server_side(stream(setup.experiment.seed, "pool", 0), np.arange(7))
     )
     assert bytes_of(pool.tensors) == 2 * 4 * (64 + 10)
     # Each sample counts as often as the others of its client: groups' means of clients' means of inputs.
@@ -172,7 +173,7 @@ def test_a_model_that_trains_on_the_means_sees_them_as_it_sees_plain_ones() -> N
         )
         task = fed.begin_round(fed.start()[0]).task
         context = Context(
-            fed.setup.task, fed.setup.scale, task.pool.tensors, pool_stored=fed.method.sharing.shares_stored
+            fed.setup.task, fed.setup.scale, task.pool.tensors, pool_stored=fed.method.sharing.plan.is_stored
         )
         seen.append(context.entries(torch.arange(1)))
 

@@ -83,13 +83,13 @@ def test_loop_and_stacks_agree() -> None:
     ],
 )
 def test_entries_on_another_scale_are_refused(step: str, sharing: Any, needs: str) -> None:
-    with pytest.raises(FedblendError, match=f"method.sharing: the server step '{step}' takes {needs}"):
+    with pytest.raises(FedblendError, match=f"method.server_step '{step}' reads {needs}"):
         experiment(method={"sharing": sharing, "server_step": step}, unsafe=True)
 
 
 def test_hidden_states_are_refused() -> None:
     method = {"sharing": "hidden-means", "objective": "hidden-mix", "server_step": "train-on-means"}
-    with pytest.raises(FedblendError, match="'hidden-means' does not share"):
+    with pytest.raises(FedblendError, match=r"'hidden-means' shares hidden states, but method.server_step"):
         experiment(method=method)
 
 

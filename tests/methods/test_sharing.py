@@ -224,7 +224,7 @@ def test_a_client_whose_renewal_is_lost_keeps_its_means_at_the_server() -> None:
     new = {name: -tensor[:1] for name, tensor in state.entries.tensors.items()}
     due, sizes = np.array([True, False, True, False, False]), state.shared_sizes + 3
 
-    after = fed.sharing._store_shares(state, Shares(np.array([0, 2]), np.ones(2, bool), {0: new}, [2], []), due, sizes)
+    after = fed.exchange._store_shares(state, Shares(np.array([0, 2]), np.ones(2, bool), {0: new}, [2], []), due, sizes)
 
     assert after.entries.owner.tolist() == [0, 1, 2, 3, 4]
     for name, tensor in state.entries.tensors.items():

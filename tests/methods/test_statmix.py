@@ -211,15 +211,15 @@ def test_loop_and_stacks_agree(base: str, data: Any) -> None:
     [
         (
             {"sharing": "means", "objective": "statmix"},
-            "'means' shares x, y, but .*objective 'statmix' needs mean, std",
+            "'means' shares the model's inputs, but .*objective 'statmix' reads statistics",
         ),
         (
             {"sharing": "channel-statistics", "objective": "fedmix"},
-            "'channel-statistics' shares mean, std, but .*objective 'fedmix' needs x, y",
+            "'channel-statistics' shares statistics of channels, but .*objective 'fedmix'",
         ),
         (
             {"sharing": "channel-statistics", "objective": "statmix", "server_step": "train-on-means"},
-            "server_step 'train-on-means' needs x, y",
+            "server_step 'train-on-means' reads the model's inputs",
         ),
     ],
 )

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import federation_of, images, labelled, numbers, run, same, same_up_to_rounding, setup, slow_except
+from sharing_helpers import server_side
 from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, model_spec
-from fedblend.core.sharing import Pool
+from fedblend.core.sharing import Pool, gather
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
@@ -32,7 +33,7 @@ def world(**changes: Any) -> Setup:
 
 
 def made_by(sharing: ClassNoise, made: Setup, seed: int = 0) -> Pool:
-    return sharing.make(model_spec(made, made.model), np.random.default_rng(seed))
+    return sharing.make_pool(gather({}), server_side(np.random.default_rng(seed), spec=model_spec(made, made.model)))
 
 
 # The noise ---------------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def test_nothing_leaves_a_client_and_each_downloads_the_noise_once() -> None:
     fed = federation_of(made)
     state, records = run(fed, 3)
 
-    pool = fed.sharing.pool_of(state)
+    pool = fed.exchange.pool_of(state)
     receivers = {client for record in records for client in record["cohort"]}
     assert sum(record["bytes_down"].get("noise", 0) for record in records) == len(receivers) * bytes_of(pool.tensors)
     assert bytes_of(pool.tensors) == 300 * (36 * 4 + 8)
@@ -91,7 +92,7 @@ def test_a_resumed_run_has_the_same_noise() -> None:
     made = world(rounds=2)
     fed = federation_of(made)
     state, _ = run(fed, 1)
-    assert same(federation_of(made).sharing.pool_of(state).tensors, fed.sharing.pool_of(state).tensors)
+    assert same(federation_of(made).exchange.pool_of(state).tensors, fed.exchange.pool_of(state).tensors)
 
 
 # The alignment -----------------------------------------------------------------------------------------------

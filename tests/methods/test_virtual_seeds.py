@@ -79,7 +79,7 @@ def test_every_client_downloads_once_what_the_server_made(method: str) -> None:
     state, records = run(fed, 4)
 
     sharing = made.experiment.method.sharing
-    pool = fed.sharing.pool_for_clients(fed.sharing.pool_of(state))
+    pool = fed.exchange.pool_for_clients(state)
     receivers = {client for record in records for client in record["cohort"]}
     kinds = {sharing.bytes_kind}
     assert sum(record["bytes_down"].get(kind, 0) for record in records for kind in kinds) == len(receivers) * bytes_of(
@@ -100,13 +100,15 @@ def test_no_sample_of_a_server_with_data_of_its_own_reaches_a_client() -> None:
     assert set(begun.task.pool.owner) == {-1}
     assert begun.task.pool.tensors["y"].tolist() == [2] * 4
     assert not own & set(sent)
-    assert own <= {row.numpy().tobytes() for row in begun.pool.tensors["x"]}, "the server itself has them"
+    assert own <= {row.numpy().tobytes() for row in fed.exchange.pool_of(begun.state).tensors["x"]}, (
+        "the server itself has them"
+    )
 
 
 def test_a_shared_set_is_as_many_raw_samples_of_each_client() -> None:
     made = made_of({"name": "shared-set", "sharing": {"samples": 3}})  # type: ignore[arg-type]
     fed = federation_of(made)
-    pool = fed.sharing.pool_of(fed.begin_round(fed.start()[0]).state)
+    pool = fed.exchange.pool_of(fed.begin_round(fed.start()[0]).state)
 
     assert np.bincount(pool.owner).tolist() == [3, 3, 3]
     for client in range(3):
@@ -153,13 +155,13 @@ def test_global_mixup_mixes_with_a_few_raw_samples_too() -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ({"sharing": "mixed-seeds", "objective": "fedmix"}, "samples of 'mixed-seeds' stay at the server"),
+        ({"sharing": "mixed-seeds", "objective": "fedmix"}, "'mixed-seeds' shares seeds, but"),
         (
             {"sharing": "mixed-seeds", "objective": {"name": "virtual-samples", "base": "naivemix"}},
-            "samples of 'mixed-seeds' stay at the server",
+            "'mixed-seeds' shares seeds, but",
         ),
-        ({"sharing": "raw", "objective": "fedmix"}, "mixes with data as the model takes them, which 'raw'"),
-        ({"sharing": "means", "objective": "global-mixup"}, "mixes with data as they are stored, which 'means'"),
+        ({"sharing": "raw", "objective": "fedmix"}, "'raw' shares raw samples, but"),
+        ({"sharing": "means", "objective": "global-mixup"}, "'global-mixup' reads raw samples"),
     ],
 )
 def test_objectives_that_cannot_read_stored_samples_are_refused(method: dict[str, Any], words: str) -> None:

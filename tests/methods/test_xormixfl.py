@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import each, experiment, images, local, numbers, run, same, same_state, setup, slow_after_first
+from sharing_helpers import server_side
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
 
@@ -51,7 +52,7 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
     """What the server has after its round; the state and the record."""
     fed = RoundLoop(made, LoopEngine(made))
     state, (record,) = run(fed, 1)
-    return fed.sharing.pool_of(state), state, record
+    return fed.exchange.pool_of(state), state, record
 
 
 # What is asked for ----------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
 
 def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
     base = np.repeat(np.arange(10), [10, 200, 10, 200, 10, 200, 200, 200, 10, 200])
-    asked = XorSeeds().requests(base, 10, [1, 2, 3])
+    asked = XorSeeds().spread(base, 10, [1, 2, 3])
 
     assert sum(one.wanted for one in asked.values()).tolist() == [190, 0, 190, 0, 190, 0, 0, 0, 190, 0]
     assert [asked[k].wanted[0] for k in (1, 2, 3)] == [64, 63, 63]
@@ -69,7 +70,7 @@ def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
 
 def test_dummy_labels_are_named_or_those_of_which_the_server_holds_most() -> None:
     base = np.repeat(np.arange(5), [2, 9, 8, 9, 5])
-    of = lambda **given: XorSeeds(targets=(0,), **given).requests(base, 5, [4])[4].dummies.tolist()  # noqa: E731
+    of = lambda **given: XorSeeds(targets=(0,), **given).spread(base, 5, [4])[4].dummies.tolist()  # noqa: E731
 
     assert of() == [1, 2, 3, 4]
     assert of(dummies=1) == [1]
@@ -99,7 +100,7 @@ def test_samples_that_are_not_stored_in_8_bits_are_refused() -> None:
     with pytest.raises(FedblendError, match=r"needs 8-bit pixels \(uint8\); these data are float32"):
         XorSeeds().share(given)
     with pytest.raises(FedblendError, match="requests samples by label"):
-        XorSeeds().requests(data.train.y.numpy(), 2, [1])
+        XorSeeds().spread(data.train.y.numpy(), 2, [1])
 
 
 # At the server --------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_each_entry_that_came_is_decoded_before_any_is_again() -> None:
     sharing, entries = XorSeeds(), torch.arange(5, dtype=torch.uint8)[:, None]
     tensors = {"seeds": entries, "y": torch.ones(5, dtype=torch.uint8), "dummies": torch.zeros(5, 1)}
     base = torch.zeros(12, 1, dtype=torch.uint8), torch.zeros(12, dtype=torch.int64)
-    pool = sharing.pool_beside(Pool(tensors, np.ones(5, np.int64)), base, rng())
+    pool = sharing.make_pool(Pool(tensors, np.ones(5, np.int64)), server_side(rng(), base=base))
 
     # The dummies are black: what came is what is decoded.
     assert np.bincount(pool.tensors["x"][12:, 0], minlength=5).tolist() in (

@@ -165,7 +165,7 @@ def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker:
         {name: t.to(device) for name, t in task.outputs_of(one.client).items()},
         {name: t.to(device) for name, t in task.state_of(one.client).parts.items()},
         {name: t.to(device) for name, t in task.server_state.items()},
-        pool_stored=method.sharing.shares_stored,
+        pool_stored=method.sharing.plan.is_stored,
     )
     drawn = {} if attacker == "plain" else _random_numbers(setup, task, one, attacker)
     return Victim(

@@ -104,7 +104,7 @@ def _task_of(
     try:
         loop = RoundLoop(setup, engine)
         started = loop.begin_round(_state_at(directory, loop, round, reached, watch))
-        return started.task, tuple(started.cohort), lambda client: loop.kept_by(started.state, client, True)
+        return started.task, tuple(started.cohort), lambda client: loop.cohorts.kept_by(started.state, client, True)
     finally:
         engine.close()
 

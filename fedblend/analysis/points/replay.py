@@ -40,7 +40,7 @@ class AlignmentProbe(Callback):
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
         """Keep the aggregate."""
-        self.aggregate, _ = self.loop.aggregate(task, result)
+        self.aggregate, _ = self.loop.server.mean(task, result)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
         """Measure the alignment. Raises :class:`FedblendError` if the server step generates no points."""

@@ -190,7 +190,7 @@ def _is_shared(kind: str, sharing: Any) -> bool:
     """Whether clients sent this kind of payload before training; of an unknown ``sharing``, by the kinds of others."""
     if sharing is None:
         return kind not in PAYLOAD_KINDS or PAYLOAD_KINDS[kind].is_shared
-    return bool(sharing.active and kind == sharing.bytes_kind)
+    return bool(sharing.plan.active and kind == sharing.bytes_kind)
 
 
 def _unmeasured(
@@ -278,12 +278,12 @@ def _compared(
         return None
     if isinstance(sharing, SharedMeans) and sharing.scale == "unit":
         return setup.scale.from_unit(x), setup.scale
-    return x if sharing.shares_inputs else setup.scale(x), setup.scale
+    return x if sharing.plan.form == "inputs" else setup.scale(x), setup.scale
 
 
 def _from_sharing(setup: Setup, sharing: Any, state: RunState | None) -> tuple[Measures, list[dict[str, Any]]]:
     """Measures of what was shared, compared with the raw samples; of means also by M_k."""
-    if sharing.unsafe:
+    if sharing.plan.form == "raw":
         return [("raw samples", _measures(RAW))], []
     if isinstance(sharing, Features):
         return [(FEATURES, {})], []

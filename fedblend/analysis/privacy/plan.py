@@ -33,7 +33,7 @@ def planned(setup: Setup, secret_cohorts: bool = True) -> list[Statement]:
     """
     experiment, sizes = setup.experiment, setup.population.sizes
     sharing, upload = experiment.method.sharing, experiment.method.upload
-    shares = sharing.active and sharing.leaves_client
+    shares = sharing.plan.leaves
     if shares and (experiment.channel.loses or (experiment.arrival is not None and sharing.refresh is not None)):
         why = "payloads may be lost and sent again" if experiment.channel.loses else "clients share new data (refresh)"
         raise FedblendError(f"method.sharing: '{sharing.name}': {why}, so that only the run itself has an epsilon")

@@ -101,7 +101,7 @@ def make_seeds(
     rows = population.indices(sharing.server)
     base = data.train.x[torch.from_numpy(rows)], data.train.y[torch.from_numpy(rows)]
     clients = [client for client in np.flatnonzero(sizes).tolist() if client != sharing.server]
-    requests = sharing.requests(labels[rows], data.outputs, clients)
+    requests = sharing.spread(labels[rows], data.outputs, clients)
     drawn, seeds, blended, targets, dummies, start = [], [], [], [], [], 0
     for client in clients:
         own = population.indices(client)

@@ -87,7 +87,7 @@ class StackTrainer:
         losses = torch.zeros(rows, device=device)
         sums = [*(torch.zeros_like(p) for p in params), torch.zeros_like(losses)] if train.accumulate > 1 else []
         slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
-        watches = engine.setup.method.upload.watches
+        watches = engine.setup.method.upload.content == "outputs"
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
         return StackTrainer(
             engine,
@@ -166,7 +166,7 @@ class StackTrainer:
         """Return a phase of the objective as a step, and its inputs."""
         engine, experiment, phases = self.engine, self.engine.setup.experiment, self.objective.phases()
         last = number == len(phases) - 1
-        stored, tracks = experiment.method.sharing.shares_stored, self.objective.tracks
+        stored, tracks = experiment.method.sharing.plan.is_stored, self.objective.tracks
         context = Context(engine.setup.task, engine.scale, pool_stored=stored, renews=tracks)
         terms, _ = split_proximal(self.terms if last else (), experiment.train)
         watches = last and self.means is not None

@@ -101,7 +101,7 @@ class Strategy(FlowerStrategy):
         like = self.model.state_dict() if self.model is not None else {}
         if self.method.server_step.active and (fault := form_fault(self._start, like)):
             raise FedblendError(f"Strategy: model: its tensors are not those of the strategy's first arrays: {fault}")
-        if self.method.sharing.active and self.pool is None:
+        if self.method.sharing.plan.active and self.pool is None:
             self._share(grid)
         return [self._add_method(message, server_round) for message in messages]
 

@@ -43,16 +43,16 @@ def supported_method(spec: Any) -> Method:
 
 def fault_of_sharing(sharing: Sharing) -> str:
     """Return why a sharing is not supported; empty where it is."""
-    name = sharing.name
-    if not sharing.active:
+    name, plan = sharing.name, sharing.plan
+    if not plan.active:
         return ""
-    if sharing.unsafe:
+    if plan.form == "raw":
         return f"the sharing '{name}' sends raw samples"
-    if sharing.for_server or not sharing.leaves_client:
+    if plan.form == "seeds" or plan.to != "clients" or not plan.leaves:
         return f"a strategy sends shared data to other clients and uses them for nothing else, unlike '{name}'"
     if sharing.secure_aggregated:
         return f"'{name}' masks shared data in several exchanges, and a strategy has one exchange"
-    if sharing.each_round or sharing.refresh is not None:
+    if plan.repeats or sharing.refresh is not None:
         return f"'{name}' shares again during training, and a strategy shares once"
     return ""
 
@@ -73,15 +73,13 @@ def _fault_of_aggregator(method: Method) -> str:
 
 def _fault_of_objective(method: Method) -> str:
     objective = method.objective
-    if objective.breaks_privacy:
-        return f"the objective '{objective.name}' needs raw samples"
     if objective.counts_labels:
         return f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
     if len(objective.phases()) > 1:
         return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
     if other := sorted(set(objective.needs) - {"x", "y"}):
         return f"the objective '{objective.name}' needs {', '.join(other)}, and a strategy shares inputs and targets"
-    if objective.needs and not method.sharing.active:
+    if objective.needs and not method.sharing.plan.active:
         return f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
     if method.personal.keeps:
         return f"'{method.personal.name}' keeps a model or layers at each client, and your loop has one whole model"
@@ -99,8 +97,8 @@ def _fault_of_server_step(step: Any) -> str:
         return ""
     if step.breaks_privacy:
         return f"the server step '{step.name}' needs raw samples"
-    if step.queries_clients:
+    if step.works_on == "answers":
         return f"the server step '{step.name}' sends queries to clients during a round"
-    if step.reads_pool:
+    if step.reads:
         return f"the server step '{step.name}' trains on data that clients share with the server"
     return ""

@@ -180,6 +180,7 @@ class HiddenMix(MeanMix):
     """
 
     numeric_inputs = False
+    reads = ("hidden",)
 
     layer: Count = 2
     """Layers before the hidden states that are mixed; the sharing must have the same."""

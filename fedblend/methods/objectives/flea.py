@@ -40,6 +40,7 @@ class FLea(Objective):
     """
 
     needs = ("x", "y")
+    reads = ("hidden",)
     reads_start = True
 
     layer: Count = 1

@@ -69,8 +69,7 @@ class GlobalMixup(Objective):
     """
 
     needs = ("x", "y")
-    breaks_privacy = True
-    reads_stored = True
+    reads = ("raw",)
     numeric_inputs = True
 
     lam: Fraction | None = None

@@ -38,6 +38,7 @@ class StatMix(WithBase):
     """Use no statistics of the client's own images; without those of other clients the batch stays as it is."""
 
     needs = ("mean", "std")
+    reads = ("statistics",)
     numeric_inputs = True
 
     def require_possible(self, method: Any, train: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
+from fedblend.core.sharing import Form
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
 from fedblend.methods.objectives.moon import representation
 
@@ -45,9 +46,9 @@ class VirtualSamples(WithBase):
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 
     @property
-    def reads_stored(self) -> bool:  # type: ignore[override]
-        """Whether the base mixes with nothing, or reads samples as stored too."""
-        return bool(self.base.reads_stored or not self.base.needs)
+    def reads(self) -> tuple[Form, ...]:  # type: ignore[override]
+        """Inputs and samples as stored, where the base mixes with nothing; else the forms that the base uses."""
+        return tuple(self.base.reads) if self.base.needs else ("inputs", "stored", "seeds", "raw")
 
     def fallback(self) -> Objective:
         """The base, or its fallback where the base needs something too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedblend.core.registry import part
-from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
+from fedblend.core.server_step import ModelSpec, ServerContext, ServerStep
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.methods.server_steps.ccvr import CCVR
 from fedblend.methods.server_steps.distill import DistillToModel
@@ -29,9 +29,3 @@ __all__ = [
 @part("server_step", "none")
 class NoStep(ServerStep):
     """Use the aggregate as the next model (FedAvg and all of FedMix)."""
-
-    active = False
-
-    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate itself."""
-        return dict(weights), {}

@@ -26,7 +26,7 @@ class AggEnhance(Tuning):
     on all of S. Points are in [0, 1], the unit scale of images. Models are in evaluation mode throughout.
     """
 
-    looks_at_uploads = True
+    works_on = "uploads"
 
     steps: Count = 100
     """Gradient steps for each point."""
@@ -103,7 +103,7 @@ class SecureAggEnhance(AggEnhance):
     the upload also holds for the points.
     """
 
-    queries_clients = True
+    works_on = "answers"  # type: ignore[assignment]
 
     def fault_of_question(self, question: Tensors, clients: int, spec: ModelSpec) -> str | None:
         """The questions are a starting point for each class, and a point of each client for each class, in [0, 1]."""

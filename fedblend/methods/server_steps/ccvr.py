@@ -30,8 +30,7 @@ class CCVR(ServerStep):
     transformation of features (Tukey's ladder of powers) is left out.
     """
 
-    reads_pool = True
-    reads_features = True
+    reads = ("moments",)
 
     per_class: Count = 1000
     """Features drawn of each class."""

@@ -20,7 +20,7 @@ class DistillToModel(ServerStep):
     (1 - lambda) G_b. The model is in evaluation mode. Without seeds or outputs the model is unchanged.
     """
 
-    reads_pool = True
+    reads = ("stored", "seeds", "raw")
     needs = ("x", "y")
     needs_pool = True
 

@@ -20,9 +20,8 @@ class TrainOnMeans(Tuning):
     `virtual-samples`, no client receives another client's means, and nothing is sent twice.
     """
 
-    reads_pool = True
+    reads = ("inputs",)
     needs = ("x", "y")
-    reads_inputs = True
     needs_pool = True
 
     epochs: Count = 1

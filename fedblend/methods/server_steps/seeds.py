@@ -18,7 +18,7 @@ class TrainOnSeeds(ServerStep):
     step does nothing, so that other training can continue from there. Without samples the model is unchanged.
     """
 
-    reads_pool = True
+    reads = ("stored", "seeds", "raw")
     needs = ("x", "y")
 
     epochs: Count = 100

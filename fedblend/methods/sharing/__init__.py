@@ -1,7 +1,7 @@
 """Sharings: data that clients share before training. Importing this package registers them all."""
 
 from fedblend.core.registry import part
-from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
+from fedblend.core.sharing import ClientData, Payload, Pool, Sharing, SharingPlan
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics
 from fedblend.methods.sharing.class_noise import ClassNoise
 from fedblend.methods.sharing.feature_statistics import FeatureStatistics
@@ -33,6 +33,7 @@ __all__ = [
     "SecureMeans",
     "SharedMeans",
     "Sharing",
+    "SharingPlan",
     "XorSeeds",
 ]
 
@@ -41,8 +42,7 @@ __all__ = [
 class NoSharing(Sharing):
     """Share nothing before training (FedAvg, FedProx, LocalMix)."""
 
-    leaves_client = False
-    active = False
+    plan = SharingPlan(when="never")
 
 
 @part("sharing", "raw")
@@ -53,7 +53,7 @@ class Raw(Sharing):
     """
 
     bytes_kind = "raw"
-    unsafe = True
+    plan = SharingPlan("raw")
 
     def share(self, local: ClientData) -> Payload | None:
         """Samples x and targets y as stored."""

@@ -10,7 +10,7 @@ import torch
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.core.sharing import ClientData, Payload, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 
 
 @part("sharing", "channel-statistics")
@@ -26,7 +26,7 @@ class ChannelStatistics(Sharing):
     """
 
     bytes_kind = "statistics"
-    shares_inputs = True
+    plan = SharingPlan("statistics")
     if_empty = "let clients hold more samples, or lower policy.min_mean: {min_mean}"
 
     of: Literal["image", "client"] = "image"

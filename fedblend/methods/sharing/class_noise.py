@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, NonNegative, part
-from fedblend.core.sharing import Pool, Sharing
+from fedblend.core.sharing import Pool, ServerSide, Sharing, SharingPlan
 
 
 @part("sharing", "class-noise")
@@ -27,9 +26,7 @@ class ClassNoise(Sharing):
     """
 
     bytes_kind = "noise"
-    shares_inputs = True
-    leaves_client = False
-    made_by_server = True
+    plan = SharingPlan("inputs", who="server")
 
     samples: Count = 100
     """Virtual samples of each class."""
@@ -38,12 +35,12 @@ class ClassNoise(Sharing):
     deviation: NonNegative = 0.5
     """Standard deviation of samples of a class around the class's mean."""
 
-    def make(self, spec: ModelSpec, rng: np.random.Generator) -> Pool:
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
         """Inputs x [C * samples, ...] in order of class, and their classes y int64.
 
         Raises :class:`FedblendError` for data without classes.
         """
-        task = spec.task
+        spec, rng, task = server.spec, server.rng, server.spec.task
         if task.kind != "classification":
             raise FedblendError(
                 f"method.sharing: 'class-noise' makes samples by class, but the data have no classes ({task.kind}); "

@@ -10,7 +10,7 @@ import torch
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
-from fedblend.core.sharing import ClientData, Payload, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 from fedblend.models.layers import last_layer, with_features
 
 CHUNK = 500
@@ -35,10 +35,6 @@ class FeatureStatistics(Sharing):
     """
 
     bytes_kind = "statistics"
-    for_server = True
-    reads_model = True
-    after_training = True
-    shares_features = True
     by_label = True
 
     covariance: Literal["full", "diagonal"] = "full"
@@ -49,13 +45,14 @@ class FeatureStatistics(Sharing):
     """First round at whose end clients share, counted from 1 (default: the last round of the run, as in the paper)."""
 
     @property
-    def each_round(self) -> bool:  # type: ignore[override]
-        """Whether clients share more than once."""
-        return self.from_round is not None
+    def plan(self) -> SharingPlan:  # type: ignore[override]
+        """After the last round, or after rounds from `from_round` on."""
+        last = self.from_round is None
+        return SharingPlan("moments", "after-last-round" if last else "after-rounds", to="server", sees_model=True)
 
     def shares_in(self, round: int, rounds: int) -> bool:
         """Whether ``round``, counted from 0, is `from_round` or later."""
-        return round + 1 >= (rounds if self.from_round is None else self.from_round)
+        return round + 1 >= (self.from_round or rounds)
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client has enough samples."""

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from fedblend.core.registry import Count, Float, part
-from fedblend.core.sharing import ClientData, Payload, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 
 
 @part("sharing", "features")
@@ -21,7 +21,7 @@ class Features(Sharing):
     rebuild inputs where the layers lose little. The objective ``flea`` needs features.
     """
 
-    each_round = reads_model = of_cohort = True
+    plan = SharingPlan("hidden", "each-round", "cohort", sees_model=True)
     bytes_kind = "features"
 
     layer: Count = 1

@@ -14,7 +14,7 @@ from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import lent_generator
 from fedblend.core.registry import Count, Float, Positive, part
-from fedblend.core.sharing import ClientData, Payload, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 from fedblend.data.scale import Scaler
 from fedblend.models.layers import with_features
 
@@ -44,7 +44,6 @@ class MatchedSamples(Sharing):
     """
 
     bytes_kind = "synthetic"
-    shares_inputs = True
 
     networks: Literal["global", "random"] = "global"
     """Weights under which samples are matched; with "global" clients share in each round."""
@@ -62,14 +61,10 @@ class MatchedSamples(Sharing):
     """Distance of the weights from the global ones (rho), with "global"."""
 
     @property
-    def each_round(self) -> bool:  # type: ignore[override]
-        """Whether samples are matched under the global model."""
-        return self.networks == "global"
-
-    @property
-    def reads_model(self) -> bool:  # type: ignore[override]
-        """Whether samples are matched under the global model."""
-        return self.networks == "global"
+    def plan(self) -> SharingPlan:  # type: ignore[override]
+        """In each round, if samples are matched under the global model."""
+        follows = self.networks == "global"
+        return SharingPlan("inputs", "each-round" if follows else "once", sees_model=follows)
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
         """The samples of as many classes as can have enough real ones."""

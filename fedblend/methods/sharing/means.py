@@ -14,7 +14,7 @@ from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, rows_of
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, SharingPlan, rows_of
 
 CHUNK = 1024
 """Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
@@ -74,7 +74,7 @@ class SharedMeans(Sharing):
     """
 
     bytes_kind = "means"
-    shares_inputs = True
+    plan = SharingPlan("inputs")
 
     samples_per_mean: Count | Literal["all"] = "all"
     """Samples in a mean (M_k), or "all" for one mean of all samples of a client; the last group may be smaller."""
@@ -194,9 +194,9 @@ class SharedMeans(Sharing):
         A mean beyond the bounds of samples is none: mixed in, it would move the models of all clients at will, and no
         aggregator sees it.
         """
-        if not self.leaves_client:
+        if not self.plan.leaves:
             return None
-        return (self._fault_of_form(payload, spec) if self.shares_inputs else None) or self._fault_of_numbers(
+        return (self._fault_of_form(payload, spec) if self.plan.form == "inputs" else None) or self._fault_of_numbers(
             payload, spec
         )
 
@@ -224,10 +224,10 @@ class SharedMeans(Sharing):
         """
         unit = torch.zeros(1), torch.ones(1)
         bounds = {} if spec.task.kind == "regression" else {"y": (*unit, self.multiplier * math.sqrt(2))}
-        if self.shares_inputs and self.scale == "unit":
+        if self.plan.form == "inputs" and self.scale == "unit":
             most = math.sqrt(math.prod(spec.scale(torch.zeros(1, *spec.shape)).shape))
             bounds["x"] = (*unit, self.noise + self.multiplier * most)
-        elif self.shares_inputs and (spec.bounded or self.multiplier):
+        elif self.plan.form == "inputs" and (spec.bounded or self.multiplier):
             zero, one = spec.scale.ends()
             deviation = self.noise + self.multiplier * spec.scale.diameter(spec.shape)
             bounds["x"] = (torch.minimum(zero, one), torch.maximum(zero, one), deviation)
@@ -266,8 +266,7 @@ class SharedMeans(Sharing):
 class LocalMeans(SharedMeans):
     """Make means that each client uses only itself; nothing leaves it (a control of FedMix's Table 9)."""
 
-    leaves_client = False
-    own_only = True
+    plan = SharingPlan("inputs", to="own")
 
     def view(self, pool: Pool, client: int) -> Pool:
         """The client's own means."""
@@ -283,8 +282,7 @@ class Noise(Sharing):
     """
 
     bytes_kind = "means"
-    shares_inputs = True
-    leaves_client = False
+    plan = SharingPlan("inputs", to="nobody")
 
     sigma: NonNegative = 1.0
     """Standard deviation of the noise, on the model's input scale."""
@@ -311,9 +309,7 @@ class HiddenMeans(SharedMeans):
     """
 
     bytes_kind = "hidden-means"
-    each_round = True
-    reads_model = True
-    shares_inputs = False
+    plan = SharingPlan("hidden", "each-round", sees_model=True)
 
     layer: Count = 2
     """Layers before the hidden states that are averaged; the objective must have the same."""

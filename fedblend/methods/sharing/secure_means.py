@@ -12,7 +12,7 @@ from pydantic import Field
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Int, NonNegative, Positive, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Sharing
+from fedblend.core.sharing import ClientData, Payload, Pool, ServerSide, Sharing, SharingPlan
 from fedblend.methods.aggregators.secure import from_integers, min_clients, to_integers
 from fedblend.methods.sharing.means import SharedMeans
 
@@ -34,7 +34,7 @@ class SecureMeans(Sharing):
 
     bytes_kind = "means"
     secure_aggregated = True
-    shares_inputs = True
+    plan = SharingPlan("inputs")
 
     server_average: Annotated[Int, Field(ge=2)] = 3
     """Clients in a group; groups are larger, but less than twice as large, where clients cannot be divided evenly."""
@@ -109,10 +109,10 @@ class SecureMeans(Sharing):
         group[rng.permutation(len(clients))] = np.arange(len(clients)) * number // max(1, len(clients))
         return group
 
-    def pool_of_sums(self, entries: Pool, asked: np.ndarray, rng: np.random.Generator) -> Pool:
-        """The mean of each group of the clients ``asked``, int64 in order, in which enough clients have shared."""
-        group = self.groups(asked, rng)
-        group_of_entry = group[np.searchsorted(asked, entries.owner)]
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
+        """The mean of each group of the clients asked in which enough clients have shared."""
+        group = self.groups(server.clients, server.rng)
+        group_of_entry = group[np.searchsorted(server.clients, entries.owner)]
         counts = np.bincount(group_of_entry, minlength=int(group.max(initial=-1)) + 1)
         enough = counts >= [self.threshold(size) for size in np.bincount(group).tolist()]
         rows, count = torch.from_numpy(group_of_entry), torch.from_numpy(counts[enough])
@@ -125,7 +125,7 @@ class SecureMeans(Sharing):
         return Pool(tensors, np.full(int(enough.sum()), -1))
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
-        """Decode entries one by one, to measure their cost; rounds use :meth:`pool_of_sums`."""
+        """Decode entries one by one, to measure their cost; rounds use :meth:`make_pool`."""
         means = {n.removeprefix(WHOLE): from_integers(t, self.range, self._share) for n, t in entries.tensors.items()}
         return Pool({name: t.float() for name, t in means.items()}, entries.owner)
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
 from fedblend.data.scale import Scaler
 from fedblend.methods.sharing.inverse_mixup import (
     coordinate,
@@ -34,7 +34,7 @@ class Seeds(Sharing):
     """Base of sharings whose samples stay at the server."""
 
     bytes_kind = "seeds"
-    for_server = True
+    plan = SharingPlan("seeds")
     if_empty = (
         "let clients hold two labels each, and send more seeds or coordinated ones: inverse mixing pairs seeds of the "
         "same two labels"
@@ -53,8 +53,8 @@ class RawSeeds(Seeds):
     (Zhao et al. 2018; there the server collects the set apart, balanced by class).
     """
 
-    unsafe = True
     bytes_kind = "raw"
+    plan = SharingPlan("raw")
 
     samples: Count = 10
     """Samples that each device sends, N_S; a device with fewer samples sends all."""
@@ -138,10 +138,15 @@ class MixedSeeds(Seeds):
             mixed = mixed.round().clamp(0, 255).to(local.x.dtype)
         return {"x": mixed, "y": compact_labels(torch.from_numpy(labels[pairs]), local.task.outputs)}
 
-    def requests_by_labels(self, held: np.ndarray, rng: np.random.Generator) -> dict[int, Request]:
-        """Matching label pairs for all devices. Raises :class:`FedblendError` if no two devices share two labels."""
+    def requests(self, server: ServerSide) -> dict[int, Request]:
+        """Matching label pairs for all devices, if coordinated.
+
+        Raises :class:`FedblendError` if no two devices share two labels.
+        """
+        if not self.coordinated:
+            return {}
         empty = np.empty(0, np.int64)
-        requested = coordinate(held, self.samples, rng)
+        requested = coordinate(server.labels_held(), self.samples, server.rng)
         return {device: Request(empty, empty, pairs) for device, pairs in enumerate(requested)}
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Int, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, SharingPlan
 from fedblend.data.scale import Scaler
 from fedblend.methods.sharing.seeds import Seeds, compact_labels
 from fedblend.methods.sharing.xor import decode, draw_within, encode, shortages, superpose
@@ -41,15 +41,17 @@ class SeedRecipe(NamedTuple):
 class BaseSamples(Seeds):
     """Share nothing; the server trains on its own data, those of one client (XorMixFL's standalone learning)."""
 
-    leaves_client = False
+    plan = SharingPlan("seeds", to="nobody")
     numeric_inputs = False
 
     server: Label = 0
     """The client that acts as the server, counted from 0."""
 
-    def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
         """The base samples x [n, ...] and their labels y int64 [n]."""
-        return Pool({"x": base[0], "y": base[1]}, np.full(len(base[1]), self.server))
+        assert server.base is not None
+        x, y = server.base
+        return Pool({"x": x, "y": y}, np.full(len(y), self.server))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,13 @@ class _TargetSeeds(Seeds):
             raise ValueError(f"dummies: {min(both)} is a target label; valid: other labels")
         return self
 
-    def requests(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
+    def requests(self, server: ServerSide) -> dict[int, Request]:
+        """What :meth:`spread` requests of the clients other than the server."""
+        assert server.base is not None
+        others = server.clients[server.clients != self.server].tolist()
+        return self.spread(server.base[1].numpy(), server.spec.task.outputs, others)
+
+    def spread(self, base: np.ndarray, classes: int, clients: Sequence[int]) -> dict[int, Request]:
         """Request q samples of each target label, spread evenly over ``clients``; the first ones get the remainder.
 
         ``base`` int64 [n] are the server's labels (section 3). Raises :class:`FedblendError` for labels that do not
@@ -232,15 +240,16 @@ class XorSeeds(_TargetSeeds):
         shape = (count, *x.shape[1:])
         return torch.from_numpy(rng.integers(0, self.offset, shape, np.uint8, endpoint=True))
 
-    def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
         """The server's samples and decoded ones (equation 3), balanced by label: x uint8 [n, ...], y int64 [n].
 
         Decoded samples have the owner -1.
         """
-        x, y = base
+        assert server.base is not None
+        x, y = server.base
         if not len(entries):
             return Pool({"x": x, "y": y}, np.full(len(y), self.server))
-        rows, decoded, _ = self.balance(entries, base, rng)
+        rows, decoded, _ = self.balance(entries, server.base, server.rng)
         labels = entries.tensors["y"][rows].long()
         owner = np.concatenate([np.full(len(y), self.server), np.full(len(rows), -1)])
         return Pool({"x": torch.cat([x, decoded]), "y": torch.cat([y, labels])}, owner)
@@ -297,12 +306,13 @@ class MixedTargetSeeds(_TargetSeeds):
         """Mix the samples."""
         return superpose(x, [recipe.targets, *recipe.dummies], self.shares(len(recipe.dummies)), self.alpha)
 
-    def pool_beside(self, entries: Pool, base: tuple[torch.Tensor, torch.Tensor], rng: np.random.Generator) -> Pool:
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
         """The server's samples and the mixtures: x uint8 [n, ...], y float [n, C]; the largest label is C - 1."""
-        x, y = base
+        assert server.base is not None
+        x, y = server.base
         if not len(entries):
             return Pool({"x": x, "y": y}, np.full(len(y), self.server))
-        rows = torch.from_numpy(self._balancing_rows(entries, y.numpy(), rng))
+        rows = torch.from_numpy(self._balancing_rows(entries, y.numpy(), server.rng))
         target, dummies = (entries.tensors[name][rows].long() for name in ("y", "dummies"))
         classes = 1 + int(max(labels.max() for labels in (y, target, dummies) if len(labels)))
         shares = self.shares(dummies.shape[1])

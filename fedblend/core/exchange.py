@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,8 +11,9 @@ from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
+from fedblend.core.method import Experiment
 from fedblend.core.random import stream
-from fedblend.core.record import CostMeter
+from fedblend.core.record import RoundLog
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState
@@ -21,65 +21,78 @@ from fedblend.core.trees import Tensors
 from fedblend.core.upload import bytes_of, finite_fault
 
 
-class SharingSteps:
+class Exchange:
     """A run's sharing. ``draw_cohort`` gives the clients of a round, for a sharing of the cohort only."""
 
-    def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, draw_cohort: Callable[[int], np.ndarray]) -> None:
-        self.setup, self.engine, self.spec, self.draw_cohort = setup, engine, spec, draw_cohort
-        self.experiment = setup.experiment
-        self.method = setup.method
+    def __init__(
+        self,
+        setup: Setup,
+        engine: Engine,
+        spec: ModelSpec,
+        log: RoundLog,
+        draw_cohort: Callable[[int], np.ndarray],
+    ) -> None:
+        self.setup, self.engine, self.spec, self.log, self.draw_cohort = setup, engine, spec, log, draw_cohort
+        self.experiment: Experiment = setup.experiment
+        self.method, self.plan = setup.method, setup.method.sharing.plan
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
 
-    def share_if_due(
-        self, state: RunState, weights: Tensors, sizes: np.ndarray, costs: CostMeter
-    ) -> tuple[RunState, dict[str, Any], np.ndarray]:
+    def before_training(self, state: RunState) -> tuple[RunState, np.ndarray]:
+        """Share if it is due before training; return the state, and the clients that received the round's model."""
+        if self.plan.after_training:
+            return state, np.empty(0, np.int64)
+        return self.share_if_due(state, self.setup.sizes(state.round))
+
+    def after_training(self, state: RunState) -> RunState:
+        """Share if it is due after training, under the round's aggregate."""
+        return self.share_if_due(state, self.setup.sizes(state.round))[0] if self.plan.after_training else state
+
+    def share_if_due(self, state: RunState, sizes: np.ndarray) -> tuple[RunState, np.ndarray]:
         """Have the clients with new data share, if sharing is due (MAFL, Algorithm 1; section 3.4).
 
-        ``weights`` are the global model, for a sharing that depends on it; all clients share then. Returns the state,
-        the record's field ``shared``, and the clients that received the round's model for it.
+        All clients share where it depends on the model, ``state.weights``. Returns the state, and the clients that
+        received the model for it; notes the record's field ``shared``.
         """
         nobody = np.empty(0, np.int64)
         due = self._clients_due(state, sizes)
         if due is None:
-            return state, {}, nobody
-        with costs.time("share"):
-            shares = self._collect_shares(state.round, weights, due, sizes, costs)
+            return state, nobody
+        with self.log.time("share"):
+            shares = self._collect_shares(state.round, state.weights, due, sizes)
             state = self._store_shares(state, shares, due, sizes)
-        has_model = shares.asked[shares.reached] if self.method.sharing.reads_model else nobody
-        return state, {"shared": shares.facts(len(state.entries))}, has_model
+        self.log.note(shared=shares.facts(len(state.entries)))
+        return state, shares.asked[shares.reached] if self.plan.sees_model else nobody
 
     def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
         """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
         sharing = self.method.sharing
-        if not sharing.active or sharing.made_by_server:
+        if not self.plan.active or self.plan.who == "server":
             return None
-        new = (sizes != state.shared_sizes) if not sharing.reads_model else sizes > 0
+        new = (sizes != state.shared_sizes) if not self.plan.sees_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         # A first payload that was lost is sent again until it arrives.
         wanted |= self.experiment.channel.loses and bool((new & (state.shared_sizes == 0)).any())
-        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not sharing.after_training)
+        due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not self.plan.after_training)
         return new if due else None
 
-    def _collect_shares(
-        self, round: int, weights: Tensors, due: np.ndarray, sizes: np.ndarray, costs: CostMeter
-    ) -> Shares:
+    def _collect_shares(self, round: int, weights: Tensors, due: np.ndarray, sizes: np.ndarray) -> Shares:
         """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
         sharing = self.method.sharing
         asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
-        if sharing.of_cohort:
+        if self.plan.who == "cohort":
             asked = np.intersect1d(asked, self.draw_cohort(round))
         reached = np.ones(len(asked), bool)
-        if sharing.reads_model:
+        if self.plan.sees_model:
             model = np.full(len(asked), bytes_of(self.setup.shared(weights)))
-            reached = transmit(self.setup, "down", "share-downlink", model, asked, round, costs)
-            costs.count("down", "weights", int(model.sum()))
+            reached = transmit(self.setup, "down", "share-downlink", model, asked, round, self.log)
+            self.log.count("down", "weights", int(model.sum()))
         replies = dict(self.engine.share(round, weights, asked[reached].tolist(), sizes))
         given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
         refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
-        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * sharing.leaves_client
-        arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, costs)
-        costs.count("up", sharing.bytes_kind, int(sizes_given.sum()))
+        sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * self.plan.leaves
+        arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, self.log)
+        self.log.count("up", sharing.bytes_kind, int(sizes_given.sum()))
         lost = asked[~reached].tolist()
         lost += [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
         payloads: dict[int, Payload] = {}
@@ -97,9 +110,8 @@ class SharingSteps:
 
         A client whose payload is lost keeps its earlier entries, except those that depend on an earlier model.
         """
-        sharing = self.method.sharing
-        replaced = shares.asked if sharing.reads_model else np.setdiff1d(shares.asked, shares.lost)
-        is_kept = ~np.isin(state.entries.owner, replaced) & (not sharing.of_cohort)
+        replaced = shares.asked if self.plan.sees_model else np.setdiff1d(shares.asked, shares.lost)
+        is_kept = ~np.isin(state.entries.owner, replaced) & (self.plan.who != "cohort")
         has_shared = due & ~np.isin(np.arange(len(sizes)), shares.lost)
         return replace(
             state,
@@ -117,14 +129,23 @@ class SharingSteps:
             self._pool = (state.entries, pool)
         return self._pool[1]
 
-    def pool_for_clients(self, pool: Pool) -> Pool:
-        """Return the part of a pool that clients may receive; cached until the pool changes."""
+    def pool_for_clients(self, state: RunState) -> Pool:
+        """Return the part of the pool that clients may receive; cached until the pool changes.
+
+        Raises :class:`FedblendError` if the pool lacks what the objective or the server step needs.
+        """
+        pool = self.pool_of(state)
         if self._sent is None or self._sent[0] is not pool:
             self._sent = (pool, self.setup.pool_for_clients(pool))
+        self._require_pool(pool, self._sent[1], state.round)
         return self._sent[1]
 
-    def require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
-        """Raise :class:`FedblendError` if the pool lacks what the objective or the server step needs."""
+    def pool_for_step(self, state: RunState) -> Pool | None:
+        """Return the pool for the server step; ``None`` where its entries are of an earlier round's model."""
+        is_old = self.plan.after_training and state.shared_round != state.round
+        return None if is_old else self.pool_of(state)
+
+    def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
         if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
             raise self._nothing_shared(f"the server step '{step.name}' has nothing to work on", round)

@@ -1,0 +1,190 @@
+"""The round loop's steps at clients: who takes part, what they receive, and what is collected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedblend.core.callbacks import Callback
+from fedblend.core.channel import transmit
+from fedblend.core.context import ModelSpec
+from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
+from fedblend.core.errors import FedblendError, by_reason, listed
+from fedblend.core.method import Experiment
+from fedblend.core.record import RoundLog
+from fedblend.core.setup import Setup
+from fedblend.core.sharing import Pool
+from fedblend.core.state import ClientState, RunState
+from fedblend.core.upload import bytes_of
+
+EARLIER = "earlier rounds are kept"
+"""In each message about a round that stops the run."""
+
+FIRST = "first"
+"""Slot of the server's state with the first weights of a warm start, if clients may begin with them."""
+
+
+@dataclass(frozen=True)
+class BegunRound:
+    """A round before its training: sharing and downlink are done."""
+
+    state: RunState
+    """The state, with what was shared and downloaded in this round."""
+    task: TrainTask
+    """What the engine needs to train clients."""
+    cohort: list[int]
+    """Clients that take part."""
+
+
+class Cohorts:
+    """The cohorts of a run."""
+
+    def __init__(
+        self, setup: Setup, engine: Engine, spec: ModelSpec, log: RoundLog, callbacks: Sequence[Callback]
+    ) -> None:
+        self.setup, self.engine, self.spec, self.log, self.callbacks = setup, engine, spec, log, callbacks
+        self.experiment: Experiment = setup.experiment
+        self.method = setup.method
+
+    def begin(self, state: RunState, drawn: np.ndarray, pool: Pool, has_model: np.ndarray) -> BegunRound:
+        """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""
+        cohort: list[int] = []
+        states: dict[int, ClientState] = {}
+        if self.method.upload.trains_in(state.round):
+            received, state = self._download(state, drawn, pool, has_model)
+            cohort, states = self._client_states(state, drawn, received)
+        task = TrainTask(
+            state.round,
+            state.weights,
+            pool if self.method.objective.needs else None,
+            self.setup.sizes(state.round),
+            state.global_outputs,
+            states,
+            self._broadcast(state),
+            keeps_uploads=any(callback.reads_uploads for callback in self.callbacks),
+        )
+        return BegunRound(state, task, cohort)
+
+    def _download(
+        self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray
+    ) -> tuple[np.ndarray, RunState]:
+        """Send the model, mean outputs, parts' server state and the pool to clients that lack them.
+
+        Returns which clients received all of it, bool [cohort], and the state.
+        """
+        with self.log.time("download"):
+            sharing, method, log = self.method.sharing, self.method, self.log
+            weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
+            outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
+            extras = bytes_of(self._broadcast(state))
+            goes_to_clients = sharing.plan.to == "clients" and method.objective.needs
+            pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
+            fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
+            sizes = weights * without_model + outputs + extras + pool_bytes * fresh
+            received = transmit(self.setup, "down", "downlink", sizes, cohort, state.round, log)
+            log.count("down", "weights", weights * int(without_model.sum()))
+            log.count("down", method.upload.bytes_kind, outputs * len(cohort))
+            log.count("down", "extras", extras * len(cohort))
+            log.count("down", sharing.bytes_kind, pool_bytes * int(fresh.sum()))
+            has_pool = state.has_pool.copy()
+            has_pool[cohort[received]] = True
+        return received, replace(state, has_pool=has_pool)
+
+    def _client_states(
+        self, state: RunState, cohort: np.ndarray, received: np.ndarray
+    ) -> tuple[list[int], dict[int, ClientState]]:
+        """Return the clients that take part, and the states of clients that keep anything.
+
+        A client without the pool that its objective mixes with takes no part. A client that keeps its own model, or
+        did not receive the round's model, starts from the last model that it had.
+        """
+        taking_part: list[int] = []
+        states: dict[int, ClientState] = {}
+        for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
+            if self.method.objective.needs and not state.has_pool[client]:
+                continue
+            taking_part.append(client)
+            kept = self.kept_by(state, client, did_receive)
+            if kept:
+                states[client] = kept
+        return taking_part, states
+
+    def kept_by(self, state: RunState, client: int, did_receive: bool) -> ClientState:
+        """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it."""
+        kept = state.client_states.get(client)
+        if kept is None:
+            kept = first_client_state(self.method, self.setup.training, self.spec, state.weights)
+        if did_receive and not self.method.stateful_clients:
+            return replace(kept, model={}, outputs={})
+        model = kept.model or state.server_part(FIRST) or self.setup.weights()
+        return replace(kept, model=model, outputs=(did_receive and state.global_outputs) or kept.outputs)
+
+    def _broadcast(self, state: RunState) -> dict[str, torch.Tensor]:
+        """Return the tensors that parts keep at the server and send to every client of the cohort."""
+        slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
+        return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
+
+    def collect(self, begun: BegunRound) -> CohortResult:
+        """Train the cohort; return what aggregation needs of the good uploads.
+
+        Raises :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``.
+        """
+        task, clients, log = begun.task, begun.cohort, self.log
+        for callback in self.callbacks:
+            callback.on_round_begin(begun.state, np.array(clients, np.int64))
+        like = self.method.upload.like(self.setup.shared(task.weights), self.setup.task)
+        size = self.experiment.protection.bytes_on_air(like) + bytes_of(extras_like(self.method, task))
+        sizes = np.full(len(clients), size)
+        arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, log)
+        lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
+        with log.time("aggregate"):
+            result = self.train(task, clients, lost)
+        log.seconds["aggregate"] -= result.seconds
+        log.seconds["train"] += result.seconds
+        log.count("up", self.method.upload.bytes_kind, result.sent)
+        for (direction, kind), number in result.extra_bytes.items():
+            log.count(direction, kind, number)
+        self.require_enough(task, result)
+        for callback in self.callbacks:
+            callback.on_updates(task, result)
+        return result
+
+    def train(self, task: TrainTask, clients: list[int], lost: Collection[int]) -> CohortResult:
+        """Have the engine train clients; the uploads of those that are ``lost`` do not arrive."""
+        result = self.engine.collect(task, clients, lost)
+        result.cohort, result.lost = clients, lost
+        return result
+
+    def require_enough(self, task: TrainTask, result: CohortResult) -> None:
+        """Raise :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``."""
+        if len(result.good) < self.experiment.min_uploads:
+            missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(result.lost)]
+            reasons = _reasons([*result.refused, *missing]) or f"{len(result.cohort)} clients took part"
+            raise FedblendError(
+                f"round {task.round + 1}: {len(result.good)} good uploads of {len(result.cohort)}, but min_uploads is "
+                f"{self.experiment.min_uploads} ({reasons}); {EARLIER}: remove the cause or lower min_uploads, and "
+                "continue the run"
+            )
+
+
+def facts_of(result: CohortResult) -> dict[str, Any]:
+    """Return what the round's record has of the uploads."""
+    losses = [(n, loss) for _, n, loss in result.good if loss is not None]
+    samples = sum(n for n, _ in losses)
+    return {
+        "uploads": len(result.good),
+        "cohort": result.cohort,
+        "train_loss": sum(n * loss for n, loss in losses) / samples if samples else None,
+        "lost": sorted(result.lost) or None,
+        "refused": result.refused or None,
+    }
+
+
+def _reasons(refused: Sequence[dict[str, Any]]) -> str:
+    """Return why uploads were refused, each reason once with its clients."""
+    reasons = by_reason((one["client"], one["reason"]) for one in refused)
+    return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
