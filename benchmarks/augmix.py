@@ -24,17 +24,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fedblend import part
 from fedblend._kernels import build
 from fedblend.core.context import StepPlan
 from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
 from fedblend.core.random import stream
-from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Method
-from fedblend.methods.augment import augmix
-from fedblend.methods.augment.augmix import draw_augmix
+from fedblend.methods.augment.augmix import augmix, draw_augmix
 from fedblend.methods.objectives.augmix import AugMix
 
 STACK, BATCH = 5, 10

@@ -28,9 +28,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.loop import RoundLoop
-from fedblend.core.registry import part
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup

@@ -19,7 +19,7 @@ from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
 from fedblend.core.state import RunState
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint

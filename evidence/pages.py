@@ -2,8 +2,9 @@
 
     python evidence/pages.py
 
-Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too, and the
-page of all runs, docs/site/all-runs.html, is written.
+Each table replaces the text between its two marks on a page. Figures that need the results alone are drawn too. Pages
+and figures are committed: whoever reads docs/ in the repository, or in the sdist, which has no results, finds the
+numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tables.all_runs import write_page
 from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
@@ -221,4 +221,3 @@ if __name__ == "__main__":
         page.write_text(filled(page))
     for draw in DRAWINGS:
         draw()
-    write_page()

@@ -7,9 +7,8 @@ A NAME is a study of this file (``fedmix-search``) or an item of a paper (``fedm
 study runs, and then every item with a committed result. The options apply to items that are named. With --deciding,
 the runs of evidence/deciding.toml are made (or those named), which would decide what is open; they take hours to days.
 
-Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed, and so
-are those of evidence/unfinished, which were begun on another machine. Results go to
-evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
+Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results
+go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
 ``python evidence/pages.py`` rewrites the tables of the pages. Studies whose data are not at hand are left out.
 """
 
@@ -49,8 +48,6 @@ from fedblend.runs.summary import costs
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "evidence" / "results"
-UNFINISHED = ROOT / "evidence" / "unfinished"
-"""Runs of items that were begun on another machine, in PAPER/ITEM/SCALE."""
 FIGURES = ROOT / "docs" / "figures"
 RUNS = ROOT / "runs" / "evidence"
 DECIDING = ROOT / "evidence" / "deciding.toml"
@@ -435,9 +432,6 @@ def remake_item(command: list[str]) -> None:
     scale = cast(Scale, command[command.index("--scale") + 1] if "--scale" in command else "paper")
     committed, folder = RESULTS / f"{item}-{scale}.json", ROOT / REPRODUCTIONS / item / scale
     _seed_result(item, scale, folder / "result.json")
-    for run in UNFINISHED.glob(f"{item}/{scale}/*"):
-        if not (folder / "runs" / run.name).exists():
-            shutil.copytree(run, folder / "runs" / run.name)
     before = _written(folder / "result.json")
     status = _exit_status([FEDBLEND, *command, "--out", REPRODUCTIONS])
     if _written(folder / "result.json") != before:

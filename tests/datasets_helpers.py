@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,19 @@ def refused(message: str, name: str, **options) -> str:
     with pytest.raises(FedblendError, match=message) as caught:
         load(name, **options)
     return str(caught.value)
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The address of a server on this machine that answers each GET request."""
+    methods = {"do_GET": answer, "log_message": lambda *said: None}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (BaseHTTPRequestHandler,), methods))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def change(path: Path, damage: Callable[[bytes], bytes]) -> None:

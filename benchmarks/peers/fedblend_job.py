@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from jobs import CLASSES, Settings
 
+from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
-from fedblend.core.registry import FilePath, part
+from fedblend.core.registry import FilePath
 from fedblend.engines import loop
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,8 @@
-"""What MkDocs does beside its own work: links to files outside of docs/, and the search in pages opened as files.
+"""What MkDocs does beside its own work: generated pages, links to files outside of docs/, search without a server.
 
-A page is made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its
-Markdown, or with its text as code. So links between files of the repository also lead somewhere on the site.
+The tables of fields and methods are made from the code, and the page of all runs from the committed results. A page is
+made for each notebook in docs/, with its outputs, and for each linked file outside of docs/: from its Markdown, or with
+its text as code. So links between files of the repository also lead somewhere on the site.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import base64
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
+
+from fedblend.experiment.reference import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
@@ -30,7 +34,8 @@ IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add a page for each file outside of docs/ that is linked to, also from such a page."""
+    """Add the page of all runs, and one for each file outside of docs/ that is linked to, also from such a page."""
+    files.append(File.generated(config, "site/all-runs.html", content=all_runs()))
     for notebook in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
         page, pictures = notebook_page(ROOT / "docs" / notebook)
         files.append(File.generated(config, page_of(f"docs/{notebook}"), content=page))
@@ -67,7 +72,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def link(found: re.Match[str]) -> str:
         return posixpath.relpath(page_of(resolved(found[1], source)), posixpath.dirname(uri) or ".")
 
-    parts = FENCED.split(markdown)
+    parts = FENCED.split(filled(markdown))
     parts[::2] = [LINK.sub(link, NAMED.sub(title, part)) for part in parts[::2]]
     return "".join(parts)
 
@@ -81,6 +86,17 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Write the index of the search as a script too, which pages that are opened as files can load."""
     index = Path(config.site_dir) / "search" / "search_index.json"
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
+def all_runs() -> str:
+    """The page of all runs. The results lie in a checkout, not in the sdist."""
+    evidence = ROOT / "evidence"
+    if not evidence.is_dir():
+        return "The results of all runs are in the repository, not in this copy of the sources."
+    sys.path.insert(0, str(evidence))
+    from tables.all_runs import page
+
+    return str(page())
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:

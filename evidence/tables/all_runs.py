@@ -16,7 +16,6 @@ from fedblend.runs.groups import flatten
 from tables.common import RESULTS, ROOT, Row, by_method, last_accuracy
 from tables.items import PAPER_NAMES, item_results, scale_of
 
-PAGE = ROOT / "docs" / "site" / "all-runs.html"
 TEMPLATE = Path(__file__).with_name("all_runs.html")
 
 POINTS = 60
@@ -50,11 +49,6 @@ RUN_QUANTITIES = (
     ("Computing", "s", 1),
 )
 """What is shown of a study's run: name, unit and decimals."""
-
-
-def write_page() -> None:
-    """Write the page of all runs."""
-    PAGE.write_text(page(), encoding="utf-8")
 
 
 def page() -> str:

@@ -22,8 +22,7 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, group
 from fedblend.runs.summary import MEGABYTE, NOTHING, costs
 
-BASE = "fedavg"
-"""The method that a blend must beat."""
+BASE = "fedavg"  # The method that a blend must beat
 
 CANDIDATES = (
     BASE,
@@ -42,8 +41,7 @@ CANDIDATES = (
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates that are tried where the file does not say what to search, as multiples of its own."""
 
-SEEDS = [0, 1, 2]
-"""Seeds that fill up those of a file with fewer."""
+SEEDS = [0, 1, 2]  # Seeds that fill up those of a file with fewer
 
 NOT_TAKEN = ("method", "methods", "seed", "variants", "grid")
 """Fields of a file that a study does not take over: the candidates are its methods, and it has several seeds."""
@@ -51,8 +49,7 @@ NOT_TAKEN = ("method", "methods", "seed", "variants", "grid")
 OF_MODELS = ("weights", "masked", "keys", "extras")
 """Kinds of payload that are models, or made of their changes as SCAFFOLD's control variates are."""
 
-LAST = 3
-"""Evaluations at the end of a run whose mean is its score."""
+LAST = 3  # Evaluations at the end of a run whose mean is its score
 
 
 @dataclass(frozen=True)

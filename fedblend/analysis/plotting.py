@@ -19,10 +19,10 @@ from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure, SubFigure
 
-DPI = 150
-"""Pixels an inch of every still figure."""
+DPI = 150  # Pixels an inch of every still figure
 
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#2E93CF", "#B8860B",
@@ -58,8 +58,8 @@ METHOD_ROWS = (
         "virtual-seeds", "virtual-xor", "vhl", "statmix",
     ),
 )  # fmt: skip
-"""The presets, without their combinations: a row for each dash, a column for each colour. Methods that papers compare
-have different colours."""
+"""Presets with a style of their own: a row for each dash, a column for each colour. Methods that papers compare have
+different colours. A preset that is not listed has the style that its letters determine."""
 
 PHASES = {
     "train": "#77AADD",
@@ -78,8 +78,7 @@ OTHER_PHASES = ("#BBCC33", "#AAAA00")
 INK, MUTED, GRID = "#1d2730", "#5c6873", "#e3e7ea"
 """Colours of text, notes and grid on white; the page replaces them by its own (:mod:`fedblend.report.svg`)."""
 
-BAND = 0.16
-"""Opacity of the band over seeds."""
+BAND = 0.16  # Opacity of the band over seeds
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,14 @@ METHOD_STYLES = {
     for row, dash in zip(METHOD_ROWS, DASHES, strict=True)
     for method, colour, marker in zip(row, COLOURS, MARKERS, strict=False)
 }
-"""The style of each preset, on every page and in every figure."""
+"""The style of each listed preset, on every page and in every figure."""
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """A line style for each method, in order.
 
-    A preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes the
-    next style that is free among ``methods``; styles repeat after 60.
+    A listed preset has its own style everywhere. Any other name starts at a place that its letters determine, and takes
+    the next style that is free among ``methods``; styles repeat after 60.
 
     >>> line_styles(["mine", "fedmix"])["fedmix"] == line_styles(["fedavg", "fedmix"])["fedmix"]
     True
@@ -137,7 +136,9 @@ def phase_colours(names: Sequence[str]) -> dict[str, str]:
     return PHASES | {name: OTHER_PHASES[i % len(OTHER_PHASES)] for i, name in enumerate(others)}
 
 
-def blank_figure(width: float, height: float, padding: tuple[float, float] | None = None) -> Figure:
+def blank_figure(
+    width: float, height: float, padding: tuple[float, float] | None = None, dpi: float | None = None
+) -> Figure:
     """An empty white matplotlib figure, sizes in inches; ``padding`` is that between its panels (width, height)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -145,9 +146,23 @@ def blank_figure(width: float, height: float, padding: tuple[float, float] | Non
 
     w_pad, h_pad = padding or (None, None)  # None: matplotlib's default
     spacing = ConstrainedLayoutEngine(w_pad=w_pad, h_pad=h_pad)
-    figure = Figure(figsize=(width, height), dpi=DPI, layout=spacing, facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=dpi or DPI, layout=spacing, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def head_figure(figure: Figure | SubFigure, title: str, size: float) -> None:
+    """Write a bold title of ``size`` points above a figure, at the left."""
+    figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold", color=INK, parse_math=False)
+
+
+def add_legend(figure: Figure | SubFigure, handles: Sequence[Any], texts: Sequence[str], **options: Any) -> None:
+    """Draw a legend, by default below the axes; names are not read as formulas."""
+    given = {"loc": "outside lower left", "fontsize": 8, "frameon": False, "labelcolor": INK, **options}
+    legend = figure.legend(handles, texts, **given)
+    legend.get_title().set_color(MUTED)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def png_bytes(figure: Figure) -> bytes:
@@ -170,6 +185,20 @@ def style_axes(axes: Axes, x: str, y: str, size: float = 9.5) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
+
+
+def even_ticks(axis: Axis, integer: bool = True) -> None:
+    """Put ticks at multiples of 1, 2 or 5 times a power of ten, by default at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=integer))
+
+
+def hide_frame(axes: Any) -> None:
+    """Take ticks and frame away from the axes of an image."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
 
 
 def log_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -197,8 +226,7 @@ def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
     return [rounds[i * (len(rounds) - 1) // (most - 1)] for i in range(most)] if most > 1 else [rounds[-1]]
 
 
-MAX_NAMED_CLASSES = 3
-"""Largest number of classes named in a label; the other shares of a mixture are summed."""
+MAX_NAMED_CLASSES = 3  # Largest number of classes named in a label; the other shares of a mixture are summed
 
 
 @dataclass(frozen=True)

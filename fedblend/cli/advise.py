@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advice, study_of
 from fedblend.cli.arguments import parse_changes
@@ -85,33 +84,43 @@ def options_of(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: first.get(name) for name in given}
 
 
-def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | None, jobs: int | None) -> None:
-    """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer.
-
-    ``options`` are ``methods``, ``set`` (changes as text), ``megabytes``, ``least`` and ``leaves``; one that is not
-    given is empty or ``None``.
-    """
+def advise(
+    file: Path,
+    methods: str = "",
+    megabytes: float | None = None,
+    least: float | None = None,
+    leaves: Sequence[str] | None = None,
+    changes: Sequence[str] | None = None,
+    resume: bool = False,
+    out: Path | None = None,
+    jobs: int | None = None,
+) -> None:
+    """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    options: Mapping[str, Any] = {
+        "methods": names,
+        "set": changes,
+        "megabytes": megabytes,
+        "least": least,
+        "leaves": leaves,
+    }
     table, folder = begin_search("advise", file, parse_changes(options["set"]), resume, out)
     if resume and folder.exists():
         options = options_of(folder, options)
         table, _ = begin_search("advise", file, parse_changes(options["set"]), True, folder)
-    known, methods = presets(), options["methods"] or ()
-    for method in methods:
+    known, names = presets(), options["methods"]
+    for method in names:
         if method not in known:
             valid = or_valid(method, known, everything="fedblend list methods")
             raise FedblendError(f"--methods {method}: unknown method{valid}")
     limits = limits_of(options["megabytes"], options["least"], options["leaves"])
-    study, left_out = study_of(table, methods or CANDIDATES, limits)
+    study, left_out = study_of(table, names or CANDIDATES, limits)
     console, notes = Console(), Console(stderr=True)
     for method, reason in left_out.items():
-        notes.print(f"{method}: left out, since it cannot be used here: {reason}", highlight=False, soft_wrap=True)
+        notes.tell(f"{method}: left out, since it cannot be used here: {reason}")
     seeds = listed([str(seed) for seed in study["seeds"]])
     filled = " (the file's, and others up to three)" if len(table.get("seeds", study["seeds"])) < 3 else ""
-    notes.print(
-        f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}{filled}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    notes.tell(f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}{filled}")
     with locked_study(folder), told_how_to_go_on("advise", file, folder):
         write_json(folder / OPTIONS, options)
         searches = tune(study, folder / "search", trial_printer(notes), foreign_fields=True)
@@ -122,21 +131,21 @@ def advise(file: Path, options: Mapping[str, Any], resume: bool, out: Path | Non
         except Stopped:
             raise
         except FedblendError as error:  # the answer says which methods failed with a seed
-            notes.print(str(error), highlight=False, soft_wrap=True)
+            notes.tell(str(error))
     runs = [RunDirectory(place / slug) for slug in tuned.experiments if RunDirectory.is_run(place / slug)]
-    notes.print("measuring what leaks", highlight=False)
+    notes.print("measuring what leaks")
     with one_thread():
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
     facts = runs[0].facts()
     data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
     _write(folder, advice, read_toml(folder / "search" / BEST), searches, data)
     console.print(_table(advice))
-    console.print(Text(NOTE), style="dim", soft_wrap=True)
+    console.tell(NOTE, style="dim")
     for line in (*advice.answer(), *lines_of_ends(searches)):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.tell(line)
     told = [f"Figure: {folder / 'advice.png'}, numbers: {folder / 'advice.json'}"]
     told += [f"To run it: fedblend run {folder / ADVISED}"] * (advice.to_run is not None)
-    console.print("\n".join(told), highlight=False, soft_wrap=True)
+    console.tell("\n".join(told))
 
 
 def _runs_folder(folder: Path, tuned: Study) -> Path:
@@ -152,7 +161,6 @@ def _runs_folder(folder: Path, tuned: Study) -> Path:
 
 
 def _table(advice: Advice) -> Table:
-    """A row for each method."""
     score = "accuracy %" if advice.metric == "accuracy" else advice.metric
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("method", no_wrap=True)

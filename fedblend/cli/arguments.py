@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from fedblend.core.errors import FedblendError, brief
+from fedblend.data.loaders.files import set_data_folder as set_data_folder
 from fedblend.experiment.tables import parse_value
+
+N = TypeVar("N", int, float)
 
 Change = tuple[str, Any]
 """A field's path and its new value, as ``--set`` gives them; ``None`` removes an optional field."""
@@ -28,39 +31,27 @@ def parse_change(text: str) -> Change:
     return field.strip(), None if value.strip() == "none" else parse_value(value.strip())
 
 
-def parse_seeds(text: str | None) -> list[int] | None:
+def parse_seeds(text: str) -> list[int]:
     """Parse ``0,1,2`` as a list of seeds. Raises :class:`FedblendError` unless all are whole numbers from 0."""
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and word.isascii() for word in words):
-        raise FedblendError(
-            f"--seeds {brief(text)} is not valid: write whole numbers from 0 with commas, such as 0,1,2"
-        )
-    return [int(word) for word in words]
+    return _numbers("--seeds", text, int, lambda seed: seed >= 0, "whole numbers from 0 with commas, such as 0,1,2")
 
 
 def parse_counts(text: str, option: str) -> list[int]:
     """Parse ``10,50`` as a list of counts. Raises :class:`FedblendError` unless all are whole numbers from 1."""
-    try:
-        counts = [int(word) for word in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise FedblendError(
-            f"{option} {brief(text)} is not valid: write whole numbers from 1 with commas, such as 10,50"
-        )
-    return counts
+    return _numbers(option, text, int, lambda count: count >= 1, "whole numbers from 1 with commas, such as 10,50")
 
 
 def parse_lambdas(text: str) -> list[float]:
     """Parse ``0.1,0.4`` as a list of mixing ratios. Raises :class:`FedblendError` unless all are in (0, 1)."""
+    valid = "numbers above 0 and below 1 with commas, such as 0.1,0.4"
+    return _numbers("--lambdas", text, float, lambda lam: 0 < lam < 1, valid)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], N], holds: Callable[[N], bool], valid: str) -> list[N]:
     try:
-        lambdas = [float(word) for word in text.split(",")]
+        numbers = [kind(word) for word in text.split(",")]
     except ValueError:
-        lambdas = []
-    if not lambdas or not all(0 < lam < 1 for lam in lambdas):
-        raise FedblendError(
-            f"--lambdas {brief(text)} is not valid: write numbers above 0 and below 1 with commas, such as 0.1,0.4"
-        )
-    return lambdas
+        numbers = []
+    if not numbers or not all(map(holds, numbers)):
+        raise FedblendError(f"{option} {brief(text)} is not valid: write {valid}")
+    return numbers

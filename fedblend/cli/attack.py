@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
-from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, Labels, attack_run, make_folder
-from fedblend.analysis.attacks.setup import Attacker
-from fedblend.cli.console import Console
+from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, attack_run, make_folder
+from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import Steps, steps_shown
 from fedblend.core.errors import Stopped
@@ -50,50 +46,32 @@ class CostProgress:
         self.steps(what, number, self.total, f"cost {now:.4g}, least {self.least:.4g}")
 
 
-def show_attack(
-    run: Path,
-    where: tuple[int, int],
-    attack: str,
-    settings: tuple[int | None, int | None, str, str],
-    options: Mapping[str, Any],
-    out: Path | None,
-) -> None:
-    """Attack the client ``where`` = (round, client), print the measures, write images and numbers into a folder.
+def show_attack(run: Path, round: int, client: int, attack: str, out: Path | None = None, **options: Any) -> None:
+    """Attack a client, print the measures, write images and numbers into a folder (default: in the run's).
 
-    ``settings`` are (images, steps, attacker, labels), ``options`` those of the attack. ``out`` is by default a folder
-    in the run's. Raises :class:`Stopped` after Ctrl-C.
+    ``options`` are those of :func:`.attack_run`. Raises :class:`Stopped` after Ctrl-C.
     """
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the attack
     with interrupted_once():
-        result = _attack(run, where, attack, settings, options)
+        result = _attack(run, round, client, attack, options)
         folder = result.write(out)
     console = Console()
     _print(console, result)
-    console.print(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}", highlight=False, soft_wrap=True)
+    console.tell(f"Images and numbers: {folder / PICTURE}, {folder / TABLE}")
     if result.rebuilt.stopped:
         raise Stopped(f"stopped after {len(result.rebuilt.curve) - 1} iterations; the best images so far are kept")
 
 
-def _attack(
-    run: Path,
-    where: tuple[int, int],
-    attack: str,
-    settings: tuple[int | None, int | None, str, str],
-    options: Mapping[str, Any],
-) -> AttackResult:
+def _attack(run: Path, round: int, client: int, attack: str, options: Mapping[str, Any]) -> AttackResult:
     """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
-    images, steps, attacker, labels = settings
     with steps_shown() as display, one_thread():
         try:
             return attack_run(
                 run,
-                *where,
+                round,
+                client,
                 attack,
-                images=images,
-                steps=steps,
-                attacker=cast(Attacker, attacker),
-                labels=cast(Labels, labels),
                 watch=lambda done, total: display("rounds", done, total),
                 progress=CostProgress(display, attack, options.get("iterations", 0) or _iterations(attack)),
                 **options,
@@ -110,26 +88,23 @@ def _iterations(attack: str) -> int:
 
 
 def _print(console: Console, result: AttackResult) -> None:
-    """Print the measures of each image, their means, and the settings of the attack."""
-    attack_setup, table = result.attack_setup, result.table()
+    attack_setup, found = result.attack_setup, result.table()
     classes = attack_setup.snapshot.setup.data.classes
-    measures = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("image", "MSE", "PSNR dB", "SSIM"):
-        measures.add_column(heading, justify="left" if heading == "image" else "right")
-    for row in table["each"][:ROWS]:
+    measures = table(["image"], ["MSE", "PSNR dB", "SSIM"], ruled=True)
+    for row in found["each"][:ROWS]:
         measures.add_row(str(classes[row["label"]]), *_measures(row))
     measures.add_section()
-    measures.add_row("mean", *_measures(table))
+    measures.add_row("mean", *_measures(found))
     console.print(measures)
     simulated = "; the client was not in the run's cohort of this round, so its update is simulated"
     drawn = "" if attack_setup.drawn else simulated
     for line in (
-        f"{result.title()}, of {table['method']} on {table['data']}{drawn}",
+        f"{result.title()}, of {found['method']} on {found['data']}{drawn}",
         f"the attacker {ATTACKERS[attack_setup.attacker]}; labels: {result.labels}; cost "
-        f"{result.rebuilt.cost:.4g} after {table['iterations']} iterations",
+        f"{result.rebuilt.cost:.4g} after {found['iterations']} iterations",
         DEFINITIONS,
     ):
-        console.print(Text(line), style="dim", soft_wrap=True)
+        console.tell(line, style="dim")
 
 
 def _measures(row: Mapping[str, Any]) -> tuple[str, str, str]:

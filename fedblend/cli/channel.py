@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
@@ -41,7 +41,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
     return {"up": up, "down": both}
 
 
-def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) -> None:
+def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] = ()) -> None:
     """Print the closed forms of the channel of a file's first experiment.
 
     Raises :class:`FedblendError` unless the channel is wireless.
@@ -49,10 +49,8 @@ def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) ->
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     channel = experiment.channel
     if not isinstance(channel, Wireless):
-        raise FedblendError(
-            f"channel.name: '{channel.name}' has no slots; valid: wireless, as with --set channel=wireless"
-        )
-    sent = payloads(make_setup(experiment), seeds)
+        raise FedblendError(f"channel.name: '{channel.name}' has no slots; valid: wireless (--set channel=wireless)")
+    sent = payloads(make_setup(experiment), samples)
     transmitting = channel.devices or experiment.train.cohort
     console = Console()
     for distance in sorted({channel.nearest or channel.distance, channel.distance}):
@@ -60,20 +58,17 @@ def show_channel(file: Path, changes: Sequence[Change], seeds: Sequence[int]) ->
         limit = links["up"].limit
         console.print(
             f"{transmitting} devices share the uplink, at {distance:g} m; up to {limit} slots of "
-            f"{channel.slot * 1000:g} ms each way",
-            highlight=False,
+            f"{channel.slot * 1000:g} ms each way"
         )
         console.print(_table(links, sent))
 
 
 def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
     # Narrow enough for 80 columns: in a narrower terminal Rich would cut numbers off, and so print wrong ones.
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("link", "payload") else "right", no_wrap=True)
+    rows = table(COLUMNS[:2], COLUMNS[2:], no_wrap=True, collapse_padding=True)
     for direction, link in links.items():
         for payload, bits in sent[direction].items():
-            table.add_row(
+            rows.add_row(
                 direction,
                 payload,
                 f"{bits:,}",
@@ -84,4 +79,4 @@ def _table(links: dict[str, Link], sent: dict[str, dict[str, int]]) -> Table:
                 f"{1000 * link.mean_seconds(bits):,.4g}",
                 f"{link.outage(bits):.3g}",
             )
-    return table
+    return rows

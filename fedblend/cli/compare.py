@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from fedblend import report
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, note
 from fedblend.core.errors import FedblendError, listed
 from fedblend.experiment.tables import set_field, write_toml
 from fedblend.report.privacy import guarantees
@@ -24,23 +24,21 @@ def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
     """Print one sentence on what was left out because it needs code of the runs, if anything was."""
     if not trust and (code := code_of(runs)):
         text = f"Not imported: code that these runs name ({listed(code)}); what needs it is left out."
-        Console(stderr=True).print(f"{text} To run it, add --trust.", highlight=False, soft_wrap=True)
+        note(f"{text} To run it, add --trust.")
 
 
-def show_table(paths: list[Path], sites: bool = False, baseline: str | None = None) -> None:
+def show_table(runs: list[Path], sites: bool = False, baseline: str | None = None) -> None:
     """Print the table of runs, or with ``sites`` their accuracy at each of the data's own clients."""
     if sites and baseline is not None:
         raise FedblendError("baseline: goes with the table of results, not with --sites; leave one of them out")
-    runs = find_runs(paths)
-    console = Console()
-    console.print(sites_table(runs) if sites else report.compare(runs, baseline=baseline))
-    for folder, slugs in unstarted_runs(paths).items():
-        text = f"Not begun: {listed(slugs)}; start with: fedblend resume {shlex.quote(str(folder))}"
-        console.print(text, highlight=False, soft_wrap=True)
+    found, console = find_runs(runs), Console()
+    console.print(sites_table(found) if sites else report.compare(found, baseline=baseline))
+    for folder, slugs in unstarted_runs(runs).items():
+        console.tell(f"Not begun: {listed(slugs)}; start with: fedblend resume {shlex.quote(str(folder))}")
 
 
 def write_report(
-    paths: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
+    runs: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
 ) -> None:
     """Write the HTML page ``out`` and its PNG for runs, and the files of an export.
 
@@ -48,34 +46,33 @@ def write_report(
     """
     if out.suffix.lower() != ".html":
         raise FedblendError(f"--out {out}: a page is HTML; valid: a name that ends in .html, such as report.html")
-    runs = find_runs(paths)
-    report.write(runs, out, out.with_suffix(".png"), trust, baseline, export)
-    print_left_out(runs, trust)
+    found = find_runs(runs)
+    report.write(found, out, out.with_suffix(".png"), trust, baseline, export)
+    print_left_out(found, trust)
     more = f", and files for a paper in {export}" if export is not None else ""
-    Console().print(f"Report: {out} and {out.with_suffix('.png')}{more}", highlight=False, soft_wrap=True)
+    Console().tell(f"Report: {out} and {out.with_suffix('.png')}{more}")
 
 
-def inspect(paths: list[Path]) -> None:
+def inspect(runs: list[Path]) -> None:
     """Print each run's status, costs and configuration; of several runs what differs, and once what they share."""
-    console = Console()
-    runs = find_runs(paths)
-    configs = [flatten(read(run).config) for run in runs]
+    console, found = Console(), find_runs(runs)
+    configs = [flatten(read(run).config) for run in found]
     fields = dict.fromkeys(field for config in configs for field in config)
     differ = [field for field in fields if any(one.get(field) != configs[0].get(field) for one in configs)]
-    for run, config in zip(runs, configs, strict=True):
+    for run, config in zip(found, configs, strict=True):
         with reading([run]):
             summary = _summary(read(run))
         console.rule(Text(str(run.path)), align="left")
         for name, value in (summary | {field: config[field] for field in differ if field in config}).items():
-            console.print(f"{name:<14}{' ' * (len(name) > 13)}{value}", highlight=False, soft_wrap=True)
+            console.tell(f"{name:<14}{' ' * (len(name) > 13)}{value}")
         console.print()
-    if len(runs) > 1:
+    if len(found) > 1:
         console.rule("what all runs share", align="left")
     shared: dict[str, Any] = {}
     for field, value in configs[0].items():
         if field not in differ:
             set_field(shared, field, value)
-    console.print(write_toml(shared), highlight=False, soft_wrap=True)
+    console.tell(write_toml(shared))
 
 
 def _pairs(table: Mapping[str, Any]) -> str:

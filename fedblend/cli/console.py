@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import console
+from rich.box import SIMPLE_HEAD
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from fedblend.core.errors import encodable
@@ -21,7 +23,11 @@ class Console(console.Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def tell(self, text: str | Text, **options: Any) -> None:
+        """Print a text that is not wrapped, so that paths and commands in it can be copied."""
+        self.print(text, soft_wrap=True, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text of what the terminal can show, before its width is measured."""
@@ -32,6 +38,23 @@ class Console(console.Console):
         for segment in super().render(renderable, options):
             # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+
+
+def table(
+    texts: Sequence[str], numbers: Sequence[str], ruled: bool = False, no_wrap: bool = False, **options: Any
+) -> Table:
+    """An empty table of columns with texts, and columns with numbers after them, which wrap unless ``no_wrap``."""
+    made = Table(box=SIMPLE_HEAD if ruled else None, pad_edge=False, header_style="bold", **options)
+    for heading in texts:
+        made.add_column(heading, overflow="fold")
+    for heading in numbers:
+        made.add_column(heading, justify="right", no_wrap=no_wrap, vertical="bottom", overflow="fold")
+    return made
+
+
+def note(text: str) -> None:
+    """Print a line on the standard error."""
+    Console(stderr=True).tell(text)
 
 
 def write_line(text: str) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.split_figure import draw_sizes, draw_split
@@ -21,7 +19,7 @@ MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole
 """What some of the measures mean."""
 
 
-def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
+def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
     """Draw the split of a file's first experiment and print its measures; in regression draw the clients' sizes.
 
     Raises :class:`FedblendError` if the picture cannot be written to ``out``.
@@ -45,27 +43,25 @@ def show_split(file: Path, changes: Sequence[Change], out: Path) -> None:
     except (OSError, ValueError) as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a file such as split.png") from None
     write_atomically(out, picture)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    measures = table(["measure"], ["value"])
     sizes = population.sizes
-    table.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + " numbers")
+    measures.add_row("a sample", "x".join(map(str, data.train.x.shape[1:])) + " numbers")
     if data.kind == "tokens":
-        table.add_row("largest id of a token", str(max(int(half.x.max()) for half in (data.train, data.test))))
+        measures.add_row("largest id of a token", str(max(int(half.x.max()) for half in (data.train, data.test))))
     if data.classes:
-        table.add_row("classes", str(len(data.classes)))
-    table.add_row("clients", str(len(population)))
-    table.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
+        measures.add_row("classes", str(len(data.classes)))
+    measures.add_row("clients", str(len(population)))
+    measures.add_row("samples a client", f"{sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}")
     for name, value in noniid_measures(counts).items() if counts is not None else ():
-        table.add_row(name + MEANINGS.get(name, ""), f"{value:.4f}")
+        measures.add_row(name + MEANINGS.get(name, ""), f"{value:.4f}")
     console = Console()
-    console.print(table)
+    console.print(measures)
     if names:
         told = [f"{legible(name)} ({size} samples)" for name, size in zip(names, sizes, strict=True)]
-        console.print(f"Clients, from 0: {listed(told)}", highlight=False, soft_wrap=True)
+        console.tell(f"Clients, from 0: {listed(told)}")
     for line in feature_lines(data.facts.get("table", {})):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+        console.tell(line)
+    console.tell(f"Picture: {out}")
 
 
 def feature_lines(form: Mapping[str, Any]) -> list[str]:

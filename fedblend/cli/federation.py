@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.table import Column, Table
 
 from fedblend import report
-from fedblend.cli.arguments import parse_changes
-from fedblend.cli.console import Console
+from fedblend.cli.arguments import Change
+from fedblend.cli.console import Console, note
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid, printable
-from fedblend.core.registry import has_option
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
-from fedblend.runs.files import locked_folder, write_atomically
+from fedblend.runs.files import locked_folder, make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
@@ -37,12 +37,12 @@ SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
 
 
-def one_experiment(file: Path, changes: Sequence[str] | None, run: str | None) -> Experiment:
+def one_experiment(file: Path, run: str | None, changes: Sequence[Change] | Any = None) -> Experiment:
     """The experiment of a file, or the one named ``run`` among several.
 
     Raises :class:`FedblendError` if ``run`` is unknown, or missing where the file has several runs.
     """
-    runs = api.expand_file(file, parse_changes(changes), None).experiments
+    runs = api.expand_file(file, changes or (), None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
     if run is not None and run not in runs:
@@ -59,10 +59,10 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
     adapted = resolve(table)
     if adapted != experiment:
         text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
-        Console(stderr=True).print(text, highlight=False)
+        Console(stderr=True).print(text)
         if lacking := _classes_of_no_site(adapted):
             text = f"no site has samples of the classes {listed(lacking)}; choose more sites, or another partition"
-            Console(stderr=True).print(f"warning: {text}", highlight=False)
+            Console(stderr=True).print(f"warning: {text}")
     return adapted
 
 
@@ -114,12 +114,11 @@ def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites:
     limits = _limits(experiment, getattr(experiment.partition, "clients", None), min_sites, deadline)
     write_app(out, experiment, folder, limits)
     if experiment.rounds > MOST_ROUNDS:
-        text = (
+        note(
             f"warning: this run has {experiment.rounds:,} rounds, and a site trains in {MOST_ROUNDS:,} of all runs "
             "unless its file sets rounds"
         )
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-    Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME", highlight=False)
+    Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME")
 
 
 def run_trial(
@@ -145,12 +144,11 @@ def run_trial(
     console, run = Console(), folder / "run"
     with locked_folder(folder, "trial.lock", "the trial"), LoopbackTrial(folder, sites) as trial:
         try:
-            console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}", highlight=False)
-            text = (
+            console.print(f"SuperLink and {sites} SuperNodes on 127.0.0.1, logs in {folder / 'logs'}")
+            note(
                 f"warning: until the trial ends, every user of this machine can run code as you, through port "
                 f"{trial.port} of 127.0.0.1; on a shared machine see docs/deployment.md (A trial on a shared machine)"
             )
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
             with console.status("starting the SuperLink") as status:
                 trial.begin()
                 write_app(folder / "app", experiment, run, limits)
@@ -177,7 +175,7 @@ def run_trial(
     _require_done(run, trial.log_of("run"), ended)
     console.print(report.compare([RunDirectory(run)]))
     logs = [str(read_site(path).audit) for path in paths]
-    console.print(f"Run: {run}\nWhat left the sites: {listed(logs)}", highlight=False, soft_wrap=True)
+    console.tell(f"Run: {run}\nWhat left the sites: {listed(logs)}")
 
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
@@ -213,7 +211,7 @@ def _print_log(console: Console, log: str, read: int, run: Path, printed: int) -
         if number:
             printed = _print_rounds(console, run, printed, int(number) + 1)
         else:
-            console.print(line, highlight=False, soft_wrap=True)
+            console.tell(line)
     return max(read, whole), printed
 
 
@@ -224,7 +222,7 @@ def _print_rounds(console: Console, run: Path, printed: int, end: int | None = N
         scores = {"loss": record.loss, "accuracy": record.accuracy}
         score = "".join(f"  {name} {value:.4f}" for name, value in scores.items() if value is not None)
         refused = "".join(f"  client {one['client']} refused: {one['reason']}" for one in record.refused or ())
-        console.print(f"round {record.round}{score}{refused}", highlight=False, soft_wrap=True)
+        console.tell(f"round {record.round}{score}{refused}")
     return max(printed, len(records))
 
 
@@ -254,21 +252,20 @@ def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, 
     if data is None and table:
         raise FedblendError(f"--data: is missing beside --{next(iter(table))}; give this site's table")
     held = None if data is None else _load(data, table)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}") from None
+    make_folder_of(path)
     write_atomically(path, site_text(path, data, min_mean=min_mean, table=table))
     read_site(path)
     console = Console()
     if held is not None:
         _print_content(held, min_mean, console)
-    text = f"Site file: {path}; read it and decide what may leave, then: fedblend site check {shlex.quote(str(path))}"
-    console.print(text, highlight=False, soft_wrap=True)
+    console.tell(
+        f"Site file: {path}; read it and decide what may leave, then: fedblend site check {shlex.quote(str(path))}"
+    )
     earlier = path.parent / "audit.jsonl"
     if earlier.exists():
-        text = f'{earlier}: is not continued; if it is the log of this site, write audit = "audit.jsonl" into the file'
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.tell(
+            f'{earlier}: is not continued; if it is the log of this site, write audit = "audit.jsonl" into the file'
+        )
 
 
 def check_site(path: Path, experiment: Experiment | None = None) -> None:
@@ -291,15 +288,12 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
                 raise FedblendError(f"{path}: {error}") from None
         _print_content(held, site.min_mean, console)
     else:
-        text = "Samples: none; the site trains on its client's part of the experiment's data (data, for trials)"
-        console.print(text, highlight=False, soft_wrap=True)
-    console.print(f"May leave: {', '.join(site.allow) or 'nothing'}", highlight=False, soft_wrap=True)
+        console.tell("Samples: none; the site trains on its client's part of the experiment's data (data, for trials)")
+    console.tell(f"May leave: {', '.join(site.allow) or 'nothing'}")
     if site.key is not None:
-        console.print(_keys_of(path, site.key, site.peers, site.min_sum), highlight=False, soft_wrap=True)
+        console.tell(_keys_of(path, site.key, site.peers, site.min_sum))
     elif site.peers is not None:
-        raise FedblendError(
-            f"{path}: key: is missing; with peers a site signs its keys; valid: this site's private key"
-        )
+        raise FedblendError(f"{path}: key: is missing; with peers a site signs its keys; valid: its private key")
     try:
         require_device(site.device)
     except FedblendError as error:
@@ -316,26 +310,23 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
         most = {"rounds": site.rounds, "sharings": site.sharings}
         for kind, (field, *_) in BOUNDED.items():
             used[field], most[field] = record.times_sent(kind), most_sent(site, kind)
-    console.print(
+    console.tell(
         f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {used['rounds']:,} of at most "
-        f"{site.rounds:,} rounds",
-        highlight=False,
-        soft_wrap=True,
+        f"{site.rounds:,} rounds"
     )
     for field in used:
         if used[field] >= most[field]:
-            text = f"warning: {field}: used up, {used[field]:,} of at most {most[field]:,} over all runs"
-            console.print(text, highlight=False, soft_wrap=True)
+            console.tell(f"warning: {field}: used up, {used[field]:,} of at most {most[field]:,} over all runs")
     if experiment is not None:
         _check_agreement(site, experiment, console)
-    console.print(f"{path}: no fault found", highlight=False, soft_wrap=True)
+    console.tell(f"{path}: no fault found")
 
 
 def _check_agreement(site: Site, experiment: Experiment, console: Console) -> None:
     """Print the line of a site file that agrees to an experiment. Raises :class:`FedblendError` where it is refused."""
     from fedblend.flower.limits import agreed_digest, check_agreed, check_experiment
 
-    console.print(f'agreed = "{agreed_digest(experiment)}"', highlight=False, soft_wrap=True)
+    console.tell(f'agreed = "{agreed_digest(experiment)}"')
     check_experiment(site, experiment)
     check_agreed(site, experiment)
 
@@ -383,7 +374,6 @@ def _require_mode(path: Path, field: str, file: str, loose: int, may: str, valid
 
 
 def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
-    """Load the samples that a new site file names."""
     from fedblend.core import registry
     from fedblend.data.loaders.table import SUFFIXES, read_frame
     from fedblend.flower.site import samples_of
@@ -403,22 +393,15 @@ def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
 
 
 def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
-    """Print the number, the shape and the classes of a site's samples in one line."""
     x = data.train.x
     names = data.classes or data.labels
     kind = "classes" if data.classes else "labels"
     target = f"{len(names)} {kind}: {listed(names)}" if names else f"{data.outputs} numbers to predict"
     sizes = f"{len(x)} to train on, {len(data.test.x)} for tests (not used)"
-    console.print(
-        f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.tell(f"Samples: {sizes}; shape {'x'.join(map(str, x.shape[1:]))}; {target}")
     if len(x) < min_mean:
-        console.print(
-            f"warning: min_mean {min_mean}: this site has {len(x)} samples to train on, so that no mean of them leaves",
-            highlight=False,
-            soft_wrap=True,
+        console.tell(
+            f"warning: min_mean {min_mean}: this site has {len(x)} samples to train on: no mean of them leaves"
         )
 
 
@@ -436,7 +419,7 @@ def verify_audit(path: Path, accept: bool) -> None:
     with record.verified() as found:
         gaps = f"; the site's user accepted {found['gaps']} gaps before" if found["gaps"] else ""
         console = Console()
-        console.print(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}", highlight=False, soft_wrap=True)
+        console.tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
 
 
 def show_audit(path: Path, last: int | None) -> None:
@@ -453,4 +436,4 @@ def show_audit(path: Path, last: int | None) -> None:
     console.print(table)
     total = sum(line.get("bytes", 0) for line in lines)
     left, refused = (sum(field in line for line in lines) for field in ("tensors", "refused"))
-    console.print(f"{left} payloads, {total:,} bytes, {refused} refusals in {site.audit}", soft_wrap=True)
+    console.tell(f"{left} payloads, {total:,} bytes, {refused} refusals in {site.audit}")

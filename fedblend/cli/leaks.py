@@ -36,16 +36,16 @@ NOTES = (
 )
 
 
-def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> None:
+def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = False) -> None:
     """Print the leak report card of runs, and write it with its figure into a folder if one is given."""
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
-    runs = [run for run in find_runs(list(paths)) if run.has_begun(run.path)]
+    begun = [run for run in find_runs(list(runs)) if run.has_begun(run.path)]
     cards = []
     with steps_shown() as steps, one_thread():
-        for number, (run, name) in enumerate(zip(runs, distinct_names([run.path for run in runs]), strict=True), 1):
+        for number, (run, name) in enumerate(zip(begun, distinct_names([run.path for run in begun]), strict=True), 1):
             cards.append(leak_report(run, trust).named(name))
-            steps("runs", number, len(runs))
+            steps("runs", number, len(begun))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
     console.print(_sent_table(leaks))
@@ -54,12 +54,11 @@ def show_leaks(paths: Sequence[Path], out: Path | None, trust: bool = False) -> 
         if card.by_size:
             console.print(_sizes_table(card))
     for line in NOTES:
-        console.print(Text(line), style="dim", soft_wrap=True)
-    print_left_out(runs, trust)
+        console.tell(line, style="dim")
+    print_left_out(begun, trust)
     if out is not None:
         drawn = _write(out, cards, leaks)
-        text = f"Table and figure: {out}" if drawn else f"Table: {out}; no figure, since nothing was rebuilt"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.tell(f"Table and figure: {out}" if drawn else f"Table: {out}; no figure, since nothing was rebuilt")
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -104,7 +103,6 @@ def _sent_table(leaks: Sequence[Leak]) -> Table:
 
 
 def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
-    """A row for each measure of how much was rebuilt."""
     rows = [
         (
             leak.run if new_run else "",

@@ -32,7 +32,7 @@ METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "serve
 """The kinds whose parts are listed with a method."""
 
 
-def show_list(word: str | None) -> None:
+def show_list(word: str | None = None) -> None:
     """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
 
     Without a word print all words that can be listed. Raises :class:`FedblendError` with the nearest known word for an
@@ -135,7 +135,6 @@ def _own_part(path: str) -> Entry:
 
 
 def _named(name: str) -> list[Entry]:
-    """The parts of that name, of all kinds."""
     return [parts[name] for parts in index().parts.values() if name in parts]
 
 
@@ -176,7 +175,6 @@ def _render(entry: Entry) -> RenderableType:
 
 
 def _example(entry: Entry) -> str:
-    """The line by which a file names a table or a part."""
     if entry.kind == "table":
         return f"[{entry.where}]" if entry.where else "at the top of the file, before the first [table]"
     if entry.kind == "term":

@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.registry import LARGEST_FLOAT, LARGEST_INT
@@ -66,10 +68,7 @@ BY_HAND = {
         "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
         "fer2013",
     ),
-    "har": (
-        "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
-        "UCI HAR Dataset",
-    ),
+    "har": ("https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones", "UCI HAR Dataset"),
     "heart": ("https://archive.ics.uci.edu/dataset/45/heart+disease", "heart-disease"),
     "leaf-shakespeare": (
         "https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh -s niid -t sample)",
@@ -135,6 +134,11 @@ def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[st
     fields |= given
     head, *lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join([f"{head}   # {known[name].summary.rstrip(':.')}", *lines]), fields.get("clients")
+
+
+def print_file(method: str, dataset: str, split: str | None = None, **options: float) -> None:
+    """Print :func:`new_file`."""
+    typer.echo(new_file(method, dataset, split, options), nl=False)
 
 
 def new_file(method: str, dataset: str, split: str | None = None, options: Mapping[str, float] | None = None) -> str:

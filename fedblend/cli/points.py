@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from fedblend.analysis import points
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import figures
 from fedblend.analysis.points.replay import Row
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
 from fedblend.report.boundary_figure import accuracies, draw_boundaries
@@ -29,30 +27,24 @@ ROWS = 8
 
 
 def show_points(
-    path: Path,
-    settings: tuple[int | None, float | None, int | None],
+    run: Path,
     vae_epochs: int,
-    replay: bool,
-    out: Path | None,
+    replay: bool = False,
+    out: Path | None = None,
     trust: bool = False,
+    **settings: float | None,
 ) -> None:
     """Measure a run's class interior points, print the tables, and write them with figures into ``out`` if given.
 
-    ``settings`` are the epochs, learning rate and batch size of a new model on the points (``None``: the defaults).
+    ``settings`` are ``epochs``, ``lr`` and ``batch_size`` of a new model on the points, where they are given.
     """
-    with reading(find_runs([path]), trust):
-        _show_points(path, settings, vae_epochs, replay, out)
+    with reading(find_runs([run]), trust):
+        _show_points(run, settings, vae_epochs, replay, out)
 
 
-def _show_points(
-    path: Path,
-    settings: tuple[int | None, float | None, int | None],
-    vae_epochs: int,
-    replay: bool,
-    out: Path | None,
-) -> None:
-    loaded_run = points.read(path)
-    chosen = points.TrainingSettings.for_run(loaded_run, *settings)
+def _show_points(run: Path, settings: Mapping[str, Any], vae_epochs: int, replay: bool, out: Path | None) -> None:
+    loaded_run = points.read(run)
+    chosen = points.TrainingSettings.for_run(loaded_run, **settings)
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
     rows: list[Row] = []
@@ -68,19 +60,21 @@ def _show_points(
         _print_replay(console, rows, measurements.kept)
     if out is not None:
         _write_points(out, measurements, rows, loaded_run.directory.path.name)
-        console.print(f"Tables and figures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Tables and figures: {out}")
 
 
 def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
     """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
     levels, settings = measurements.levels, measurements.settings
     kept = "kept points" if measurements.kept else "points"
-    table = _table("round", f"{kept}\nuntil then", "alignment", "distance", "new model\naccuracy %")
+    rounds = table(
+        [], ["round", f"{kept}\nuntil then", "alignment", "distance", "new model\naccuracy %"], ruled=True, no_wrap=True
+    )
     for row in measurements.rounds.dropna(subset="accuracy").to_dict("records"):
         distance = "" if math.isnan(row["distance"]) else f"{row['distance']:.4f}"
         numbers = (f"{row['alignment']:.3f}", distance, f"{100 * row['accuracy']:.1f}")
-        table.add_row(str(row["round"]), f"{row['points']:,}", *numbers)
-    console.print(table)
+        rounds.add_row(str(row["round"]), f"{row['points']:,}", *numbers)
+    console.print(rounds)
     lines = [
         "alignment: cosine of the gradients on the round's points and on clients' data, at the last model (equation 9)",
         f"new model: trained only on the {kept} made until then, {settings.epochs} epochs, lr {settings.lr:g}, "
@@ -92,37 +86,28 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
     if measurements.kept:
         lines.append("kept points: the run removes its oldest ones (method.server_step.keep), and no file has them")
     for line in lines:
-        console.print(Text(line), style="dim")
+        console.print(line, style="dim")
 
 
 def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
     """Print the alignment in evenly spaced rounds of the repeated run."""
     chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
     number = "kept\npoints" if kept else "points\nso far"
-    table = _table(
-        "round", number, f"alignment\nall {'kept ' if kept else ''}points", "alignment\nnew points", "accuracy %"
-    )
+    everything = f"alignment\nall {'kept ' if kept else ''}points"
+    rounds = table([], ["round", number, everything, "alignment\nnew points", "accuracy %"], ruled=True, no_wrap=True)
     for row in rows:
         if int(row["round"]) in chosen:
             accuracy = f"{100 * row['accuracy']:.1f}" if "accuracy" in row else ""
             values = (row["alignment"], row["alignment_new"])
             numbers = ["" if math.isnan(value) else f"{value:.3f}" for value in values]
-            table.add_row(str(int(row["round"])), f"{int(row['points']):,}", *numbers, accuracy)
+            rounds.add_row(str(int(row["round"])), f"{int(row['points']):,}", *numbers, accuracy)
     console.print()
-    console.print(table)
+    console.print(rounds)
     text = "repeated run: both gradients at each round's aggregate before the server step; accuracy after it"
-    console.print(Text(text), style="dim")
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
-    return table
+    console.print(text, style="dim")
 
 
 def _write_points(out: Path, measurements: points.PointMeasurements, rows: Sequence[Row], title: str) -> None:
-    """Write tables as CSV and figures as PNG."""
     levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
     write_atomically(out / "points.csv", csv_frame(measurements.rounds))
     write_atomically(out / "levels.csv", csv_frame(levels))
@@ -134,20 +119,18 @@ def _write_points(out: Path, measurements: points.PointMeasurements, rows: Seque
         write_atomically(out / name, png)
 
 
-def show_boundaries(paths: list[Path], out: Path, trust: bool = False) -> None:
+def show_boundaries(runs: list[Path], out: Path, trust: bool = False) -> None:
     """Draw the decision boundaries of runs' models and print the accuracies. ``out`` must end in ``.png``."""
     if out.suffix.lower() != ".png":
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
-    runs = find_runs(paths)
-    with steps_shown() as steps, one_thread(), reading(runs, trust):
-        plane = points.plane(runs, tick=lambda done, total: steps("models of clients' samples", done, total))
+    found = find_runs(runs)
+    with steps_shown() as steps, one_thread(), reading(found, trust):
+        plane = points.plane(found, tick=lambda done, total: steps("models of clients' samples", done, total))
     make_folder(out.parent)
     write_atomically(out, draw_boundaries(plane))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("boundary")
-    table.add_column("accuracy %", justify="right")
+    boundaries = table(["boundary"], ["accuracy %"], ruled=True, no_wrap=True)
     for name, accuracy in accuracies(plane):
-        table.add_row(name, f"{100 * accuracy:.1f}")
+        boundaries.add_row(name, f"{100 * accuracy:.1f}")
     console = Console()
-    console.print(table)
-    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+    console.print(boundaries)
+    console.tell(f"Picture: {out}")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, note
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError, listed
 from fedblend.data.loaders.files import read_image
@@ -26,7 +26,7 @@ SHOWN = 20
 """Predictions that the terminal shows."""
 
 
-def export_model(run: Path, out: Path, best: bool, trust: bool) -> None:
+def export_model(run: Path, out: Path, best: bool = False, trust: bool = False) -> None:
     """Write a run's model, and say what was written."""
     predictor = Predictor.of_run(only_run(run), trust, best)
     written = predictor.export(out)
@@ -34,10 +34,12 @@ def export_model(run: Path, out: Path, best: bool, trust: bool) -> None:
     about = predictor.description
     console.print(f"{about['model']} of {about['method']}, round {about['round']}, trained on {about['data']}")
     for path in written:
-        console.print(f"{path}  {path.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
+        console.tell(f"{path}  {path.stat().st_size:,} bytes")
 
 
-def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: bool, trust: bool) -> None:
+def show_predictions(
+    run: Path, files: Sequence[Path], out: Path | None = None, best: bool = False, trust: bool = False
+) -> None:
     """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
     predictor = Predictor.of_run(only_run(run), trust, best)
     if out is not None:
@@ -64,7 +66,7 @@ def show_predictions(run: Path, files: Sequence[Path], out: Path | None, best: b
         console.print(f"... and {len(predictions) - SHOWN:,} more", style="dim")
     if out is not None:
         write_atomically(out, csv_frame(predictions))
-        console.print(f"Predictions: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Predictions: {out}")
 
 
 def _predictions(names: Sequence[str], outputs: np.ndarray, predictor: Predictor) -> pd.DataFrame:
@@ -142,6 +144,6 @@ def _read_table(path: Path, about: Mapping[str, Any]) -> tuple[list[str], np.nda
         raise FedblendError(f"{path}: the model takes features that each client has standardized; valid: an .npz file")
     else:
         for line in guesses(frame, form):
-            Console(stderr=True).print(f"{path}: {line}", highlight=False, soft_wrap=True)
+            note(f"{path}: {line}")
     x = encode(frame, form, path)
     return [f"{path.name}[{i}]" for i in range(len(x))], x

@@ -24,7 +24,9 @@ SCOPE = (
 )
 
 
-def show_epsilon(file: Path, changes: Sequence[Change], target: float | None, over_flower: bool) -> None:
+def show_epsilon(
+    file: Path, changes: Sequence[Change] = (), target: float | None = None, over_flower: bool = False
+) -> None:
     """Print the guarantees of each method of a file, the weakest over its seeds, and the least noise for ``target``."""
     if target is not None and not 0 < target < math.inf:
         raise FedblendError(f"--target: {target:g} is no epsilon to reach; valid: a number above 0, such as 3")
@@ -50,7 +52,7 @@ def show_epsilon(file: Path, changes: Sequence[Change], target: float | None, ov
     console = Console()
     console.print(table)
     for line in [*lines, SCOPE]:
-        console.print(line, highlight=False)
+        console.print(line)
 
 
 def _needed(setups: Sequence[Setup], target: float, over_flower: bool) -> str:

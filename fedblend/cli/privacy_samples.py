@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedblend.analysis.privacy.mixup import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.setup import split
@@ -18,12 +18,12 @@ from fedblend.runs import api
 
 def show_samples(
     file: Path,
-    changes: Sequence[Change],
-    lambdas: Sequence[float] | None,
     samples: int,
     devices: int,
     repeats: int,
-    out: Path | None,
+    changes: Sequence[Change] = (),
+    lambdas: Sequence[float] = LAMBDAS,
+    out: Path | None = None,
     coordinated: bool = False,
 ) -> None:
     """Print the sample privacy of Mixup and Mix2up by lambda, on the data and the split of a file's first experiment.
@@ -36,36 +36,30 @@ def show_samples(
     population = split(experiment, data)
     seed = experiment.seed
     draws = [make_mixtures(data, population, seed, repeat, devices, samples, coordinated) for repeat in range(repeats)]
-    lambdas = lambdas or LAMBDAS
     rows = measure_mixtures(draws, lambdas)
     if out is not None:
         _draw(out, draws[0], data, lambdas)
     console = Console()
     console.print(
         f"{data.name}: {samples} samples, {devices} devices; natural logarithms of Euclidean distances between stored "
-        f"values, means over {repeats} draws; recognised: the nearest raw sample of all is one of those mixed",
-        highlight=False,
+        f"values, means over {repeats} draws; recognised: the nearest raw sample of all is one of those mixed"
     )
     console.print(_table(rows))
     repeated = sum(mixtures.pairs.repeated for mixtures in draws)
     if repeated:
         console.print(
             f"Of {samples * repeats} inversely mixed-up samples {repeated} repeat a pair: too few mixtures match "
-            "(with --coordinated all match).",
-            highlight=False,
+            "(with --coordinated all match)."
         )
     if out is not None:
-        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Pictures: {out}")
 
 
 def _table(rows: Sequence[MixupPrivacy]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("lambda", justify="right")
-    for method in ("Mixup", "Mix2up"):
-        for column in ("smallest", "mean", "recognised"):
-            table.add_column(f"{method}: {column}", justify="right")
+    measures = [f"{method}: {name}" for method in ("Mixup", "Mix2up") for name in ("smallest", "mean", "recognised")]
+    made = table([], ["lambda", *measures])
     for row in rows:
-        table.add_row(
+        made.add_row(
             f"{row.lam:g}",
             f"{row.mixup_smallest:.3f}",
             f"{row.mixup_mean:.3f}",
@@ -74,16 +68,14 @@ def _table(rows: Sequence[MixupPrivacy]) -> Table:
             f"{row.mix2up_mean:.3f}",
             f"{row.mix2up_recognised:.0%}",
         )
-    return table
+    return made
 
 
 def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
     from fedblend.analysis.privacy.figures import draw_mixtures
 
     if data.kind != "image":
-        raise FedblendError(
-            f"--out {out}: '{data.name}' holds {data.kind}, which cannot be drawn as pictures; leave out --out"
-        )
+        raise FedblendError(f"--out {out}: '{data.name}' holds {data.kind}, not pictures to draw; leave out --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for lam in lambdas:

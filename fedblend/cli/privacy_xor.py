@@ -10,25 +10,25 @@ from rich.table import Table
 
 from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.core.registry import dump
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.parts import dump
 from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import api
-from fedblend.runs.files import write_json
+from fedblend.runs.files import make_folder_of, write_json
 
 
 def show_xor(
     file: Path,
-    changes: Sequence[Change],
-    blended: Sequence[int] | None,
     repeats: int,
-    mds: bool,
-    out: Path | None,
+    mds: bool = False,
+    changes: Sequence[Change] = (),
+    blended: Sequence[int] = (),
+    out: Path | None = None,
     json: Path | None = None,
 ) -> None:
     """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
@@ -61,8 +61,7 @@ def show_xor(
         f"raw samples that it was made of; mean ± deviation, means over {repeats} draws. Sent known, made known: the\n"
         "devices' raw sample nearest to a sent seed, or to a sample that the server made, is one of those that it was\n"
         "made of. Clear, of ink: pixels that are sent unchanged, of all and of the target's ink. Bits: the target's\n"
-        "bits that are right when a seed is decoded with a usual dummy. Guessed: the same without the seed.",
-        highlight=False,
+        "bits that are right when a seed is decoded with a usual dummy. Guessed: the same without the seed."
     )
     console.print(_table(rows, mds))
     if out is not None:
@@ -70,17 +69,14 @@ def show_xor(
             draw_seed_comparison(
                 first_draws, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
             )
-        console.print(f"Pictures: {out}", highlight=False, soft_wrap=True)
+        console.tell(f"Pictures: {out}")
     if json is not None:
         _write_json(json, rows, repeats)
 
 
 def _write_json(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
     """Write the measurements as JSON: ``repeats``, and ``rows`` (method, p, the fields of :class:`XorPrivacy`)."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"--json {path}: cannot be written ({error}); name a file") from None
+    make_folder_of(path)
     tables = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
     write_json(path, {"repeats": repeats, "rows": tables})
 
@@ -97,21 +93,18 @@ def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
 
 
 def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    headings = ["p", "distance", *(["MDS"] if mds else []), "sent known", "made known", "clear", "of ink"]
-    for heading in [*headings, "bits", "guessed"]:
-        table.add_column(heading, justify="right", no_wrap=heading in ("distance", "MDS"))
+    headings = ["distance", *(["MDS"] if mds else [])]
+    made = table(["method"], ["p", *headings, "sent known", "made known", "clear", "of ink", "bits", "guessed"])
     for name, p, row in rows:
         distances = [row.distance, *([row.mds] if row.mds else [])]
         shares = [row.sent_recognised, row.made_recognised, row.clear, row.clear_ink, row.bits, row.blind]
-        table.add_row(
+        made.add_row(
             name,
             str(p),
             *(f"{mean:.0f} ± {deviation:.0f}" for mean, deviation in distances),
             *("" if share is None else f"{share:.1%}" for share in shares),
         )
-    return table
+    return made
 
 
 def _draw(out: Path, title: str, seeds: SharedSeeds, data: Dataset) -> None:

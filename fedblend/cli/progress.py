@@ -134,7 +134,7 @@ class RunProgress:
         chosen = f"engine {choice['engine']}{stack}{ranks}"
         if chosen not in self.engines:
             self.engines.add(chosen)
-            self.console.print(f"{slug}: {chosen} ({choice['why']})", highlight=False)
+            self.console.print(f"{slug}: {chosen} ({choice['why']})")
 
     def _line(self, slug: str, round: int, facts: str) -> None:
         if round < self.rounds_before.get(slug, 0):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, or_valid
-from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
@@ -56,14 +55,24 @@ def parse_only(texts: Sequence[str]) -> list[str]:
     return [word.strip() for text in texts for word in text.split(";") if word.strip()]
 
 
+def reproduce(item: str | None = None, list_: bool = False, *, out: Path, **options: Any) -> None:
+    """Show an item, or the list of all (of a paper). Raises :class:`FedblendError` if no item is named."""
+    if list_:
+        show_list(item, out)
+    elif item is None:
+        raise FedblendError("reproduce: name an item, such as fedmix/table-1; all of them: fedblend reproduce --list")
+    else:
+        show_item(item, out=out, **options)
+
+
 def show_item(
     name: str,
     scale: str,
-    only: Sequence[str],
-    seeds: Sequence[int] | None,
     out: Path,
-    jobs: int | None,
-    device: str | None,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    jobs: int | None = None,
+    device: str | None = None,
 ) -> None:
     """Make the missing runs of an item, print its table, and write the table next to the runs."""
     planned = plan_item(name, parse_scale(scale), seeds, parse_only(only))
@@ -78,30 +87,23 @@ def show_item(
                 shown.append(stack.enter_context(steps_shown()))
             shown[0](what, done, total)
 
-        result = run_item(planned, out, _runs_shown, on_step, jobs, device)
+        result = run_item(planned, out, RunProgress, on_step, jobs, device)
     absences = formatting.absences(result)
     write_atomically(output.folder / PAGE, "\n".join([formatting.markdown(result, level=1), *absences]).rstrip() + "\n")
     _print_result(console, result)
     for line in absences:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.tell(line)
     runs = runs_of(planned, out)
     if runs:
         page = output.folder / REPORT
         report.write(runs, page, page.with_suffix(".png"), trust=True)
-        console.print(f"Curves: {page}", highlight=False, soft_wrap=True)
-    console.print(f"Table: {output.folder / PAGE}, {output.folder / RESULT}", highlight=False, soft_wrap=True)
+        console.tell(f"Curves: {page}")
+    console.tell(f"Table: {output.folder / PAGE}, {output.folder / RESULT}")
     if result["faults"]:
         raise FedblendError(f"{planned.id}: " + join_failures(result["faults"], 0))
 
 
-@contextmanager
-def _runs_shown(experiments: dict[str, Experiment], rounds: Mapping[str, int]) -> Iterator[RunProgress]:
-    with RunProgress(experiments, rounds) as progress:
-        yield progress
-
-
 def _print_result(console: Console, result: Mapping[str, Any]) -> None:
-    """Print the heading, a table for each quantity, and the claims."""
     console.print(Text(f"{result['item']}: {result['title']}", style="bold"))
     for line in formatting.heading(result):
         console.print(Text(line), style="dim")

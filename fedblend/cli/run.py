@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedblend import report
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, note
 from fedblend.cli.interrupts import stop_announced
 from fedblend.cli.progress import RunProgress
 from fedblend.core.errors import FedblendError, listed
@@ -23,45 +25,53 @@ from fedblend.runs.parallel import join_failures, processors, run_all, run_one
 from fedblend.runs.runner import MAY_CHANGE, require_free
 
 
-def serve_other_rank() -> bool:
-    """Whether this process is a rank above 0 of torchrun. If so, serve rank 0 until it ends, then return.
+def on_rank_0(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that rank 0 of torchrun runs, while the other ranks serve it: it alone reads, writes and prints."""
 
-    Rank 0 alone reads files, writes results and prints.
-    """
-    if rank_here() == 0:
-        return False
-    serve_environment()
-    return True
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        if rank_here() == 0:
+            command(**options)
+        else:
+            serve_environment()
+
+    return run
 
 
+@on_rank_0
 @stop_announced()
 def run_file(
     file: Path,
-    changes: Sequence[Change],
-    seeds: Sequence[int] | None,
-    resume: bool,
-    out: Path | None,
-    jobs: int | None,
+    changes: Sequence[Change] = (),
+    seeds: Sequence[int] | None = None,
+    resume: bool = False,
+    engine: str | None = None,
+    ranks: int | None = None,
+    out: Path | None = None,
+    jobs: int | None = None,
 ) -> None:
     """Run a file's study in a new folder, or resume its newest one.
 
     Raises :class:`FedblendError` if ``out`` is a file or a run directory, or holds files and ``resume`` is false.
     """
+    executed = {"engine": engine, "ranks": ranks}
+    changes = [*changes, *((field, value) for field, value in executed.items() if value is not None)]
     study = api.expand_file(file, changes, seeds)
     if "tune" in api.load(file):
-        text = (
+        note(
             f"{file}: [tune] has no effect here, and its fields have the file's values; to search: fedblend tune {file}"
         )
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     default = api.RUNS / slugify(study.name)
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     require_free(folder, "--out", "add --resume to go on with its runs, or name another folder", resume)
     run_in(study, folder, resume, jobs)
 
 
+@on_rank_0
 @stop_announced()
-def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
+def resume_runs(run: Path, ranks: int | None = None, jobs: int | None = None) -> None:
     """Resume one run, or all runs of a study's folder; on another number of ranks if ``ranks`` is given."""
+    path = run
     if RunDirectory.is_run(path):
         _resume_run(path, ranks)
         return
@@ -73,8 +83,7 @@ def resume_runs(path: Path, jobs: int | None, ranks: int | None) -> None:
     if others := [str(other.relative_to(path)) for other in studies_in(path)]:
         if not experiments:
             raise FedblendError(f"{path}: holds studies, not runs; name one of them: {listed(others)}")
-        text = f"{path}: its runs are resumed; studies in it are not: {listed(others)}"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        note(f"{path}: its runs are resumed; studies in it are not: {listed(others)}")
     for slug in planned.keys() & begun.keys():
         # A study that was extended and stopped has not reached all of its runs, whose folders have the earlier fields.
         changes = {field: getattr(planned[slug], field) for field in MAY_CHANGE if field not in EXECUTION}
@@ -106,8 +115,7 @@ def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: b
     rounds_before = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
     # Without its table a study is a step of another command, which says itself whether it goes on.
     if resume and tabled and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):
-        text = f"{folder}: nothing to resume; its runs start from round 0"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        note(f"{folder}: nothing to resume; its runs start from round 0")
     _print_long_runs(study.experiments, rounds_before)
     with RunProgress(study.experiments, rounds_before) as progress:
         failed = run_all(study, folder, resume, jobs, progress, progress.timing)
@@ -123,7 +131,7 @@ def _report(runs: Sequence[RunDirectory], page: Path, faults: list[str], tabled:
             if tabled:
                 console.print(report.compare(runs, reasons=False))  # the error below has the reasons
             report.write(runs, page, page.with_suffix(".png"), trust=True)
-            console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+            console.tell(f"Report: {page}")
     except FedblendError as error:
         # A full disk fails the runs first, and then their report for the same reason: state it once.
         if not any(str(error) in fault for fault in faults):
@@ -136,5 +144,4 @@ def _print_long_runs(experiments: Mapping[str, Experiment], rounds_before: Mappi
     """Print a note for each run with more rounds than its experiment has."""
     for slug, experiment in experiments.items():
         if (done := rounds_before[slug]) > experiment.rounds:
-            text = f"{slug}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+            note(f"{slug}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept")

@@ -7,15 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points.figures import draw_curves
 from fedblend.analysis.points.loss_scaling import ClientSwitches, describe_switches, sum_by_round, switches
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import Stopped
@@ -30,11 +27,11 @@ ROWS = 16
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
-def show_switches(path: Path, out: Path | None, trust: bool = False) -> None:
+def show_switches(run: Path, out: Path | None = None, trust: bool = False) -> None:
     """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
-    run = only_run(path)
-    with reading([run], trust):
-        _show(run, out)
+    directory = only_run(run)
+    with reading([directory], trust):
+        _show(directory, out)
 
 
 def _show(run: RunDirectory, out: Path | None) -> None:
@@ -61,7 +58,7 @@ def _show(run: RunDirectory, out: Path | None) -> None:
     if rows:
         _print(console, rows, run)
     if out is not None and rows:
-        console.print(f"Log and figure: {out / LOG}, {out / FIGURE}", highlight=False, soft_wrap=True)
+        console.tell(f"Log and figure: {out / LOG}, {out / FIGURE}")
     if stopped:
         raise Stopped(f"stopped after {rows[-1].round if rows else 0} of {total} rounds")
 
@@ -70,13 +67,11 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
     """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
     totals = sum_by_round(rows)
     chosen = set(evenly_spaced([one.round for one in totals], ROWS))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("round", "batches", "large lambda", "share %"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rounds = table([], ["round", "batches", "large lambda", "share %"], ruled=True, no_wrap=True)
     for one in totals:
         if one.round in chosen:
-            table.add_row(str(one.round), f"{one.batches:,}", f"{one.large:,}", f"{100 * one.share:.1f}")
-    console.print(table)
+            rounds.add_row(str(one.round), f"{one.batches:,}", f"{one.large:,}", f"{100 * one.share:.1f}")
+    console.print(rounds)
     objective = run.experiment().method.objective
     assert isinstance(objective, AugMix)
     rule = (
@@ -84,7 +79,7 @@ def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) 
         f"{objective.threshold:g} times the divergence"
     )
     for line in (describe_switches(totals), rule):
-        console.print(Text(line), style="dim", soft_wrap=True)
+        console.tell(line, style="dim")
 
 
 def _write(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from fedblend.cli.arguments import Change
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, note, table
 from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.experiment.study import slugify
@@ -26,7 +26,7 @@ from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 TRIALS = "trials.csv"
 
 
-def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | None) -> None:
+def tune_file(file: Path, changes: Sequence[Change] = (), resume: bool = False, out: Path | None = None) -> None:
     """Search in a new folder, or go on with the newest search of the file; print a table, write the best file."""
     table, folder = begin_search("tune", file, changes, resume, out)
     console = Console()
@@ -35,19 +35,15 @@ def tune_file(file: Path, changes: Sequence[Change], resume: bool, out: Path | N
     console.print(_best_table(searches))
     for search in searches:
         assert search.best is not None
-        console.print(f"{search.label}: {_values(search.best.values)}", highlight=False, soft_wrap=True)
+        console.tell(f"{search.label}: {_values(search.best.values)}")
     for line in lines_of_ends(searches):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.tell(line)
     rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
     for search in searches:
         rows += [_row(search, trial) for trial in search.trials]
     write_atomically(folder / TRIALS, "\n".join(rows) + "\n")
     write_atomically(folder / "tune.png", draw_search(searches))
-    console.print(
-        f"Trials: {folder / TRIALS}, figure: {folder / 'tune.png'}\nBest values: fedblend run {folder / BEST}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.tell(f"Trials: {folder / TRIALS}, figure: {folder / 'tune.png'}\nBest values: fedblend run {folder / BEST}")
 
 
 def begin_search(
@@ -63,8 +59,7 @@ def begin_search(
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))
     require_free(folder, "--out", "add --resume to go on, or name another folder", resume)
     if resume and not folder.exists():
-        text = f"{folder}: nothing to resume; {command} starts anew"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        note(f"{folder}: nothing to resume; {command} starts anew")
     return table, folder
 
 
@@ -88,7 +83,7 @@ def trial_printer(notes: Console) -> Callable[[str, Trial, int], None]:
         outcome = f"failed: {trial.failure}" if trial.failure else "" if trial.score is None else f"{trial.score:.4f}"
         early = f", ended early after {trial.rounds} round{'s' * (trial.rounds != 1)}" if trial.pruned else ""
         line = f"{label} {done[label]}/{most}: {_values(trial.values)}: {outcome}{early}"
-        notes.print(line, highlight=False, soft_wrap=True)
+        notes.tell(line)
 
     return on_trial
 
@@ -108,17 +103,16 @@ def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:
     """A row for each method: its budget, its best score on validation, and the test score of the same round."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     metrics = list(dict.fromkeys(search.metric for search in searches))
-    for heading in ("method", "trials", "ended early", "failed", "rounds", "validation", "test"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
+    numbers = ["trials", "ended early", "failed", "rounds", "validation", "test"]
+    made = table(["method"], numbers, title=f"Best {' and '.join(metrics)}", title_justify="left")
     for search in searches:
         best = search.best
         assert best is not None
         assert best.score is not None
         (record,) = (record for record in RunDirectory(best.folder).records() if record.round == best.round)
         test = record.score_of(search.metric)
-        table.add_row(
+        made.add_row(
             search.label,
             str(len(search.trials)),
             str(sum(trial.pruned for trial in search.trials)),
@@ -127,18 +121,14 @@ def _best_table(searches: Sequence[MethodSearch]) -> Table:
             f"{best.score:.4f}",
             "" if test is None else f"{test:.4f}",
         )
-    table.title = f"Best {' and '.join(metrics)}"
-    table.title_justify = "left"
-    return table
+    return made
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    """Values of fields in one line."""
     return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
 def _row(search: MethodSearch, trial: Trial) -> str:
-    """A trial as a line of CSV."""
     score = "" if trial.score is None else repr(trial.score)
     early = str(trial.pruned).lower()
     run = f"{trial.folder.parent.name}/{trial.folder.name}"

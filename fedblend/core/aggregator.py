@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
 
 WeightedUpload = tuple[Tensors, float]

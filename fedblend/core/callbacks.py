@@ -14,8 +14,8 @@ import numpy as np
 
 from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
+from fedblend.core.part import Part
 from fedblend.core.record import RoundRecord
-from fedblend.core.registry import Part
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedblend.core.part import Part
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
-from fedblend.core.registry import Part
 from fedblend.core.setup import Setup
 
 

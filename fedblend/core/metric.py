@@ -6,7 +6,7 @@ import torch
 
 from fedblend.core.context import Task
 from fedblend.core.dataset import TaskKind
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 
 
 class Metric(Part):

@@ -31,7 +31,8 @@ from fedblend.core.context import (
 )
 from fedblend.core.errors import FedblendError
 from fedblend.core.method import Method, Training
-from fedblend.core.registry import Part, build, part
+from fedblend.core.part import Part
+from fedblend.core.registry import build, part
 from fedblend.core.sharing import Form
 from fedblend.core.trees import Tensors
 

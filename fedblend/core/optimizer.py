@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 
 
 class Optimizer(Part):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
 from fedblend.core.upload import bytes_of
 

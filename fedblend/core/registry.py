@@ -7,7 +7,8 @@ A part is declared in the file of its idea::
         lam: Fraction = 0.1
 
 and named in an experiment file as ``objective = {name = "fedmix", lambda = 0.2}``. A part of the
-user's own is named by its dotted path: ``{name = "my_module:MyObjective"}``.
+user's own is named by its dotted path: ``{name = "my_module:MyObjective"}``. A part of an installed package
+also has a name, if the package declares an entry point in the group of its kind, such as ``fedblend.objective``.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import inspect
 import os
 import pkgutil
 import sysconfig
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import ErrorDetails
 
-from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, or_valid
+from fedblend.core.errors import FedblendError, brief, legible, or_valid
+from fedblend.core.part import MODULES
 from fedblend.core.paths import absolute
 
 T = TypeVar("T")
@@ -56,85 +59,8 @@ Count = Annotated[Int, Field(ge=1)]
 FilePath = Annotated[str, BeforeValidator(absolute)]
 """A path of a file or folder: in an experiment file relative to it, else to the current folder; kept absolute."""
 
-MODULES: dict[str, str] = {
-    "dataset": "fedblend.data.loaders",
-    "scale": "fedblend.data.scale",
-    "partition": "fedblend.data.partitions",
-    "model": "fedblend.models",
-    "sharing": "fedblend.methods.sharing",
-    "objective": "fedblend.methods.objectives",
-    "term": "fedblend.methods.objectives",
-    "personal": "fedblend.methods.personal",
-    "augmentation": "fedblend.methods.augment",
-    "optimizer": "fedblend.methods.optimizers",
-    "schedule": "fedblend.methods.optimizers",
-    "upload": "fedblend.methods.uploads",
-    "aggregator": "fedblend.methods.aggregators",
-    "server_step": "fedblend.methods.server_steps",
-    "channel": "fedblend.methods.channels",
-    "protection": "fedblend.methods.protections",
-    "adversary": "fedblend.methods.adversaries",
-    "metric": "fedblend.methods.metrics",
-    "callback": "fedblend.runs.callbacks",
-}
-"""Where the parts of each kind are declared: importing the module registers them."""
-
-OTHER_MODULES: dict[str, str] = {"measure": "fedblend.papers.measures"}
-"""The same of kinds that no experiment has: what is measured of the runs of a paper's item."""
-
-BASES = {
-    "sharing": "fedblend.core.sharing:Sharing",
-    "objective": "fedblend.core.objective:Objective",
-    "term": "fedblend.core.objective:Term",
-    "personal": "fedblend.core.objective:Personal",
-    "optimizer": "fedblend.core.optimizer:Optimizer",
-    "schedule": "fedblend.core.optimizer:Schedule",
-    "upload": "fedblend.core.upload:Upload",
-    "aggregator": "fedblend.core.aggregator:Aggregator",
-    "server_step": "fedblend.core.server_step:ServerStep",
-    "channel": "fedblend.core.channel:Channel",
-    "protection": "fedblend.core.protection:Protection",
-    "adversary": "fedblend.core.protection:Adversary",
-    "metric": "fedblend.core.metric:Metric",
-    "callback": "fedblend.core.callbacks:Callback",
-}
-"""The base class of each kind of part that has one in the core."""
-
-METHODS = {
-    "dataset": ("load", "self"),
-    "scale": ("fit", "self", "data"),
-    "partition": ("split", "self", "labels", "classes", "seed", "natural"),
-    "model": ("build", "self", "shape", "outputs"),
-}
-"""The method, with its parameters, of the kinds of part that have no base class."""
-
-IN_MEMORY = {
-    **{kind: f"; for an object of a class of your own put @part('{kind}', NAME) above the class" for kind in BASES},
-    "dataset": (
-        '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); a data frame: write it to a .csv '
-        'or .parquet file for {name = "table"}'
-    ),
-}
-"""What to do with something in memory where a part of a kind is asked for, for messages."""
-
 FILE_WORDS = {"lam": "lambda", "kind_": "kind"}
 """Fields whose natural name is a reserved word in Python, or a part's own: name in Python -> name in files."""
-
-
-class Part:
-    """Base of all parts; :func:`part` sets the kind and the name that files use."""
-
-    kind: ClassVar[str]
-    name: ClassVar[str]
-    to_define: ClassVar[tuple[str, ...]] = ()
-    """Methods that the base of a kind leaves to its parts; of ``"a or b"`` a part defines one."""
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Attributes of earlier versions, each with what a part has in its place."""
-    numeric_inputs: bool = False
-    """Whether the part computes with samples as numbers: it mixes, averages, changes or makes them, or takes distances
-    or gradients of them. Tokens, whose ids are names, are refused then.
-    """
-
 
 imported_from: set[str] = set()
 """Folders that parts of the user's own were imported from; a run keeps them, to be resumed elsewhere."""
@@ -147,23 +73,17 @@ class UntrustedCode(FedblendError):
 _trust: ContextVar[tuple[frozenset[str], str] | None] = ContextVar("trust", default=None)
 """The paths of code that may be imported, and how to trust more; ``None`` where all code is trusted."""
 
-_registry: dict[str, dict[str, type]] = {kind: {} for kind in (*MODULES, *OTHER_MODULES)}
+_registry: defaultdict[str, dict[str, type]] = defaultdict(dict)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=False)
 def part(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """Declare a class as the part ``name`` of ``kind``: a frozen, validated dataclass.
 
-    Raises :class:`FedblendError` if there is no such kind or another class has that name; of a class that is not
-    fedblend's own also if it does not inherit from the kind's base class, lacks a method, or has one that cannot be
-    called as the base's.
+    Raises :class:`FedblendError` if another class has that name. ``fedblend.part`` checks the class of a user, too.
     """
-    if kind not in _registry:
-        raise FedblendError(f"part: unknown kind {brief(kind)}{or_valid(str(kind), MODULES)}")
 
     def declare(cls: type[T]) -> type[T]:
-        if not is_own(cls) and kind in (*BASES, *METHODS):
-            (_require_like_base if kind in BASES else _require_method)(kind, name, cls)
         declared = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
         declared.kind, declared.name = kind, name  # type: ignore[attr-defined]
         _refuse_in_one_line(declared)
@@ -214,74 +134,12 @@ def _refuse_in_one_line(declared: type) -> None:
     declared.__init__ = make  # type: ignore[misc]
 
 
-def _require_like_base(kind: str, name: str, cls: type) -> None:
-    """Raise :class:`FedblendError` unless a class can stand where the base of its kind is expected."""
-    module, _, word = BASES[kind].partition(":")
-    base = getattr(importlib.import_module(module), word)
-    if not issubclass(cls, base):
-        raise FedblendError(
-            f"the {kind} '{name}' does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} "
-            f"from {module}"
-        )
-    for word, new in base.renamed.items():
-        if word in vars(cls):
-            raise FedblendError(f"the {kind} '{name}' has {word}, which fedblend 0.3 no longer reads; valid: {new}")
-    for choice in base.to_define:
-        _require_one(f"the {kind} '{name}'", cls, choice, base, f"methods as in {word}")
-    for attribute, of_base in ((one, inspect.getattr_static(base, one)) for one in dir(base)):
-        if inspect.isfunction(of_base) and not attribute.startswith("_"):
-            _require_callable(f"the {kind} '{name}'", cls, attribute, inspect.signature(of_base))
-
-
-def _require_method(kind: str, name: str, cls: type) -> None:
-    """Raise :class:`FedblendError` unless a part of a kind without a base has the method of its kind."""
-    attribute, *parameters = METHODS[kind]
-    expected = inspect.Signature([inspect.Parameter(one, inspect.Parameter.POSITIONAL_ONLY) for one in parameters])
-    _require_one(f"the {kind} '{name}'", cls, attribute, object, _definition(attribute, expected))
-    _require_callable(f"the {kind} '{name}'", cls, attribute, expected)
-
-
-def _require_one(what: str, cls: type, choice: str, base: type, valid: str) -> None:
-    """Raise :class:`FedblendError` unless a class defines one of ``"a or b"`` anew, as a method or a field."""
-    words = choice.split(" or ")
-    fields = {
-        field for one in cls.__mro__ if not issubclass(base, one) for field in vars(one).get("__annotations__", ())
-    }
-    static = inspect.getattr_static
-    if fields.isdisjoint(words) and all(static(cls, word, None) is static(base, word, None) for word in words):
-        own = [word for word in dir(cls) if not hasattr(base, word)]
-        alike = next(filter(None, (did_you_mean(word, own) for word in words)), "")
-        raise FedblendError(f"{what} defines no {choice}{alike.replace('did you mean', 'is it')}; valid: {valid}")
-
-
-def _require_callable(what: str, cls: type, attribute: str, expected: inspect.Signature) -> None:
-    """Raise :class:`FedblendError` if a function of a class cannot be called with the arguments that are always given.
-
-    A function that a decorator wraps is judged by its wrapper, which is what is called.
-    """
-    function = inspect.getattr_static(cls, attribute)
-    given = [name for name, one in expected.parameters.items() if one.default is one.empty]
-    try:
-        if inspect.isfunction(function):
-            inspect.signature(function, follow_wrapped=False).bind(*given)
-    except TypeError as error:
-        raise FedblendError(
-            f"{what}: {attribute} cannot be called: {error}; valid: {_definition(attribute, expected)}"
-        ) from None
-
-
-def _definition(attribute: str, signature: inspect.Signature) -> str:
-    """A function's first line without annotations."""
-    plain = [
-        one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in signature.parameters.values()
-    ]
-    return f"def {attribute}({', '.join(plain)})"
-
-
 def known(kind: str) -> dict[str, type]:
-    """All parts of a kind by name, in the order they were declared: those of every module in the kind's package."""
-    _import_parts({**MODULES, **OTHER_MODULES}[kind])
-    return _registry[kind]
+    """All parts of a kind by name, module by module: those of every module in the kind's package."""
+    if kind in MODULES:
+        _import_parts(MODULES[kind])
+    # In whatever order modules were imported.
+    return dict(sorted(_registry[kind].items(), key=lambda item: item[1].__module__))
 
 
 @functools.cache  # Reading an experiment looks up some twenty parts, and each would list a folder.
@@ -290,6 +148,11 @@ def _import_parts(name: str) -> None:
     package = importlib.import_module(name)
     for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         importlib.import_module(f"{name}.{module.name}")
+
+
+def installed(kind: str) -> dict[str, str]:
+    """The paths of other packages' parts of a kind by name: the entry points of the group ``fedblend.KIND``."""
+    return {one.name: one.value for one in entry_points(group=f"fedblend.{kind}") if ":" in one.value}
 
 
 def build(kind: str, spec: Any, where: str | None = None) -> Any:
@@ -307,19 +170,23 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         form = '[{name = "..."}]' if where.endswith("]") else '{name = "..."}'
         field = where.rpartition(".")[2].partition("[")[0]
-        hint = "" if isinstance(spec, str | int | float) else IN_MEMORY.get(kind, "")
+        hint = f"; for an object of a class of your own put @part('{kind}', NAME) above the class"
+        if kind == "dataset":
+            hint = (
+                '; arrays x and y: data = fedblend.from_torch(list(zip(x, y)), "mine.npz"); '
+                'a data frame: write it to a .csv or .parquet file for {name = "table"}'
+            )
         raise FedblendError(
-            f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}{hint}"
+            f"{where}: {brief(spec)} names no {kind}; write {field} = {form} with one of {', '.join(known(kind))}"
+            + hint * (not isinstance(spec, str | int | float))
         )
     cls = find(kind, fields["name"], where)
     back = {word: python for python, word in FILE_WORDS.items() if python in fields_of(cls)}
     given = {back.get(k, k): v for k, v in fields.items() if k != "name"}
     for field in given:
         if field not in fields_of(cls):
-            valid = words_of(cls)
-            raise FedblendError(
-                f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{or_valid(field, valid)}"
-            )
+            valid = or_valid(field, words_of(cls))
+            raise FedblendError(f"{where}.{field}: unknown key for the {kind} '{fields['name']}'{valid}")
     try:
         return cls(**given)
     except WrongOption as wrong:
@@ -329,6 +196,11 @@ def build(kind: str, spec: Any, where: str | None = None) -> Any:
 
 def find(kind: str, name: str, where: str | None = None) -> type:
     """The class of the part ``name`` (or ``package.module:Class``) of ``kind``."""
+    if ":" not in name and name not in known(kind):
+        others = installed(kind)
+        if name not in others:
+            raise unknown(kind, name, [*known(kind), *others], where or kind)
+        name = others[name]
     if ":" in name:
         cls = import_path(name, where or kind)
         if getattr(cls, "kind", None) != kind:
@@ -337,10 +209,7 @@ def find(kind: str, name: str, where: str | None = None) -> type:
                 remedy += f', or give {{name = "module", path = "{name}"}} for a torch.nn.Module'
             raise FedblendError(f"{where or kind}: '{name}' is no part of the kind '{kind}'; {remedy}")
         return cls
-    names = known(kind)
-    if name not in names:
-        raise unknown(kind, name, names, where or kind)
-    cls = names[name]
+    cls = known(kind)[name]
     if not is_own(cls):  # a module that was imported for another part may have declared this one
         require_trusted(f"{cls.__module__}:{cls.__qualname__}", where or kind)
     return cls
@@ -437,63 +306,6 @@ def fields_of(cls: type) -> tuple[str, ...]:
 def words_of(cls: type) -> list[str]:
     """The names of a part's options, as files spell them."""
     return [FILE_WORDS.get(field, field) for field in fields_of(cls)]
-
-
-def takes(cls: type, option: str, value: Any) -> bool:
-    """Whether a class of parts has an option, as a file spells it, for which a value is valid by itself.
-
-    >>> [takes(find("partition", "iid"), "clients", value) for value in (20, 0)]
-    [True, False]
-    """
-    python = next((field for field, word in FILE_WORDS.items() if word == option), option)
-    if not dataclasses.is_dataclass(cls) or python not in fields_of(cls):
-        return False
-    try:
-        cls(**{python: value})
-    except WrongOption as wrong:
-        # Other options may be required.
-        return wrong.cls is cls and all(fault["loc"][:1] != (python,) for fault in wrong.error.errors())
-    except FedblendError:
-        return False
-    return True
-
-
-def has_option(part_or_table: Any, path: str) -> bool:
-    """Whether ``a.b.c``, as a file spells it, names a field of a part or table, or one further inside.
-
-    >>> has_option(build("objective", "fedmix"), "lambda"), has_option(build("objective", "plain"), "lambda")
-    (True, False)
-    """
-    word, _, rest = path.partition(".")
-    if isinstance(part_or_table, (list, tuple)):  # parts by their names
-        parts = [part for part in part_or_table if getattr(part, "name", None) == word]
-        return any(not rest or has_option(part, rest) for part in parts)
-    fields = {FILE_WORDS.get(field, field): value for field, value in getattr(part_or_table, "__dict__", {}).items()}
-    if word == "name" or isinstance(part_or_table, Mapping):
-        return True
-    return word in fields and (not rest or has_option(fields[word], rest))
-
-
-def dump(part: Any) -> dict[str, Any]:
-    """A part as the table that builds it again; options that are ``None`` are left out (TOML has no null)."""
-    cls = type(part)
-    declared = _registry[cls.kind].get(cls.name) is cls and is_own(cls)
-    table: dict[str, Any] = {"name": cls.name if declared else f"{cls.__module__}:{cls.__qualname__}"}
-    for field in fields_of(cls):
-        value = getattr(part, field)
-        if value is not None:
-            table[FILE_WORDS.get(field, field)] = _plain(value)
-    return table
-
-
-def _plain(value: Any) -> Any:
-    if getattr(type(value), "kind", None) in MODULES:  # a part within a part
-        return dump(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
 
 
 def explain(error: pydantic.ValidationError, where: str = "") -> str:

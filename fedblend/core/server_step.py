@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedblend.core.context import ModelSpec
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 from fedblend.core.sharing import Form, Pool
 from fedblend.core.trees import Tensors
 

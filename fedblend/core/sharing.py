@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fedblend.core.context import ModelSpec, Scale, Task
+from fedblend.core.part import Part
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.protection import Mechanism
-from fedblend.core.registry import Part
 
 Payload = dict[str, torch.Tensor]
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.registry import Part
+from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
 
 if TYPE_CHECKING:

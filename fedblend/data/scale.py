@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor
 
 from fedblend.core.dataset import Dataset
@@ -37,22 +39,17 @@ ROUNDING = 1e-3
 class Scaler:
     """The affine map x -> x * factor + offset, and the map back to images.
 
-    All tensors are float32 [C, 1, ...], one number for each channel or feature (axis 1 of the stored data), and
-    broadcast over leading axes.
+    ``unit_factor`` and ``unit_offset`` map stored values to the unit scale; ``inverted``: ink is 1 there. All tensors
+    are float32 [C, 1, ...], one number for each channel or feature (axis 1 of the stored data), and broadcast over
+    leading axes.
     """
 
     name: str
-    """The scale's name."""
     inverted: bool
-    """Whether images are inverted."""
     factor: Tensor
-    """From stored values to this scale."""
     offset: Tensor
-    """From stored values to this scale."""
     unit_factor: Tensor
-    """From stored values to the unit scale."""
     unit_offset: Tensor
-    """From stored values to the unit scale."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Scale stored values [..., C, ...], float32."""
@@ -73,10 +70,7 @@ class Scaler:
         return (value if x.is_floating_point() else value.round()).to(x.dtype)
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """The numbers of 0 and 1 on the unit scale in float32, as for samples; each step rounds monotonically.
-
-        So the numbers of all values in [0, 1] are between these two.
-        """
+        """The numbers of 0 and 1 on the unit scale in float32, between which those of all values in [0, 1] are."""
         zero, one = (self.from_unit(torch.full_like(self.factor, value)) for value in (0.0, 1.0))
         return zero, one
 
@@ -116,9 +110,7 @@ class OneHot:
     """
 
     vocabulary: int
-    """Number of characters V."""
     name: str = "one-hot"
-    """The scale's name."""
 
     def __call__(self, codes: Tensor) -> Tensor:
         """Convert codes [..., T] to one-hot vectors, float32 [..., T, V]."""
@@ -154,25 +146,16 @@ class Tokens:
     """Ids of tokens as they are stored, int64: no scale changes them, and there are no pictures of them."""
 
     name: str = "tokens"
-    """The scale's name."""
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return ``ids``."""
         return ids
 
-    def to_unit(self, scaled: Tensor) -> Tensor:
-        """Raise :class:`FedblendError`."""
+    def to_unit(self, *_: object) -> NoReturn:
+        """Raise :class:`FedblendError`: ids are no numbers to compute with."""
         raise tokens_refused("a part of this run")
 
-    from_unit = to_unit
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """Raise :class:`FedblendError`."""
-        raise tokens_refused("a part of this run")
-
-    def diameter(self, shape: Sequence[int]) -> float:
-        """Raise :class:`FedblendError`."""
-        raise tokens_refused("a part of this run")
+    from_unit = ends = diameter = to_unit
 
     def to(self, device: torch.device | str) -> Tokens:
         """Return this scale, which has no tensors."""
@@ -187,49 +170,36 @@ Fitted = Scaler | OneHot | Tokens
 """A scale that was fitted to data."""
 
 
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Inverting:
+    """A scale from the unit scale's, which has ink as 1."""
+
+    name: ClassVar[str]
+
+    invert: Invert = "auto"
+    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
+
+    def fit(self, data: Dataset) -> Fitted:
+        """Fit the scale to the training half."""
+        return _fit(data, self.name, self.invert)
+
+
 @part("scale", "standard")
-class Standard:
+class Standard(Inverting):
     """Mean 0 and deviation 1 over the training half, per channel or feature, ink as 1: the default.
 
     The deviation of a constant feature is taken as 1.
     """
 
-    invert: Invert = "auto"
-    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
-
-    def fit(self, data: Dataset) -> Fitted:
-        """Fit the scale to the training half."""
-
-        def standard(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-            spread = torch.where(deviation > 0, deviation, 1.0)
-            return 1 / spread, -mean / spread
-
-        return _fit(data, "standard", self.invert, standard)
-
 
 @part("scale", "unit")
-class Unit:
+class Unit(Inverting):
     """[0, 1], ink as 1; features from their smallest to their largest training value."""
-
-    invert: Invert = "auto"
-    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
-
-    def fit(self, data: Dataset) -> Fitted:
-        """Fit the scale to the training half."""
-        return _fit(data, "unit", self.invert, lambda mean, _: (torch.ones_like(mean), 0 * mean))
 
 
 @part("scale", "symmetric")
-class Symmetric:
+class Symmetric(Inverting):
     """[-1, 1], ink as 1; features from their smallest to their largest training value."""
-
-    invert: Invert = "auto"
-    """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
-
-    def fit(self, data: Dataset) -> Fitted:
-        """Fit the scale to the training half."""
-        ones = torch.ones_like
-        return _fit(data, "symmetric", self.invert, lambda mean, _: (2 * ones(mean), -ones(mean)))
 
 
 @part("scale", "none")
@@ -238,16 +208,11 @@ class Unscaled:
 
     def fit(self, data: Dataset) -> Fitted:
         """Fit the scale to the training half."""
-        return _fit(data, "none", False, None)
+        return _fit(data, "none", False)
 
 
-def _fit(
-    data: Dataset,
-    name: str,
-    invert: Invert,
-    from_unit: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
-) -> Fitted:
-    """Fit a scale. ``from_unit`` gives factor and offset from the unit scale's mean and deviation [C]."""
+def _fit(data: Dataset, name: str, invert: Invert) -> Fitted:
+    """Fit a scale by its name."""
     if data.kind == "text":
         return OneHot(data.vocabulary)
     if data.kind == "tokens":
@@ -266,11 +231,10 @@ def _fit(
         unit_factor = 1 / torch.where(high > low, high - low, 1.0)
         unit_offset = -low * unit_factor
         mean, deviation = _moments(x, unit_factor, unit_offset)
-    if from_unit is None:
-        factor, offset = torch.ones_like(mean), torch.zeros_like(mean)
-    else:
-        slope, start = from_unit(mean, deviation)
-        factor, offset = slope * unit_factor, slope * unit_offset + start
+    one = torch.ones_like(mean)
+    spread = torch.where(deviation > 0, deviation, 1.0)
+    slope, start = {"standard": (1 / spread, -mean / spread), "symmetric": (2 * one, -one)}.get(name, (one, 0 * one))
+    factor, offset = (one, 0 * one) if name == "none" else (slope * unit_factor, slope * unit_offset + start)
     shape = (-1, *[1] * (x.dim() - 2))
     numbers = [n.to(torch.float32).reshape(shape) for n in (factor, offset, unit_factor, unit_offset)]
     return Scaler(name, inverted, *numbers)

@@ -38,18 +38,13 @@ def draw_split(
     :func:`noniid_measures`. More than 200 clients are sorted by their largest class and drawn in 200 groups, with the
     mean size and the mean shares of each group. Raises :class:`ValueError` for a form that Matplotlib does not know.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     counts = np.asarray(counts)
     sizes, shares, grouped = _columns(counts)
     height = 2.6 + min(max(0.19 * len(class_names), 1.6), 6.0)
-    figure = Figure(figsize=(11, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(height, title)
     grid = figure.add_gridspec(2, 3, height_ratios=[1.1, height - 2.4], width_ratios=[1, 0.016, 0.26])
     top = figure.add_subplot(grid[0, 0])
     below = figure.add_subplot(grid[1, 0])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     _draw_sizes(top, sizes, grouped)
     image = _draw_shares(below, shares, class_names, grouped, len(counts))
     _name_clients(below, clients)
@@ -63,18 +58,23 @@ def draw_split(
 
 def draw_sizes(sizes: np.ndarray, title: str, clients: Sequence[str] = (), form: str = "png") -> bytes:
     """A picture of the samples of each client, ``sizes`` int [clients], for data without classes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     bars, _, grouped = _columns(sizes[:, None])
-    figure = Figure(figsize=(11, 3.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(3.2, title)
     axes = figure.add_subplot()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
     _draw_sizes(axes, bars, grouped)
     axes.set_xlabel(f"{len(sizes):,} clients in {COLUMNS} groups" if grouped else "client", fontsize=9, color=INK)
     _name_clients(axes, clients)
     return _file(figure, form)
+
+
+def _figure(height: float, title: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    return figure
 
 
 def _file(figure: Figure, form: str) -> bytes:

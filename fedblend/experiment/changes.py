@@ -16,6 +16,7 @@ from fedblend.core import registry
 from fedblend.core.errors import listed
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method
+from fedblend.experiment.parts import takes
 from fedblend.experiment.presets import as_part, overlay
 from fedblend.experiment.tables import set_field
 
@@ -85,7 +86,7 @@ def _kept_of_part(cls: Any, old: Mapping[str, Any], new: Mapping[str, Any], wher
     kept = {
         key: value
         for key, value in options.items()
-        if registry.takes(cls, key, value) and not (cls.kind == "dataset" and isinstance(value, str))
+        if takes(cls, key, value) and not (cls.kind == "dataset" and isinstance(value, str))
     }
     _warn_of({key: value for key, value in options.items() if key not in kept}, where, new["name"])
     return kept
@@ -100,7 +101,7 @@ def _kept_of_method(old: Mapping[str, Any], name: str, where: str) -> dict[str, 
     for field, value in old.items():
         part = getattr(preset, field, None)
         options = {key: one for key, one in value.items() if key != "name"} if isinstance(value, Mapping) else {}
-        kept[field] = {key: one for key, one in options.items() if registry.takes(type(part), key, one)}
+        kept[field] = {key: one for key, one in options.items() if takes(type(part), key, one)}
         if left := {key: one for key, one in options.items() if key not in kept[field]}:
             dropped[field] = left
         elif not options and field != "name" and value != usual[field]:

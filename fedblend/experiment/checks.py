@@ -1,12 +1,13 @@
-"""Checks of fields of an experiment against each other.
+"""Rules that fields of an experiment must keep together.
 
-Each check raises ``ValueError`` with the field, its value and valid values. Checks reject combinations that cannot
-work, that would send raw samples without ``unsafe = true``, or that would have no effect.
+A function ``..._faults`` yields a message for each rule that is broken: the field, its value and valid values. Rules
+reject combinations that cannot work, would send raw samples without ``unsafe = true``, or would have no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedblend.core.engine import client_parts
@@ -15,114 +16,88 @@ from fedblend.core.objective import ClientPart, Personal, with_bases
 from fedblend.experiment.fields import Method, Policy, Train, Validation
 
 
-def check_metrics(
+def refuse(*faults: Iterator[str]) -> None:
+    """Raise ``ValueError`` with the first fault, if there is any."""
+    for fault in itertools.chain(*faults):
+        raise ValueError(fault)
+
+
+def metric_faults(
     metrics: Sequence[Any], validation: Validation, target: float | None, target_metric: str, stops: bool
-) -> None:
+) -> Iterator[str]:
     """Metrics must have different names, and those that are named must be recorded."""
     labels = [metric.label for metric in metrics]
     for i, label in enumerate(labels):
         if label in ("loss", "accuracy", *labels[:i]):
-            raise ValueError(f"metrics[{i}]: '{label}' is recorded already; leave it out, or give it another title")
+            yield f"metrics[{i}]: '{label}' is recorded already; leave it out, or give it another title"
     valid = ["accuracy", "loss", *labels]
     for field, name in (("target_metric", target_metric), ("validation.metric", validation.metric)):
         if name is not None and name not in valid:
-            raise ValueError(
-                f"{field}: '{name}' is not recorded{or_valid(name, [*valid, 'another metric that `metrics` lists'])}"
-            )
+            told = or_valid(name, [*valid, "another metric that `metrics` lists"])
+            yield f"{field}: '{name}' is not recorded{told}"
     if validation.metric is not None and not validation.active:
-        raise ValueError(
-            f"validation.metric: '{validation.metric}', but no samples are kept for validation; give "
-            "validation.server or validation.clients"
-        )
+        named, give = f"validation.metric: '{validation.metric}'", "give validation.server or validation.clients"
+        yield f"{named}, but no samples are kept for validation; {give}"
     if target is not None and target_metric == "accuracy" and not 0 <= target <= 1:
-        raise ValueError(f"target: {target:g} is not valid: an accuracy is a share, from 0 to 1")
+        yield f"target: {target:g} is not valid: an accuracy is a share, from 0 to 1"
     if stops and target is None:
-        raise ValueError("stop_at_target: true, but there is no target to reach; give target")
+        yield "stop_at_target: true, but there is no target to reach; give target"
 
 
-def check_uploads(method: Method, protection: Any, adversary: Any) -> None:
-    """Without model uploads, nothing may change or aggregate models, and the payload must be used."""
-    upload = method.upload
+def upload_faults(method: Method, protection: Any, adversary: Any, convergence_tol: float | None) -> Iterator[str]:
+    """Without model uploads, nothing may change, aggregate or compare models, and the payload must be used."""
+    upload, step = method.upload, method.server_step
+    none = f"method.upload '{upload.name}' sends none"
     if not upload.is_model:
         for field, part in (("protection", protection), ("adversary", adversary)):
             if part.name != "none":
-                raise ValueError(
-                    f"{field}: '{part.name}' changes models, but method.upload '{upload.name}' sends none; valid: none"
-                )
+                yield f"{field}: '{part.name}' changes models, but {none}; valid: none"
         if method.aggregator.name != "mean":
-            raise ValueError(
-                f"method.aggregator: '{method.aggregator.name}' aggregates models, but method.upload "
-                f"'{upload.name}' sends none; valid: mean"
-            )
-        if not (method.server_step.active or method.stateful_clients):
-            raise ValueError(
-                f"method.upload: '{upload.name}' sends no models, so that the server's model would never change; "
-                "valid: model, a method.server_step, or method.stateful_clients = true"
-            )
-    if method.stateful_clients and upload.is_model:
-        raise ValueError(
-            f"method.stateful_clients: true keeps clients on their own weights, so that no client would use the "
-            f"uploaded models (method.upload '{upload.name}'); valid: upload = \"outputs\""
-        )
+            yield f"method.aggregator: '{method.aggregator.name}' aggregates models, but {none}; valid: mean"
+        if not (step.active or method.stateful_clients):
+            valid = "model, a method.server_step, or method.stateful_clients = true"
+            yield f"method.upload: '{upload.name}' sends no models: the server's would never change; valid: {valid}"
+    elif method.stateful_clients:
+        valid = 'method.upload = "outputs"'
+        yield f"method.stateful_clients: true keeps clients on their own weights, not on uploaded ones; valid: {valid}"
     for term in method.terms:
         if term.uses_outputs and upload.bytes_kind != term.outputs_kind:
-            raise ValueError(
-                f"method.terms: '{term.name}' needs mean outputs, which method.upload '{upload.name}' does not "
-                f'send; valid: upload = "{term.outputs_kind}"'
-            )
+            needs = f"needs mean outputs, which method.upload '{upload.name}' does not send"
+            yield f"method.terms: '{term.name}' {needs}; valid: upload = \"{term.outputs_kind}\""
+    if convergence_tol is not None and upload.content == "nothing" and not step.active:
+        yield f"convergence_tol: {convergence_tol:g}, but the server's model never changes; valid: no convergence_tol"
 
 
-def check_convergence(method: Method, convergence_tol: float | None) -> None:
-    """What is compared from round to round must change."""
-    upload = method.upload
-    changes = upload.content != "nothing" or method.server_step.active
-    if convergence_tol is not None and not changes:
-        raise ValueError(
-            f"convergence_tol: {convergence_tol:g}, but with method.upload '{upload.name}' and no method.server_step "
-            "the server's model never changes; valid: no convergence_tol"
-        )
-
-
-def check_evaluate_model(method: Method, evaluate_model: str | None) -> None:
-    """The model to evaluate must exist."""
+def evaluation_faults(method: Method, evaluate_model: str | None, validation: Validation) -> Iterator[str]:
+    """The model to evaluate must exist, and the samples too."""
     if evaluate_model == "each" and not (method.stateful_clients or method.personal.keeps):
-        raise ValueError(
-            "evaluate_model: 'each' needs clients that keep their own weights (method.stateful_clients) or have "
-            "personal models (method.personal); valid: server, device"
-        )
+        needs = "needs clients that keep their own weights (method.stateful_clients) or models (method.personal)"
+        yield f"evaluate_model: 'each' {needs}; valid: server, device"
     if evaluate_model not in (None, "each") and method.personal.keeps_layers:
-        raise ValueError(
-            f"evaluate_model: '{evaluate_model}' has no whole model to evaluate, because '{method.personal.name}' "
-            "keeps layers at each client; valid: each"
-        )
+        why = f"because '{method.personal.name}' keeps layers at each client"
+        yield f"evaluate_model: '{evaluate_model}' has no whole model to evaluate, {why}; valid: each"
     if evaluate_model == "server" and method.stateful_clients:
-        raise ValueError(
-            "evaluate_model: 'server' has no model to evaluate where clients keep their own weights "
-            "(method.stateful_clients); valid: device, each"
-        )
+        why = "clients keep their own weights (method.stateful_clients)"
+        yield f"evaluate_model: 'server' has no model to evaluate: {why}; valid: device, each"
+    if evaluate_model == "each" and validation.server:
+        yield "validation.server: evaluate_model 'each' tests clients' own models; valid: validation.clients"
 
 
-def check_raw_samples(method: Method, policy: Policy, unsafe: bool) -> None:
+def raw_sample_faults(method: Method, policy: Policy, unsafe: bool) -> Iterator[str]:
     """Raw samples leave a client only with ``unsafe = true``."""
     if unsafe:
         return
     sharing = method.sharing
     for part in (sharing, method.server_step):
         if sends_raw_samples(part):
-            raise ValueError(
-                f"unsafe: false does not allow '{part.name}', which sends raw samples; "
-                "set unsafe = true to run it as an upper bound"
-            )
+            remedy = "set unsafe = true to run it as an upper bound"
+            yield f"unsafe: false does not allow '{part.name}', which sends raw samples; {remedy}"
     if getattr(sharing, "samples_per_mean", None) == 1:
-        raise ValueError(
-            "method.sharing.samples_per_mean: 1 would send raw samples as 'means'; "
-            'valid: 2 or more, or "all" (or unsafe = true and policy.min_mean = 1)'
-        )
+        valid = '2 or more, or "all" (or unsafe = true and policy.min_mean = 1)'
+        yield f"method.sharing.samples_per_mean: 1 would send raw samples as 'means'; valid: {valid}"
     if policy.min_mean == 1 and sharing.plan.leaves and sharing.shares_means:
-        raise ValueError(
-            "policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: 2 or more "
-            "(or unsafe = true)"
-        )
+        valid = "2 or more (or unsafe = true)"
+        yield f"policy.min_mean: 1 would let a single sample leave a client as a 'mean'; valid: {valid}"
 
 
 def sends_raw_samples(part: Any) -> bool:
@@ -207,123 +182,83 @@ def check_sums(method: Method) -> None:
         )
 
 
-def check_training(method: Method, train: Train, protection: Any) -> None:
-    """Fields of ``[train]`` must fit the optimiser, and objectives and protections its steps."""
-    optimizer, default = train.optimizer, Train.model_fields["lr_decay"].default
+def training_faults(method: Method, train: Train, protection: Any) -> Iterator[str]:
+    """Fields of ``[train]`` must fit the optimiser, and all parts its steps."""
+    optimizer, aggregator = train.optimizer, method.aggregator
     if train.schedule is not None:
-        if train.lr_decay not in (1.0, default):
-            raise ValueError(f"train.lr_decay: {train.lr_decay:g} and train.schedule are both given; give one of them")
+        if train.lr_decay not in (1.0, Train.model_fields["lr_decay"].default):
+            yield f"train.lr_decay: {train.lr_decay:g} and train.schedule are both given; give one of them"
         if train.schedule.needs_length:
-            raise ValueError(f"train.schedule.length: must be given for '{train.schedule.name}' over rounds")
+            yield f"train.schedule.length: must be given for '{train.schedule.name}' over rounds"
     if train.momentum and not optimizer.is_sgd:
-        raise ValueError(
-            f"train.momentum: {train.momentum:g} is of SGD, but train.optimizer is '{optimizer.name}'; valid: 0"
-        )
+        yield f"train.momentum: {train.momentum:g} is of SGD, but train.optimizer is '{optimizer.name}'; valid: 0"
     if train.weight_decay and not optimizer.state_keys:
-        raise ValueError(
-            f"train.weight_decay: {train.weight_decay:g}: give it in the options of train.optimizer "
-            f"'{optimizer.name}'; valid: 0"
-        )
+        place = f"give it in the options of train.optimizer '{optimizer.name}'"
+        yield f"train.weight_decay: {train.weight_decay:g}: {place}; valid: 0"
     if train.optimizer_state == "keep" and not train.state_keys:
-        raise ValueError(
-            f"train.optimizer_state: 'keep', but the optimizer '{optimizer.name}' has no state here that clients keep; "
-            "valid: reset, or SGD with momentum, adam or adamw"
-        )
-    if train.accumulate > 1 and len(method.objective.phases()) > 1:
-        raise ValueError(
-            f"train.accumulate: {train.accumulate}: '{method.objective.name}' in method.objective makes several steps "
-            "for each batch; valid: 1"
-        )
-    if getattr(protection, "on", None) == "gradients" and not train.optimizer.is_sgd:
-        raise ValueError(
-            "protection.on: 'gradients' is noise in units of the learning rate, by which SGD multiplies gradients, but "
-            f"train.optimizer is '{train.optimizer.name}'; valid: another `on`, or sgd"
-        )
+        why, valid = "has no state here that clients keep", "reset, or SGD with momentum, adam or adamw"
+        yield f"train.optimizer_state: 'keep', but the optimizer '{optimizer.name}' {why}; valid: {valid}"
+    several = len(method.objective.phases()) > 1
+    if train.accumulate > 1 and several:
+        why = f"'{method.objective.name}' in method.objective makes several steps for each batch"
+        yield f"train.accumulate: {train.accumulate}: {why}; valid: 1"
+    if train.accumulate > 1 and method.personal.own_steps(2) is not None:
+        why = f"'{method.personal.name}' changes its layers within an epoch, and a group of batches would be for both"
+        yield f"train.accumulate: {train.accumulate}: {why}; valid: 1"
+    if getattr(protection, "on", None) == "gradients" and not optimizer.is_sgd:
+        why = f"'gradients' is noise in units of SGD's learning rate, but train.optimizer is '{optimizer.name}'"
+        yield f"protection.on: {why}; valid: another `on`, or sgd"
+    if not aggregator.counts_steps:
+        return
+    plain = optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
+    if not plain or train.optimizer_state != "reset":
+        valid = "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
+        yield f"method.aggregator: '{aggregator.name}' computes how far the steps of SGD move a client; valid: {valid}"
+    if several and (train.momentum or any(term.proximal_mu for term in method.terms)):
+        acts = f"how momentum and proximal terms act in the two steps a batch of '{method.objective.name}'"
+        yield f"method.aggregator: '{aggregator.name}' does not know {acts}; valid: neither, or another aggregator"
 
 
-def _keeps_state(kind: type[ClientPart]) -> bool:
-    """Whether a kind of part keeps something from round to round, at the server or at a client."""
-    own, none = (kind.init_server_state, kind.init_client_state), ClientPart
-    return own != (none.init_server_state, none.init_client_state)
-
-
-def check_client_parts(method: Method, train: Train, channel: Any, protection: Any) -> None:
+def client_part_faults(method: Method, train: Train, channel: Any, protection: Any) -> Iterator[str]:
     """Parts that keep something at clients: what they need of other fields, and what covers models only."""
-    objective = method.objective
+    objective, upload = method.objective, method.upload
     for base in with_bases(objective)[1:]:
-        if _keeps_state(type(base)):
-            raise ValueError(
-                f"method.objective.base: '{base.name}' keeps a state from round to round, which '{objective.name}' "
-                "does not pass on; valid: another base"
-            )
+        if (type(base).init_server_state, type(base).init_client_state) != _NO_STATE:
+            why = f"keeps a state from round to round, which '{objective.name}' does not pass on"
+            yield f"method.objective.base: '{base.name}' {why}; valid: another base"
         base.require_possible(method, train)
-    if objective.tracks and type(method.personal).objective is not Personal.objective:
-        raise ValueError(
-            f"method.personal: '{method.personal.name}' takes several steps inside each step, but '{objective.name}' "
-            "in method.objective renews its state once a step; valid: another personal"
-        )
+    personal, step = method.personal, method.server_step
+    if objective.tracks and type(personal).objective is not Personal.objective:
+        why = f"takes several steps inside each step, but the state of '{objective.name}' is renewed once a step"
+        yield f"method.personal: '{personal.name}' {why}; valid: another personal"
     for slot, part in client_parts(method).items():
         part.require_possible(method, train)
+        where = "method.objective" if slot == "objective" else "method.terms"
         if part.broadcasts and channel.loses:
-            raise ValueError(
-                f"channel: '{channel.name}' loses downlinks, but '{part.name}' needs the server's state in every "
-                "round; valid: ideal"
-            )
+            why = f"loses downlinks, but '{part.name}' needs the server's state in every round"
+            yield f"channel: '{channel.name}' {why}; valid: ideal"
         if not part.sends:
             continue
         if not part.broadcasts:
-            raise ValueError(
-                f"method.{slot}: '{part.name}' has sends = True, which needs broadcasts = True: what clients send has "
-                "the names and shapes of the table that the server sends"
-            )
-        where = "method.objective" if slot == "objective" else "method.terms"
-        if not method.upload.is_model:
-            raise ValueError(
-                f"{where}: '{part.name}' goes with models, but method.upload '{method.upload.name}' sends none"
-            )
+            why = "what clients send has the names and shapes of the table that the server sends"
+            yield f"method.{slot}: '{part.name}' has sends = True, which needs broadcasts = True: {why}"
+        if not upload.is_model:
+            yield f"{where}: '{part.name}' goes with models, but method.upload '{upload.name}' sends none"
         if method.aggregator.secure_aggregated:
-            raise ValueError(
-                f"{where}: '{part.name}' sends more beside the model, which method.aggregator "
-                f"'{method.aggregator.name}' would not mask; valid: another aggregator"
-            )
+            why = f"method.aggregator '{method.aggregator.name}' would not mask"
+            yield f"{where}: '{part.name}' sends more beside the model, which {why}; valid: another aggregator"
         if protection.name != "none":
-            raise ValueError(
-                f"protection: '{protection.name}' changes models only, but '{part.name}' in {where} sends more beside "
-                "them; valid: none"
-            )
-    personal, step = method.personal, method.server_step
+            why = f"changes models only, but '{part.name}' in {where} sends more beside them"
+            yield f"protection: '{protection.name}' {why}; valid: none"
     # Until 0.3 prefixes of tensors.
     if personal.keeps not in ("", "layers", "personal"):
-        raise ValueError(f"method.personal: '{personal.name}' has keeps = '{personal.keeps}'; valid: layers, personal")
-    if personal.keeps and not (method.upload.is_model and method.upload.trains):
-        raise ValueError(
-            f"method.personal: '{personal.name}' trains beside a global model, but method.upload "
-            f"'{method.upload.name}' sends none; valid: upload = \"model\""
-        )
+        yield f"method.personal: '{personal.name}' has keeps = '{personal.keeps}'; valid: layers, personal"
+    if personal.keeps and not (upload.is_model and upload.trains):
+        why = f"trains beside a global model, but method.upload '{upload.name}' sends none"
+        yield f"method.personal: '{personal.name}' {why}; valid: upload = \"model\""
     if personal.keeps_layers and (step.works_on != "aggregate" or step.reads or step.breaks_privacy):
-        raise ValueError(
-            f"method.server_step: '{step.name}' trains a whole model at the server, but '{personal.name}' keeps layers "
-            "at each client; valid: none, or an optimiser such as fedadam"
-        )
+        why = f"trains a whole model at the server, but '{personal.name}' keeps layers at each client"
+        yield f"method.server_step: '{step.name}' {why}; valid: none, or an optimiser such as fedadam"
 
 
-def check_steps(method: Method, train: Train) -> None:
-    """Parts that count a client's steps, or divide them between layers: what they need of training."""
-    plain = train.optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
-    if method.aggregator.counts_steps and not (plain and train.optimizer_state == "reset"):
-        raise ValueError(
-            f"method.aggregator: '{method.aggregator.name}' computes how far the steps of SGD move a client; valid: "
-            "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
-        )
-    inert = not train.momentum and not any(term.proximal_mu for term in method.terms)
-    if method.aggregator.counts_steps and len(method.objective.phases()) > 1 and not inert:
-        raise ValueError(
-            f"method.aggregator: '{method.aggregator.name}' does not know how momentum and proximal terms act in the "
-            f"two steps a batch of '{method.objective.name}'; valid: neither of them, or another aggregator"
-        )
-    personal = method.personal
-    if personal.own_steps(2) is not None and train.accumulate > 1:
-        raise ValueError(
-            f"train.accumulate: {train.accumulate}: '{personal.name}' changes its layers within an epoch, and a group "
-            "of batches would be for both; valid: 1"
-        )
+_NO_STATE = ClientPart.init_server_state, ClientPart.init_client_state

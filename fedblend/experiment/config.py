@@ -30,6 +30,7 @@ from fedblend.experiment.fields import (
     no_module,
     parts_field,
 )
+from fedblend.experiment.parts import has_option
 
 
 def _run_folder(given: Any) -> Any:
@@ -166,33 +167,26 @@ class Experiment(FrozenTable):
 
     @pydantic.model_validator(mode="after")
     def _check_fields(self) -> Experiment:
-        method = self.method
-        checks.check_uploads(method, self.protection, self.adversary)
-        checks.check_convergence(method, self.convergence_tol)
-        checks.check_evaluate_model(method, self.evaluate_model)
-        checks.check_raw_samples(method, self.policy, self.unsafe)
+        method, train, validation = self.method, self.train, self.validation
+        checks.refuse(
+            checks.upload_faults(method, self.protection, self.adversary, self.convergence_tol),
+            checks.evaluation_faults(method, self.evaluate_model, validation),
+            checks.raw_sample_faults(method, self.policy, self.unsafe),
+        )
         checks.check_sharing(method, self.channel)
         checks.check_sums(method)
-        checks.check_training(method, self.train, self.protection)
-        checks.check_client_parts(method, self.train, self.channel, self.protection)
-        checks.check_steps(method, self.train)
-        checks.check_metrics(self.metrics, self.validation, self.target, self.target_metric, self.stop_at_target)
+        checks.refuse(
+            checks.training_faults(method, train, self.protection),
+            checks.client_part_faults(method, train, self.channel, self.protection),
+            checks.metric_faults(self.metrics, validation, self.target, self.target_metric, self.stop_at_target),
+        )
         require_own_files(self.callbacks)
-        if self.evaluate_model == "each" and self.validation.server:
-            raise ValueError(
-                "validation.server: evaluate_model 'each' tests each client's own model on samples of its own; valid: "
-                "validation.clients"
-            )
-        if self.holdout + self.validation.clients >= 1:
-            raise ValueError(
-                f"validation.clients: {self.validation.clients:g} and holdout: {self.holdout:g} leave no samples to "
-                "train on; valid: below 1 together"
-            )
-        if self.min_uploads > self.train.cohort:
-            raise ValueError(
-                f"min_uploads: {self.min_uploads} is more than train.cohort: {self.train.cohort}; "
-                "no round could have enough uploads"
-            )
+        if self.holdout + validation.clients >= 1:
+            both = f"validation.clients: {validation.clients:g} and holdout: {self.holdout:g}"
+            raise ValueError(f"{both} leave no samples to train on; valid: below 1 together")
+        if self.min_uploads > train.cohort:
+            both = f"min_uploads: {self.min_uploads} is more than train.cohort: {train.cohort}"
+            raise ValueError(f"{both}; no round could have enough uploads")
         return self
 
     # Defined after the other validators, so that it also handles their errors.
@@ -238,24 +232,21 @@ OLD_NAMES = {
 """Old names of fields, before version 0.2: old name -> name. Files may still use the old name."""
 
 OTHER_WORDS = {
-    "learning_rate": "lr",
-    "step_size": "lr",
-    "clients_per_round": "cohort",
-    "participants": "cohort",
-    "fraction_fit": "cohort",
-    "min_fit_clients": "cohort",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "strategy": "method",
-    "algorithm": "method",
-    "proximal_mu": "mu",
-    "random_state": "seed",
-    "accelerator": "device",
-    "max_epochs": "epochs",
-    "test_size": "test_share",
-    "gradient_clipping": "clip_norm",
-    "local_epochs": "epochs",
-    "local_steps": "steps",
+    other: field
+    for field, others in {
+        "lr": "learning_rate step_size",
+        "cohort": "clients_per_round participants fraction_fit min_fit_clients",
+        "clients": "num_clients n_clients",
+        "method": "strategy algorithm",
+        "mu": "proximal_mu",
+        "seed": "random_state",
+        "device": "accelerator",
+        "epochs": "max_epochs local_epochs",
+        "steps": "local_steps",
+        "test_share": "test_size",
+        "clip_norm": "gradient_clipping",
+    }.items()
+    for other in others.split()
 }
 """Names of fields in other libraries and papers -> the field, for suggestions in error messages."""
 
@@ -344,12 +335,9 @@ def _option_of_part(model: type[BaseModel], given: Mapping[str, Any], key: str) 
         table = model(**{field: value for field, value in given.items() if field in model.model_fields})
     except (FedblendError, pydantic.ValidationError):
         return ""
-    for field in model.model_fields:
-        value = getattr(table, field)
-        for path, part in ((f"{field}.{p.name}", p) for p in value) if isinstance(value, tuple) else [(field, value)]:
-            if registry.has_option(part, key):
-                return f"{path}.{key}"
-    return ""
+    values = {field: getattr(table, field) for field in model.model_fields}
+    lists = {f"{field}.{part.name}": part for field, value in values.items() if type(value) is tuple for part in value}
+    return next((f"{path}.{key}" for path, part in (values | lists).items() if has_option(part, key)), "")
 
 
 def as_table(experiment: Experiment) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
+from fedblend.experiment.parts import dump
 
 LONGEST_NAME = 200
 """Most characters of a name that is part of a folder's name; file systems allow 255 in all."""
@@ -40,7 +41,7 @@ def field_of_part(kind: str, where: str = "", before: Callable[[Any], Any] = lam
     def read(spec: Any) -> Any:
         return registry.build(kind, before(spec), where or kind)
 
-    return Annotated[Any, BeforeValidator(read), PlainSerializer(registry.dump), WithJsonSchema({"part": kind})]
+    return Annotated[Any, BeforeValidator(read), PlainSerializer(dump), WithJsonSchema({"part": kind})]
 
 
 def parts_field(kind: str, where: str, before: Callable[[Any], Any] = lambda spec: spec) -> Any:
@@ -52,15 +53,14 @@ def parts_field(kind: str, where: str, before: Callable[[Any], Any] = lambda spe
     def read(specs: Any) -> tuple[Any, ...]:
         specs = [specs] if isinstance(specs, (str, Mapping)) else specs
         if not isinstance(specs, (list, tuple)):
-            raise FedblendError(
-                f"{where}: {brief(specs)} is not valid: write a list of {kind}s, each a name or a table"
-            )
+            valid = f"write a list of {kind}s, each a name or a table"
+            raise FedblendError(f"{where}: {brief(specs)} is not valid: {valid}")
         return tuple(registry.build(kind, before(spec), f"{where}[{i}]") for i, spec in enumerate(specs))
 
     return Annotated[
         tuple[Any, ...],
         BeforeValidator(read),
-        PlainSerializer(lambda parts: [registry.dump(one) for one in parts]),
+        PlainSerializer(lambda parts: [dump(one) for one in parts]),
         WithJsonSchema({"type": "array", "items": {"part": kind}}),
     ]
 
@@ -97,11 +97,11 @@ def no_module(spec: Any) -> Any:
     name = "Net" if cls.__module__.startswith("torch.nn.") else cls.__name__
     path = f"{cls.__module__ if found else 'my_parts'}:{name}"
     place = "" if found else "put the class in a file, such as my_parts.py, and "
-    raise FedblendError(
-        f"model: {cls.__name__} is {'a class' if cls is spec else 'an object'} of torch's nn.Module, and a run needs a "
-        f'path; {place}write model = {{"name": "module", "path": "{path}"}}, with "arguments": {{...}} if its '
-        "constructor takes any"
+    what = f"{cls.__name__} is {'a class' if cls is spec else 'an object'} of torch's nn.Module"
+    write = (
+        f'write model = {{"name": "module", "path": "{path}"}}, with "arguments": {{...}} if its constructor takes any'
     )
+    raise FedblendError(f"model: {what}, and a run needs a path; {place}{write}")
 
 
 class Train(FrozenTable):
@@ -151,9 +151,7 @@ class Train(FrozenTable):
     @classmethod
     def _require_whole(cls, given: Any) -> Any:
         if isinstance(given, float):
-            raise ValueError(
-                "write a whole number from 1, or train.steps, the batches of a round, for a part of an epoch"
-            )
+            raise ValueError("write a whole number from 1, or train.steps, a round's batches, for a part of an epoch")
         return given
 
     @property
@@ -215,11 +213,8 @@ class Method(FrozenTable):
         if not isinstance(spec, Mapping):
             return spec
         # A resolved method contains all its parts; updating the preset with them changes nothing.
-        name = spec.get("name", "custom")
-        return {
-            "name": name,
-            **presets.expand({k: v for k, v in spec.items() if (k, v) != ("name", "custom")}),
-        }
+        given = {key: value for key, value in spec.items() if (key, value) != ("name", "custom")}
+        return {"name": spec.get("name", "custom"), **presets.expand(given)}
 
     @pydantic.model_validator(mode="after")
     def _name_by_parts(self) -> Method:

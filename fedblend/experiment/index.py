@@ -1,21 +1,23 @@
 """The index of all tables and parts of an experiment: their options and documentation, readable without PyTorch.
 
-Importing a part imports PyTorch, which takes seconds. ``fedblend list`` and ``fedblend new`` read the file
-``index.json`` instead. ``python -m fedblend.experiment.reference`` makes the file from the code, and a test compares
-both.
+Importing a part imports PyTorch, which takes seconds. ``fedblend list`` and ``fedblend new`` therefore read the index
+from a file, which the first of them after a change of the code makes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-FILE = "index.json"
-"""The file in this package that holds the index."""
+FILE = Path(__file__).with_name("index.json")
+"""The file of the index. In a folder that cannot be written to, each command makes the index for itself."""
 
 NOT_GIVEN = "not given"
 """The default, in words, of an option that a file may leave out."""
@@ -69,20 +71,37 @@ class Index:
     parts: dict[str, dict[str, Entry]]
     methods: dict[str, MethodEntry]
 
-    def as_text(self) -> str:
-        """The content of the file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
 
 @functools.cache
 def index() -> Index:
-    """The index of the tables and parts of fedblend, read from its file. Parts of users are not in it."""
-    content = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+    """The index of the tables and parts of fedblend. Parts of users are not in it."""
+    code = _digest_of_code()
+    try:
+        content = json.loads(FILE.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = {}
+    if content.get("code") != code:
+        from fedblend.experiment.options import index_of_code
+
+        made = index_of_code()
+        whole = FILE.with_name(f"{FILE.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            whole.write_text(json.dumps({"code": code, **asdict(made)}), encoding="utf-8")
+            whole.replace(FILE)
+        return made
     return Index(
         {name: _entry(**table) for name, table in content["tables"].items()},
         {kind: {name: _entry(**part) for name, part in parts.items()} for kind, parts in content["parts"].items()},
         {name: MethodEntry(tuple(one["leaves"]), tuple(one["costs"])) for name, one in content["methods"].items()},
     )
+
+
+def _digest_of_code() -> str:
+    """A digest of the package's sources and of its named methods."""
+    digest = hashlib.sha256()
+    for path in sorted([FILE.with_name("presets.toml"), *FILE.parents[1].rglob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _entry(options: list[dict[str, str]], **fields: Any) -> Entry:

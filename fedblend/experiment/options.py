@@ -21,11 +21,9 @@ from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method, Train
 from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import presets
 from fedblend.experiment.setup import make_setup
-
-TABLE_CLASSES: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
-"""The experiment itself, and its tables, by name."""
 
 
 def index_of_code() -> Index:
@@ -39,13 +37,11 @@ def index_of_code() -> Index:
 
 def table_entries() -> list[Entry]:
     """An entry for the experiment and each of its tables."""
-    return [table_entry(name) for name in TABLE_CLASSES]
-
-
-def table_entry(name: str) -> Entry:
-    """The entry of a table, by its name in :data:`TABLE_CLASSES`."""
-    cls = TABLE_CLASSES[name]
-    return Entry("table", name, name if cls is not Experiment else "", _docstring(cls), class_options(cls))
+    tables: dict[str, type[BaseModel]] = {"experiment": Experiment, **TABLES}
+    return [
+        Entry("table", name, name if name in TABLES else "", _docstring(cls), class_options(cls))
+        for name, cls in tables.items()
+    ]
 
 
 def kind_entries(kind: str) -> list[Entry]:
@@ -86,7 +82,7 @@ def method_entry(name: str) -> MethodEntry:
     costs = [f"traffic {below}{round((up + down + extras) / 2, 2):g}x"]
     costs += [f"{upload.bytes_kind} up" + " and down" * any(term.uses_outputs for term in method.terms)] if own else []
     costs += [f"{shared} to clients"] if sharing.plan.to == "clients" and method.objective.needs else []
-    costs += ["training at the server"] if any(registry.has_option(step, word) for word in ("epochs", "steps")) else []
+    costs += ["training at the server"] if any(has_option(step, word) for word in ("epochs", "steps")) else []
     costs += ["a second model at clients"] if method.personal.active else []
     costs += [f"{steps} steps a batch"] if (steps := len(method.objective.phases())) > 1 else []
     return MethodEntry(tuple(dict.fromkeys(leaves)), tuple(costs))
@@ -120,23 +116,18 @@ def descriptions(cls: type) -> dict[str, str]:
     """The docstrings of a class's fields (the text below each) by name, with those of inherited fields.
 
     Python discards them, so they are read from the source; a class without source has none. Pydantic's
-    ``use_attribute_docstrings`` does not serve here: it omits the inherited fields of dataclasses, and it parses the
-    source of every part at import.
+    ``use_attribute_docstrings`` omits inherited fields of dataclasses, and parses every part's source at import.
     """
-    return {name: text for base in reversed(cls.__mro__) for name, text in _own_descriptions(base).items()}
-
-
-def _own_descriptions(cls: type) -> dict[str, str]:
-    """The docstrings of the fields that a class itself declares."""
-    try:
-        declared = _classes_of(cls.__module__)[cls.__qualname__]
-    except (OSError, TypeError, KeyError):
-        return {}
     found: dict[str, str] = {}
-    for field, below in pairwise(declared.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    for base in reversed(cls.__mro__):
+        try:
+            declared = _classes_of(base.__module__)[base.__qualname__]
+        except (OSError, TypeError, KeyError):
+            continue
+        for field, below in pairwise(declared.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return found
 
 
@@ -154,8 +145,7 @@ def field_paths() -> dict[str, str]:
     for cls, before in ((Experiment, ""), (Train, "train."), (Method, "method.")):
         for name, field in cls.model_json_schema()["properties"].items():
             alternatives = (field.get("items", field), *field.get("anyOf", ()))
-            kind = next((one["part"] for one in alternatives if "part" in one), "")
-            if kind:
+            for kind in (one["part"] for one in alternatives if "part" in one):
                 found.setdefault(kind, before + name)
     return found
 

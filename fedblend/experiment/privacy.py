@@ -77,16 +77,11 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
     shared = _means_noise(experiment)
     if isinstance(shared, str) and shared:
         return f"the model is trained on shared data, and {shared}"
+    sized = "noise at the server is sized for"
     if noise.at_server and not method.aggregator.is_plain_mean:
-        return (
-            "noise at the server is sized for a plain mean of uploads; "
-            'method.aggregator = {name = "mean", by = "clients"} is one'
-        )
+        return f'{sized} a plain mean of uploads; method.aggregator = {{name = "mean", by = "clients"}} is one'
     if noise.at_server and experiment.adversary.share:
-        return (
-            "noise at the server is sized for a sum of clipped updates, and adversaries' updates are not clipped "
-            "(adversary)"
-        )
+        return f"{sized} a sum of clipped updates, and adversaries' updates are not clipped (adversary)"
     if noise.at_server and method.server_step.works_on != "aggregate":
         return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
     return noise

@@ -1,8 +1,4 @@
-"""The page ``docs/configuration.md``, the pages of methods and the index of parts, generated from the code.
-
-``python -m fedblend.experiment.reference > docs/configuration.md`` writes all; the index is a file of the package.
-On the pages in ``docs/methods/`` it replaces what stands between two marks.
-"""
+"""What the site's pages on fields and methods hold between two marks, made from the code when the site is built."""
 
 from __future__ import annotations
 
@@ -10,120 +6,21 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
 from fedblend.experiment.fields import Method
-from fedblend.experiment.index import FILE, Entry
-from fedblend.experiment.options import index_of_code, kind_entries, table_entries
-
-LAYOUT = """\
-## How a file is laid out
-
-An experiment file is [TOML](https://toml.io). Only `data` and `partition` are required.
-
-```toml
-name = "my-study"
-rounds = 20
-seeds = [0, 1, 2]
-data = "digits"
-partition = { name = "classes", clients = 20, classes_per_client = 2 }
-model = "mlp"
-method = "fedmix"
-
-[train]
-cohort = 5
-lr = 0.05
-```
-
-- **Top-level fields come first.** A line below a `[table]` belongs to that table. So `rounds`, `seeds` and all fields
-  that are written in one line, such as `data = "digits"` or `partition = { ... }`, go before the first `[table]`.
-- **A part is a name or a table.** `model = "mlp"`, `model = { name = "mlp", hidden = [64] }` and a table `[model]`
-  with `name = "mlp"` and `hidden = [64]` are three ways to write one field.
-- **A method is a preset with changes.** `method = "fedmix"`, or
-  `method = { name = "fedmix", objective = { lambda = 0.2 } }`. A part's table without a name changes options of the
-  preset's part. A table with another name replaces the part. Without a preset, the method has the given parts.
-- **Paths** of data are relative to the file; in Python and in `--set` they are relative to the current folder. Your own
-  part or model is named by `module:Class`; the module lies in the folder of the file.
-- **A file is code.** It can name any class that Python can import, and a run does so. Run only files, and resume only
-  runs, of people whom you trust.
-
-Four fields turn one file into a study of several runs: all combinations of the first three, and the variants:
-
-- **`methods`** in place of `method`: a list of names and tables, before the first `[table]`, or a table `[[methods]]`
-  for each. Methods with the same preset are labelled by their different options, or by a `label` of their own.
-- **`seeds`** in place of `seed`: every random choice of a run follows from its seed, with the split.
-- **`[grid]`**: lists of values by field, the field's path in quotes. Every method of the file must have the field.
-- **`[[variants]]`**: more runs for each seed. Each is a table of fields that replace those of the file (of a part with
-  another name, the options that both have stay the file's); the file's methods and grid do not apply. Use it for runs
-  that differ in more than a grid allows (`examples/heart.toml`).
-  If each variant has a `method`, and the file has neither a method nor a grid, then only the variants run.
-
-```toml
-rounds = 20
-seeds = [0, 1, 2]
-data = "digits"
-partition = { name = "dirichlet", clients = 20, alpha = 0.5 }
-model = "mlp"
-
-[train]
-cohort = 5
-
-[grid]
-"train.lr" = [0.01, 0.05]
-"partition.alpha" = [0.1, 1.0]
-
-[[methods]]
-name = "fedavg"
-
-[[methods]]
-name = "fedmix"
-label = "fedmix, lambda 0.2"
-objective.lambda = 0.2
-```
-
-These are 2 methods x 4 cells of the grid x 3 seeds = 24 runs, each in its own folder. On the command line
-`--set train.lr=0.1` sets a field of all runs; a value that is not TOML is read as text. `--set partition.samples=none`
-removes a field whose default is "not given". `--seeds 0,1` replaces the seeds.
-"""
-
-UNITS = """\
-## Units
-
-- **Shares and probabilities** are numbers from 0 to 1 in files, in Python and in `metrics.jsonl`. So is a `target`
-  of the accuracy. Tables and reports show accuracies in per cent.
-- **Rounds** are counted from 1; round 0 in a run's record is the untrained model.
-- **Loss** is a mean over samples: of the cross-entropy in nats, in multi-label data of the mean binary cross-entropy of
-  the labels, in regression of the squared error summed over the outputs.
-- **Learning rate**: a step is the learning rate times the gradient of the mean loss over the batch.
-- **Noise** is in units of the model's inputs, after the `scale`; with the scale `standard`, 1 is their deviation.
-- **Bytes** are the sizes of the tensors that would be sent; 1 MB is 10⁶ bytes. **Time** is wall clock in seconds.
-- **Image sizes** are in pixels, **sizes of clients, batches and means** in samples.
-"""
+from fedblend.experiment.index import NOT_GIVEN, Entry
+from fedblend.experiment.options import kind_entries, table_entries
 
 
-HEAD = """\
-# Configuration
-
-After this page you can look up every field of an experiment file and of `fedblend.Experiment`. `fedblend list NAME`
-prints the same for one name.
-
-<!-- Generated by `python -m fedblend.experiment.reference > docs/configuration.md`: edit the code, not this page. -->
-"""
-
-
-def page() -> str:
-    """The whole page, as Markdown."""
+def fields() -> str:
+    """A section for each table of a file, each part, the named methods, and the measures of a split."""
     experiment, *inner = table_entries()
     return "\n".join(
         [
-            HEAD,
-            *_contents(inner),
-            LAYOUT,
-            UNITS,
             *_section("## The experiment", experiment),
             *(line for entry in inner for line in _section(f"## `[{entry.where}]`", entry)),
             *(line for kind in registry.MODULES for line in _kind(kind)),
@@ -133,6 +30,22 @@ def page() -> str:
             markdown(inspect.getdoc(noniid_measures) or ""),
             "`smoothed`: " + markdown(inspect.getdoc(smoothed) or ""),
         ]
+    )
+
+
+def contents() -> str:
+    """Links to the sections of a file's tables, and a table with a link to each part by its kind."""
+    links = ", ".join(f"[`[{entry.where}]`](#{entry.where})" for entry in table_entries()[1:])
+    rows = [
+        [
+            f"[{kind}](#parts-{kind})",
+            ", ".join(f"[`{entry.name}`](#{kind}-{entry.name})" for entry in kind_entries(kind)),
+        ]
+        for kind in registry.MODULES
+    ]
+    return (
+        f"[The experiment](#the-experiment) has the top-level fields; the tables of a file are {links}.\n\n"
+        + _table(["kind of part", "parts"], rows)
     )
 
 
@@ -149,20 +62,6 @@ def markdown(docstring: str) -> str:
     return re.sub(r"(`[^`]*`|^ {4}.*$)|<(?=[a-zA-Z/!])", lambda found: found[1] or "&lt;", text, flags=re.MULTILINE)
 
 
-def _contents(tables: Iterable[Entry]) -> Iterable[str]:
-    """Links to the sections of a file's tables, and a table with a link to each part by its kind."""
-    links = ", ".join(f"[`[{entry.where}]`](#{entry.where})" for entry in tables)
-    yield f"[The experiment](#the-experiment) has the top-level fields; the tables of a file are {links}.\n"
-    rows = [
-        [
-            f"[{kind}](#parts-{kind})",
-            ", ".join(f"[`{entry.name}`](#{kind}-{entry.name})" for entry in kind_entries(kind)),
-        ]
-        for kind in registry.MODULES
-    ]
-    yield _table(["kind of part", "parts"], rows)
-
-
 def _kind(kind: str) -> Iterable[str]:
     """A section for each part of a kind that fedblend declares; users' parts are left out."""
     entries = kind_entries(kind)
@@ -176,12 +75,12 @@ def _section(head: str, entry: Entry) -> Iterable[str]:
     yield head + "\n"
     yield markdown(entry.text)
     if entry.options:
-        rows = [[f"`{o.name}`", o.type, _code(o.default), o.text] for o in entry.options]
+        words = ("required", NOT_GIVEN, "its defaults")
+        rows = [
+            [f"`{o.name}`", o.type, o.default if o.default in words else f"`{o.default}`", o.text]
+            for o in entry.options
+        ]
         yield _table(["option", "type and range", "default", "what it is"], rows)
-
-
-def _code(default: str) -> str:
-    return default if default in ("required", "not given", "its defaults") else f"`{default}`"
 
 
 def _presets() -> Iterable[str]:
@@ -270,16 +169,8 @@ def fill(page: str, makers: Mapping[str, Callable[[], str]]) -> str:
     return re.sub(r"<!-- (?!end)(.+?) -->\n.*?<!-- end -->", replacement, page, flags=re.DOTALL)
 
 
-def with_methods(page: str) -> str:
-    """A page with what stands between its marks, ``<!-- methods: FAMILY -->`` and ``<!-- end -->``, made anew."""
-    return fill(page, {f"methods: {family}": partial(methods_of, family) for family in presets.families()})
-
-
-METHODS = Path(__file__).resolve().parents[2] / "docs" / "methods"
-"""The pages of methods, in a checkout."""
-
-if __name__ == "__main__":
-    Path(__file__).with_name(FILE).write_text(index_of_code().as_text(), encoding="utf-8")
-    for path in METHODS.glob("*.md"):
-        path.write_text(with_methods(path.read_text(encoding="utf-8")), encoding="utf-8")
-    print(page(), end="")
+def filled(page: str) -> str:
+    """A page of docs/ with what stands between its marks made from the code: fields, or the methods of a family."""
+    families = {f"methods: {family}": partial(methods_of, family) for family in presets.families()}
+    makers: dict[str, Callable[[], str]] = {"contents": contents, "fields": fields, **families}
+    return fill(page, makers) if any(f"<!-- {mark} -->" in page for mark in makers) else page

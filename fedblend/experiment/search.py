@@ -59,9 +59,8 @@ class Tune(FrozenTable):
     def _require_values(self) -> Tune:
         for field, values in self.fields.items():
             if field == "seed":
-                raise ValueError(
-                    "fields.seed: a search would choose the seed; valid: seeds = [0, 1, 2] for the best values"
-                )
+                valid = "seeds = [0, 1, 2] for the best values"
+                raise ValueError(f"fields.seed: a search would choose the seed; valid: {valid}")
             if values == []:
                 raise ValueError(f"fields.{field}: [] is not valid: at least one value is needed")
             if self.search == "grid" and isinstance(values, Interval):
@@ -80,10 +79,8 @@ def read_tune(table: Mapping[str, Any]) -> Tune:
     """The table ``tune`` of a file. Raises :class:`FedblendError` if it is missing or invalid."""
     given = table.get("tune")
     if not isinstance(given, Mapping):
-        raise FedblendError(
-            'tune: is missing; say what to search, such as [tune.fields] with "train.lr" = { low = 0.001, high = 1.0, '
-            "log = true }"
-        )
+        example = '"train.lr" = { low = 0.001, high = 1.0, log = true }'
+        raise FedblendError(f"tune: is missing; say what to search, such as [tune.fields] with {example}")
     for key in ("grid", "variants"):
         if key in table:
             raise FedblendError(f"{key}: not valid beside 'tune'; write its fields under [tune.fields]")

@@ -17,7 +17,7 @@ from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
 from fedblend.core.setup import Setup
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted
 from fedblend.experiment.config import Experiment
 
@@ -60,17 +60,9 @@ def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: boo
 
 def split(experiment: Experiment, data: Dataset) -> Population:
     """Divide the training half of ``data`` among the experiment's clients."""
-    validation = experiment.validation
-    return prepare(
-        experiment.partition,
-        data,
-        experiment.seed,
-        experiment.fraction,
-        experiment.holdout,
-        validation.clients,
-        validation.server,
-        experiment.arrival is not None,
-    )
+    e, kept = experiment, experiment.validation
+    arrives = e.arrival is not None
+    return prepare(e.partition, data, e.seed, e.fraction, e.holdout, kept.clients, kept.server, arrives)
 
 
 def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> None:
@@ -97,10 +89,8 @@ def _require_pictures(experiment: Experiment, data: Dataset) -> None:
     shape = tuple(data.train.x.shape[1:])
     for one in experiment.train.augment:
         if data.kind != "image" or len(shape) != 3:
-            raise FedblendError(
-                f"train.augment: '{one.name}' needs pictures, but '{data.name}' holds {data.kind} of shape "
-                f"{list(shape)}; valid: no augmentation"
-            )
+            why = f"needs pictures, but '{data.name}' holds {data.kind} of shape {list(shape)}"
+            raise FedblendError(f"train.augment: '{one.name}' {why}; valid: no augmentation")
         one.require_possible(shape)
 
 
@@ -158,11 +148,8 @@ def _reads_ids(model: nn.Module, data: Dataset, scale: Fitted, experiment: Exper
     with casts:
         _outputs(model, scale(ends), experiment, hint)
     if casts.found and not torch.equal(scale(ends), ends):
-        warnings.warn(
-            f"model: {experiment.model.name} converts its inputs to whole numbers, and so reads other ones than "
-            f"'{data.name}' has{hint}",
-            stacklevel=3,
-        )
+        told = f"converts its inputs to whole numbers, and so reads other ones than '{data.name}' has{hint}"
+        warnings.warn(f"model: {experiment.model.name} {told}", stacklevel=3)
     return casts.found
 
 
@@ -182,34 +169,25 @@ def _require_types(model: nn.Module, name: str) -> None:
     frozen = frozen_names(model)
     for path, tensor in model.state_dict().items():
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATS and path not in frozen):
-            raise FedblendError(
-                f"model: '{path}' of {name} is of type {tensor.dtype}, which clients cannot train and send; valid: "
-                'float32, float64 or float16; precision = "bfloat16" computes in bfloat16'
-            )
+            told = f"is of type {tensor.dtype}, which clients cannot train and send; valid: float32, float64 or float16"
+            raise FedblendError(f"model: '{path}' of {name} {told}; precision = \"bfloat16\" computes in bfloat16")
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment, hint: str) -> None:
     """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
     outputs = _outputs(model, sample, experiment, hint)
-    if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != (1, task.outputs):
-        is_tensor = isinstance(outputs, torch.Tensor)
+    name, is_tensor = experiment.model.name, isinstance(outputs, torch.Tensor)
+    if not is_tensor or tuple(outputs.shape) != (1, task.outputs):
         given = f"shape {list(outputs.shape)}" if is_tensor else f"type {type(outputs).__name__}"
-        raise FedblendError(
-            f"model: {experiment.model.name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]"
-        )
+        raise FedblendError(f"model: {name} gives outputs of {given} for one sample; valid: [1, {task.outputs}]")
     if task.kind == "classification" and bool((outputs >= 0).all()) and abs(float(outputs.sum()) - 1) < 1e-5:
-        warnings.warn(
-            f"model: {experiment.model.name} gives probabilities, as of a softmax, but the loss takes logits, so that "
-            "training is slow; leave the softmax out",
-            stacklevel=3,
-        )
+        told = "gives probabilities, as of a softmax, but the loss takes logits, so that training is slow"
+        warnings.warn(f"model: {name} {told}; leave the softmax out", stacklevel=3)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise FedblendError(
-            f"model: {experiment.model.name} has no weights that are trained; valid: a model of which at least one "
-            "weight has requires_grad = True"
-        )
+        valid = "a model of which at least one weight has requires_grad = True"
+        raise FedblendError(f"model: {name} has no weights that are trained; valid: {valid}")
     layer = getattr(experiment.method.objective, "layer", None)
     stages: Any = getattr(model, "stages", None)
     if layer is not None and (stages is None or layer >= len(stages)):
         most = "no layers to choose from" if stages is None else f"{len(stages)} layers; valid: 1 to {len(stages) - 1}"
-        raise FedblendError(f"method.objective.layer: {layer}: {experiment.model.name} has {most}")
+        raise FedblendError(f"method.objective.layer: {layer}: {name} has {most}")

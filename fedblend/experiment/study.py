@@ -12,11 +12,11 @@ from typing import Any
 
 import pydantic
 
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.experiment.changes import change_field, override
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.fields import LONGEST_NAME, Method
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.search import read_tune
 from fedblend.experiment.tables import set_field
 
@@ -50,9 +50,8 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
     methods = _methods(table, base, variants)
     grid = _grid(table.get("grid", {}))
     if "seed" in table and "seeds" in table:
-        raise FedblendError(
-            f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])} are both given; give one of them"
-        )
+        given = f"seed: {brief(table['seed'])} and seeds: {brief(table['seeds'])}"
+        raise FedblendError(f"{given} are both given; give one of them")
     chosen = _seeds(table.get("seeds") if seeds is None else list(seeds), base)
     experiments: dict[str, Experiment] = {}
     for method, (cell, words), seed in itertools.product(methods, grid, chosen):
@@ -64,10 +63,8 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
         one["seed"] = seed
         label = " ".join(filter(None, [_label(one, method, methods, bool(words)), *words]))
         if words and len(label) > LONGEST_NAME:
-            raise FedblendError(
-                f"grid: a run's label of its method and fields has {len(label)} characters ({brief(label)}); valid: at "
-                f"most {LONGEST_NAME}; give methods shorter labels, or the grid fewer fields"
-            )
+            told = f"grid: a run's label of its method and fields has {len(label)} characters ({brief(label)})"
+            raise FedblendError(f"{told}; valid: at most {LONGEST_NAME}; shorten methods' labels, or give fewer fields")
         if label and isinstance(one.get("method", {}), (str, Mapping)):
             set_field(one, "method.label", label)
         try:
@@ -88,13 +85,9 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
     """The error for two runs that would have one folder."""
     labels = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label))
-    message = f"{field}: two runs would both be called '{slug}'"
-    if len(labels) < 2:
-        return FedblendError(f"{message}; give them labels of their own")
-    return FedblendError(
-        f"{message}, of the labels {' and '.join(labels)}; give them labels of their own, which differ in letters A to "
-        "Z or digits"
-    )
+    of, how = f", of the labels {' and '.join(labels)}", ", which differ in letters A to Z or digits"
+    of, how = (of, how) if len(labels) > 1 else ("", "")
+    return FedblendError(f"{field}: two runs would both be called '{slug}'{of}; give them labels of their own{how}")
 
 
 def add_experiment(experiments: dict[str, Experiment], one: Experiment, field: str) -> None:
@@ -124,7 +117,7 @@ def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mappi
     except FedblendError:
         # This method is invalid without the grid too; the caller raises the error of the method itself.
         return
-    missing = [e.method.label or e.method.name for e in resolved if not registry.has_option(e, field)]
+    missing = [e.method.label or e.method.name for e in resolved if not has_option(e, field)]
     if missing and len(missing) < len(resolved):
         raise FedblendError(
             f"grid: {field} is a field of some of this study's methods but not of {' or '.join(missing)}; write an "
@@ -137,20 +130,14 @@ def _methods(
 ) -> list[dict[str, Any] | None]:
     """The file's own methods: none where only its variants name methods; None for the method of ``base`` or FedAvg."""
     if "methods" not in table:
-        own = (
-            "method" in base
-            or "grid" in table
-            or not variants
-            or not all({"method", "methods"} & set(one) for one in variants)
-        )
-        return [None] if own else []
+        variants_only = bool(variants) and all({"method", "methods"} & set(one) for one in variants)
+        return [] if variants_only and "method" not in base and "grid" not in table else [None]
     given = table["methods"]
     if "method" in base:
         raise FedblendError("methods: cannot be combined with 'method'; give only one of them")
     if not isinstance(given, list) or not given or not all(isinstance(m, (str, Mapping)) for m in given):
-        raise FedblendError(
-            f'methods: {brief(given)} is not valid: write a list, such as ["fedavg", "fedmix"] or [[methods]]'
-        )
+        valid = 'write a list, such as ["fedavg", "fedmix"] or [[methods]]'
+        raise FedblendError(f"methods: {brief(given)} is not valid: {valid}")
     return [{"name": m} if isinstance(m, str) else dict(m) for m in given]
 
 
@@ -159,9 +146,8 @@ def _grid(given: Any) -> list[tuple[dict[str, Any], list[str]]]:
     if isinstance(given, Mapping) and "seed" in given:
         raise FedblendError(f"grid.seed: {brief(given['seed'])}: a grid cannot contain seeds; write seeds = [0, 1, 2]")
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
-        raise FedblendError(
-            f'grid: {brief(given)} is not valid: write lists by field, such as "train.lr" = [0.01, 0.1]'
-        )
+        valid = 'write lists by field, such as "train.lr" = [0.01, 0.1]'
+        raise FedblendError(f"grid: {brief(given)} is not valid: {valid}")
     columns = [
         list(zip(values, _words(path, values, LONGEST_NAME // (1 + len(given))), strict=True))
         for path, values in given.items()
@@ -196,40 +182,30 @@ def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     seeds = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else []
     valid = seeds and all(isinstance(s, Integral) and not isinstance(s, bool) for s in seeds)
     if not valid or len(set(seeds)) != len(seeds):
-        raise FedblendError(
-            f"seeds: {brief(given)} is not valid: write a list of different whole numbers, such as [0, 1, 2]"
-        )
+        told = "write a list of different whole numbers, such as [0, 1, 2]"
+        raise FedblendError(f"seeds: {brief(given)} is not valid: {told}")
     return [int(seed) for seed in seeds]
 
 
 def _label(
-    one: Mapping[str, Any],
-    method: Mapping[str, Any] | None,
-    methods: Sequence[Mapping[str, Any] | None],
-    has_words: bool,
+    one: Mapping[str, Any], method: Mapping[str, Any] | None, methods: Sequence[Mapping[str, Any] | None], words: bool
 ) -> str:
     """A label that distinguishes this run's method from the study's others.
 
-    Empty if the method's name suffices, unless words of a grid follow (``has_words``).
+    Empty if the method's name suffices, unless ``words`` of a grid follow.
     """
     spec = one.get("method", {})
     if not isinstance(spec, Mapping):
         spec = {"name": spec}
     label = str(spec.get("label", ""))
-    name = _method_name(spec)
-    same_name = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
-    if not label and same_name:
-        assert method is not None
-        label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
-    return label or (name if has_words else "")
-
-
-def _method_name(spec: Mapping[str, Any]) -> str:
-    """The name of a method; empty for an invalid one, whose error :func:`expand` raises."""
     try:
-        return Method(**spec).name
+        name = Method(**spec).name
     except (FedblendError, pydantic.ValidationError):
-        return ""
+        return label  # expand() raises the error of the invalid method
+    same_name = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
+    if not label and same_name and method:
+        label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
+    return label or (name if words else "")
 
 
 def _options(spec: Mapping[str, Any]) -> list[str]:

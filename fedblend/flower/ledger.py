@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import read_bytes
-from fedblend.core.registry import dump
 from fedblend.core.sharing import ClientData, Payload, Sharing
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
+from fedblend.experiment.parts import dump
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator, site_secret
 from fedblend.flower.site import UNWRITTEN, Site

@@ -27,7 +27,7 @@ from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted, OneHot, Scaler, Tokens
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part

@@ -11,28 +11,6 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import part
-from fedblend.models.cnn import CNN, MLP, CNN1d, FedMixVGG, LeNet5, Mix2FLDCNN, XorMixFLCNN
-from fedblend.models.layers import Staged
-from fedblend.models.lstm import LSTM
-from fedblend.models.resnet import ResNet18, ResNet50
-from fedblend.models.vgg import VGG16, ConvNet
-
-__all__ = [
-    "CNN",
-    "LSTM",
-    "MLP",
-    "VGG16",
-    "CNN1d",
-    "ConvNet",
-    "FedMixVGG",
-    "LeNet5",
-    "Mix2FLDCNN",
-    "ResNet18",
-    "ResNet50",
-    "Staged",
-    "UserModule",
-    "XorMixFLCNN",
-]
 
 
 @part("model", "module")

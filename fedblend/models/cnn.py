@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.registry import Count, Float, Fraction, part
-from fedblend.models.layers import Norm, Normed, Staged, head, image_shape, signal_shape
+from fedblend.models.layers import Norm, Normed, Staged, head, input_shape
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
 """Channels of each block; at least one block."""
@@ -26,7 +26,7 @@ class LeNet5:
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 12x12."""
-        channels, height, width = image_shape(shape, "lenet5", 12)
+        channels, height, width = input_shape(shape, "lenet5", 2, 12)
         padding = 2 if height < 32 else 0
         side = [((s + 2 * padding - 4) // 2 - 4) // 2 for s in (height, width)]
         return Staged(
@@ -51,21 +51,17 @@ class FedMixVGG:
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
-        channels, height, width = image_shape(shape, "fedmix-vgg", 8)
-        widths = (32, 64, 128, 128, 256, 256)
+        channels, height, width = input_shape(shape, "fedmix-vgg", 2, 8)
         stages: list[nn.Module] = []
-        for i, (a, b) in enumerate(zip((channels, *widths[:-1]), widths, strict=True)):
-            layers: list[nn.Module] = [nn.Conv2d(a, b, 3, padding=1), nn.ReLU()]
-            if i % 2:
-                layers.append(nn.MaxPool2d(2))
-            if i in (3, 5):
-                layers.append(nn.Dropout(self.dropout))
-            stages.append(nn.Sequential(*layers))
-        flat = 256 * (height // 8) * (width // 8)
-        stages.append(nn.Sequential(nn.Flatten(), nn.Linear(flat, 512), nn.ReLU()))
-        stages.append(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Dropout(self.dropout)))
-        stages.append(nn.Linear(512, outputs))
-        return Staged(*stages)
+        for i, (a, b) in enumerate(pairwise((channels, 32, 64, 128, 128, 256, 256))):
+            after = [nn.MaxPool2d(2)] * (i % 2) + [nn.Dropout(self.dropout)] * (i in (3, 5))
+            stages.append(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), *after))
+        return Staged(
+            *stages,
+            nn.Sequential(nn.Flatten(), nn.Linear(256 * (height // 8) * (width // 8), 512), nn.ReLU()),
+            nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Dropout(self.dropout)),
+            nn.Linear(512, outputs),
+        )
 
 
 @part("model", "cnn")
@@ -90,13 +86,9 @@ class CNN(Normed):
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 2^blocks in both."""
         scale = 2 ** len(self.channels)
-        inputs, height, width = image_shape(shape, self.name, scale)
-        stages: list[nn.Module] = []
-        for a, b in pairwise((inputs, *self.channels)):
-            layer = nn.Conv2d(a, b, self.kernel, padding=self.kernel // 2)
-            stages.append(nn.Sequential(layer, *self.norms(b), nn.ReLU(), nn.MaxPool2d(2)))
+        inputs, height, width = input_shape(shape, self.name, 2, scale)
         flat = self.channels[-1] * (height // scale) * (width // scale)
-        return Staged(*stages, *head(flat, self.hidden, outputs))
+        return Staged(*self.halving(inputs, self.channels, self.kernel), *head(flat, self.hidden, outputs))
 
 
 @part("model", "cnn1d")
@@ -119,12 +111,9 @@ class CNN1d(Normed):
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, time), with a time of at least 2^blocks."""
         scale = 2 ** len(self.channels)
-        inputs, time = signal_shape(shape, self.name, scale)
-        stages: list[nn.Module] = []
-        for a, b in pairwise((inputs, *self.channels)):
-            layer = nn.Conv1d(a, b, self.kernel, padding=self.kernel // 2)
-            stages.append(nn.Sequential(layer, *self.norms(b, dimensions=1), nn.ReLU(), nn.MaxPool1d(2)))
-        return Staged(*stages, *head(self.channels[-1] * (time // scale), self.hidden, outputs))
+        inputs, time = input_shape(shape, self.name, 1, scale)
+        blocks = self.halving(inputs, self.channels, self.kernel, dimensions=1)
+        return Staged(*blocks, *head(self.channels[-1] * (time // scale), self.hidden, outputs))
 
 
 @part("model", "mix2fld-cnn")
@@ -137,7 +126,7 @@ class Mix2FLDCNN:
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 2x2."""
-        channels, height, width = image_shape(shape, "mix2fld-cnn", 2)
+        channels, height, width = input_shape(shape, "mix2fld-cnn", 2, 2)
         return Staged(
             nn.Sequential(nn.Conv2d(channels, 12, 3, padding=1), nn.ReLU()),
             nn.Sequential(nn.Conv2d(12, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -165,7 +154,7 @@ class XorMixFLCNN:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 10x10 (kernel 5: 16x16)."""
         lost = self.kernel - 1
         # The smallest side whose second pool has two pixels.
-        inputs, height, width = image_shape(shape, "xormixfl-cnn", 2 * (2 + lost) + lost)
+        inputs, height, width = input_shape(shape, "xormixfl-cnn", 2, 2 * (2 + lost) + lost)
         side = [((s - lost) // 2 - lost) // 2 for s in (height, width)]
         return Staged(
             nn.Sequential(nn.Conv2d(inputs, self.channels, self.kernel), nn.ReLU(), nn.MaxPool2d(2)),
@@ -191,10 +180,8 @@ class MLP:
         widths = [math.prod(shape), *self.hidden]
         stages: list[nn.Module] = []
         for a, b in pairwise(widths):
-            layers: list[nn.Module] = [nn.Linear(a, b), nn.ReLU()]
-            if self.dropout:
-                layers.append(nn.Dropout(self.dropout))
-            stages.append(nn.Sequential(*layers))
+            drop = [nn.Dropout(self.dropout)] if self.dropout else []
+            stages.append(nn.Sequential(nn.Linear(a, b), nn.ReLU(), *drop))
         stages.append(nn.Linear(widths[-1], outputs))
         stages[0] = nn.Sequential(nn.Flatten(), stages[0])
         return Staged(*stages)

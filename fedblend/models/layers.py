@@ -57,17 +57,22 @@ class Normed:
 
         Raises :class:`FedblendError` if the groups do not divide the channels.
         """
-        if self.norm == "none":
-            return []
-        if self.norm == "batch":
-            return [nn.BatchNorm2d(channels) if dimensions == 2 else nn.BatchNorm1d(channels)]
-        if channels % self.groups:
+        if self.norm == "group" and channels % self.groups:
             valid = ", ".join(str(n) for n in range(1, channels + 1) if channels % n == 0)
-            raise FedblendError(
-                f"model.groups: {self.groups} does not divide the {channels} channels of a convolution of "
-                f"'{self.name}'; valid: {valid}"
-            )
-        return [nn.GroupNorm(self.groups, channels)]
+            found = f"{self.groups} does not divide the {channels} channels of a convolution of '{self.name}'"
+            raise FedblendError(f"model.groups: {found}; valid: {valid}")
+        if self.norm == "group":
+            return [nn.GroupNorm(self.groups, channels)]
+        batch = nn.BatchNorm2d if dimensions == 2 else nn.BatchNorm1d
+        return [batch(channels)] if self.norm == "batch" else []
+
+    def halving(self, inputs: int, channels: Sequence[int], kernel: int, dimensions: int = 2) -> list[nn.Module]:
+        """Convolutions that keep the size, each with norm, ReLU and a max pool that halves it, rounded down."""
+        layer, pool = (nn.Conv2d, nn.MaxPool2d) if dimensions == 2 else (nn.Conv1d, nn.MaxPool1d)
+        return [
+            nn.Sequential(layer(a, b, kernel, padding=kernel // 2), *self.norms(b, dimensions), nn.ReLU(), pool(2))
+            for a, b in pairwise((inputs, *channels))
+        ]
 
 
 def head(inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0) -> list[nn.Module]:
@@ -82,24 +87,14 @@ def head(inputs: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0)
     return [nn.Sequential(*layers) for layers in stages]
 
 
-def image_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int, int]:
-    """(channels, height, width) of an input. Raises :class:`FedblendError` if a side has not ``least`` pixels."""
-    if len(shape) != 3 or min(shape[1:]) < least:
-        raise FedblendError(
-            f"model.name: '{model}' takes images of at least {least}x{least} pixels; this data set's samples "
-            f"have shape {list(shape)}; 'mlp' takes any shape"
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def signal_shape(shape: Sequence[int], model: str, least: int) -> tuple[int, int]:
-    """(channels, time) of an input. Raises :class:`FedblendError` if it has no ``least`` time steps."""
-    if len(shape) != 2 or shape[1] < least:
-        raise FedblendError(
-            f"model.name: '{model}' takes windows of signals (channels x time) of at least {least} time steps; this "
-            f"data set's samples have shape {list(shape)}; 'mlp' takes any shape"
-        )
-    return shape[0], shape[1]
+def input_shape(shape: Sequence[int], model: str, axes: int, least: int) -> Sequence[int]:
+    """``shape`` itself: channels, and ``axes`` sides of at least ``least``. Raises :class:`FedblendError` otherwise."""
+    if len(shape) != 1 + axes or min(shape[1:]) < least:
+        images, windows = f"images of at least {least}x{least} pixels", f"windows of at least {least} time steps"
+        found = f"this data set's samples have shape {list(shape)}"
+        takes = f"'{model}' takes {images if axes == 2 else windows}"
+        raise FedblendError(f"model.name: {takes}; {found}; 'mlp' takes any shape")
+    return shape
 
 
 def last_layer(model: nn.Module) -> tuple[str, nn.Module]:
@@ -129,8 +124,6 @@ def with_features(
     finally:
         handle.remove()
     if len(read) != 1:
-        raise FedblendError(
-            f"model: its last layer with weights, '{name}', is called {len(read)} times for an input; its inputs are "
-            "the features, so that it must be called once"
-        )
+        found = f"its last layer with weights, '{name}', is called {len(read)} times for an input"
+        raise FedblendError(f"model: {found}; its inputs are the features, so that it must be called once")
     return outputs, read[0].flatten(1)

@@ -72,9 +72,8 @@ class LSTM:
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for one-hot text of ``shape`` = (time, vocabulary)."""
         if len(shape) != 2:
-            raise FedblendError(
-                f"model.name: 'lstm' takes text (time x vocabulary); this data set's samples have shape {list(shape)}"
-            )
+            found = f"this data set's samples have shape {list(shape)}"
+            raise FedblendError(f"model.name: 'lstm' takes text (time x vocabulary); {found}")
         stages: list[nn.Module] = [OneHotEmbedding(shape[1], self.embedding)]
         for i in range(self.layers):
             inputs = self.hidden if i else self.embedding

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fedblend.core.registry import Count, part
-from fedblend.models.layers import Normed, Staged, image_shape
+from fedblend.models.layers import Normed, Staged, input_shape
 
 
 class Residual(nn.Module):
@@ -42,7 +42,7 @@ class ResNet(Normed):
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 8x8."""
-        channels, _, _ = image_shape(shape, self.name, 8)
+        channels, _, _ = input_shape(shape, self.name, 2, 8)
         stages: list[nn.Module] = [nn.Sequential(*self._convolution(channels, self.width, 3), nn.ReLU())]
         inputs = self.width
         for stage, count in enumerate(self.blocks):

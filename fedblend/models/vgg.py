@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.registry import Count, Float, part
-from fedblend.models.layers import Norm, Normed, Staged, head, image_shape
+from fedblend.models.layers import Norm, Normed, Staged, head, input_shape
 
 
 def convolutions(network: Normed, inputs: int, runs: Sequence[Sequence[int]], pool: int) -> list[nn.Module]:
@@ -42,7 +42,7 @@ class VGG16(Normed):
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 32x32."""
-        channels, height, width = image_shape(shape, self.name, 32)
+        channels, height, width = input_shape(shape, self.name, 2, 32)
         w = self.width
         runs = ([w] * 2, [2 * w] * 2, [4 * w] * 3, [8 * w] * 3, [8 * w] * 3)
         flat = 8 * w * (height // 32) * (width // 32)
@@ -64,7 +64,7 @@ class ConvNet(Normed):
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Build the network for inputs of ``shape`` = (channels, height, width), at least 9x9."""
-        channels, height, width = image_shape(shape, self.name, 9)
+        channels, height, width = input_shape(shape, self.name, 2, 9)
         w = self.width
         runs = ([w, 2 * w, 2 * w, 4 * w, 4 * w, 4 * w], [4 * w] * 2)
         return Staged(*convolutions(self, channels, runs, 3), *head(4 * w * (height // 9) * (width // 9), (), outputs))

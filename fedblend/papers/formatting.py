@@ -47,25 +47,21 @@ def absences(result: Mapping[str, Any]) -> list[str]:
     """A sentence each on why a result has no differences, no verdicts, or claims that are not measured."""
     cells = [cell for quantity in result["quantities"].values() for cell in quantity["cells"]]
     claims = result["claims"]
-    missing = sum(claim["verdict"] == "not measured" for claim in claims)
     lines = []
     if all(cell["paper"] is None for cell in cells):
         lines.append("No differences: the paper states no number for these values.")
     if not claims:
         lines.append("No verdicts: this item has no claim that numbers decide.")
-    if missing:
-        lines.append(
-            f"{missing} of {len(claims)} claims not measured: they compare rows or columns that have no value here; "
-            f"to have them: {MORE_CELLS[result['scale']]}."
-        )
+    if missing := sum(claim["verdict"] == "not measured" for claim in claims):
+        why = f"they compare rows or columns that have no value here; to have them: {MORE_CELLS[result['scale']]}"
+        lines.append(f"{missing} of {len(claims)} claims not measured: {why}.")
     return lines
 
 
 def mean_over_seeds(ours: Mapping[str, Any]) -> float | None:
     """The mean over seeds: infinite if a seed never reached its target or is infinite, ``None`` without any number."""
-    words = (NEVER, INFINITE)
-    numbers = [math.inf if value in words else value for value in ours.values() if not isinstance(value, str)
-               or value in words]  # fmt: skip
+    numbers = [math.inf if value in (NEVER, INFINITE) else value for value in ours.values()]
+    numbers = [number for number in numbers if not isinstance(number, str)]
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
@@ -168,8 +164,7 @@ def terminal_tables(result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str
             digits = quantity["digits"]
             labels = (result["rows"][cell["row"]], result["columns"][cell["column"]])
             ours = ours_text(cell["ours"], digits, result["seeds"])
-            numbers = (ours, paper_text(cell, digits), difference_text(cell, digits))
-            rows.append((*labels, *numbers))
+            rows.append((*labels, ours, paper_text(cell, digits), difference_text(cell, digits)))
         tables.append((_label_and_unit(quantity), rows))
     return tables
 

@@ -197,20 +197,16 @@ def _check_item(item: Item, where: str) -> None:
     """Raise :class:`FedblendError` if keys of an item do not fit together."""
     width = len(item.all_columns)
     for name, quantity in item.quantities.items():
-        for kind in (quantity.paper, quantity.spread):
-            for row, numbers in kind.items():
-                if row not in item.rows:
-                    raise FedblendError(f"{where}.quantities.{name}: no row '{row}'{or_valid(row, item.rows)}")
-                if len(numbers) != width:
-                    raise FedblendError(
-                        f"{where}.quantities.{name}: row '{row}' has {len(numbers)} numbers, but there are {width} "
-                        "columns"
-                    )
+        place = f"{where}.quantities.{name}"
+        for row, numbers in (*quantity.paper.items(), *quantity.spread.items()):
+            if row not in item.rows:
+                raise FedblendError(f"{place}: no row '{row}'{or_valid(row, item.rows)}")
+            if len(numbers) != width:
+                raise FedblendError(f"{place}: row '{row}' has {len(numbers)} numbers, but there are {width} columns")
     for scale in (item.laptop, item.smoke):
-        for keys, valid in ((scale.rows, item.rows), (scale.columns, item.all_columns)):
-            for key in keys or ():
-                if key not in valid:
-                    raise FedblendError(f"{where}: a scale keeps '{key}', which is no row or column of it")
+        wrong = [*set(scale.rows or ()).difference(item.rows), *set(scale.columns or ()).difference(item.all_columns)]
+        if wrong:
+            raise FedblendError(f"{where}: a scale keeps '{wrong[0]}', which is no row or column of it")
     if not item.missing and not (item.rows and item.quantities):
         raise FedblendError(f"{where}: has no rows or no quantities; say what is missing, or give them")
 

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import dump, has_option
 from fedblend.experiment.study import slugify
 from fedblend.experiment.tables import set_field
 from fedblend.papers.items import Base, Change, Item, Line, Scale, Smaller, all_papers, find_item
@@ -136,15 +137,17 @@ class ItemPlan:
         changed: dict[str, list[tuple[str, str]]] = {}
         for cell in self.cells:
             for field, pair in _changes(cell.original, cell.experiment).items():
-                if pair not in changed.get(field, []) and (self.trains(cell) or field.startswith(UNTRAINED)):
+                if self.trains(cell) or field.startswith(UNTRAINED):
                     changed.setdefault(field, []).append(pair)
         for key, measure in self.measures.items():
-            before = registry.dump(self.originals[key])
-            for field, value in registry.dump(measure).items():
-                if value != before.get(field) and (f"{value}", f"{before.get(field)}") not in changed.get(field, []):
+            before = dump(self.originals[key])
+            for field, value in dump(measure).items():
+                if value != before.get(field):
                     changed.setdefault(field, []).append((f"{value}", f"{before.get(field)}"))
         lines = list(self.item.smaller)
-        lines += [f"{field}: {_joined(pairs, 0)}, not {_joined(pairs, 1)}" for field, pairs in changed.items()]
+        for field, pairs in changed.items():
+            new, old = (" / ".join(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+            lines.append(f"{field}: {new}, not {old}")
         cells = {(cell.row, cell.column) for cell in self.cells}
         for what, every, axis in (("rows", self.item.rows, 0), ("columns", self.item.all_columns, 1)):
             shown = [key for key in every if any(cell[axis] == key for cell in cells)]
@@ -153,30 +156,20 @@ class ItemPlan:
         return lines
 
 
-def _joined(pairs: Sequence[tuple[str, str]], side: int) -> str:
-    return " / ".join(dict.fromkeys(pair[side] for pair in pairs))
-
-
 def _changes(original: Experiment, smaller: Experiment) -> dict[str, tuple[str, str]]:
     """Fields in which two experiments differ, as (new, old) text; a part that was replaced is one field."""
-    old, new = as_table(original), as_table(smaller)
+    old, new = flatten(as_table(original)), flatten(as_table(smaller))
+    differ = [field for field in dict.fromkeys([*new, *old]) if old.get(field) != new.get(field)]
     changes: dict[str, tuple[str, str]] = {}
-    replaced = []
-    flat_old, flat_new = flatten(old), flatten(new)
-    for field in dict.fromkeys([*flat_new, *flat_old]):
-        if field.endswith(".name") and flat_old.get(field) != flat_new.get(field):
-            prefix = field.removesuffix("name")
-            replaced.append(prefix)
-            own = [f"{k.removeprefix(prefix)} {v}" for k, v in flat_new.items() if k.startswith(prefix)]
-            options = ", ".join(word for word in own if not word.startswith("name "))
-            part = f"{flat_new.get(field)} ({options})" if options else str(flat_new.get(field))
-            changes[field.removesuffix(".name")] = (part, str(flat_old.get(field)))
-    for field in dict.fromkeys([*flat_new, *flat_old]):
-        if field.split(".")[0] in NOT_RUN or any(field.startswith(prefix) for prefix in replaced):
-            continue
-        if flat_old.get(field) != flat_new.get(field):
-            pair = (flat_new.get(field, "all"), flat_old.get(field, "all"))
-            changes[field] = (str(pair[0]), str(pair[1]))
+    replaced = tuple(field.removesuffix("name") for field in differ if field.endswith(".name"))
+    for prefix in replaced:
+        own = [f"{k.removeprefix(prefix)} {v}" for k, v in new.items() if k.startswith(prefix)]
+        options = ", ".join(word for word in own if not word.startswith("name "))
+        name = str(new.get(f"{prefix}name"))
+        changes[prefix[:-1]] = (f"{name} ({options})" if options else name, str(old.get(f"{prefix}name")))
+    for field in differ:
+        if field.split(".")[0] not in NOT_RUN and not field.startswith(replaced):
+            changes[field] = (str(new.get(field, "all")), str(old.get(field, "all")))
     return changes
 
 
@@ -195,7 +188,7 @@ def _given(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return _not_default(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"name": registry.dump(value)["name"], **_not_default(value)}
+        return {"name": dump(value)["name"], **_not_default(value)}
     if isinstance(value, (list, tuple)):
         return [_given(one) for one in value]
     return {str(key): _given(one) for key, one in value.items()} if isinstance(value, Mapping) else value
@@ -229,6 +222,8 @@ def plan_item(
     Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
     settings that do not fit together.
     """
+    import fedblend.papers.measures  # noqa: F401 - it declares them
+
     paper, key = find_item(name)
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]
     if item.missing:
@@ -244,9 +239,12 @@ def plan_item(
         except FedblendError as error:
             raise FedblendError(f"{paper}/{key}, {row} {column}: {error}") from None
     originals, measures = {}, {}
-    for where, spec, own in _measure_specs(item, cells):
-        originals[where] = _with_options(registry.build("measure", spec, f"{key}.{where[0]}"), own)
-        measures[where] = _with_options(originals[where], smaller.measure)
+    for (quantity, one), cell in itertools.product(item.quantities.items(), cells):
+        if one.rows is None or cell.row in one.rows:
+            where = (quantity, cell.row, cell.column)
+            own = item.all_columns[cell.column].measure | item.rows[cell.row].measure
+            originals[where] = _with_options(registry.build("measure", one.measure, f"{key}.{quantity}"), own)
+            measures[where] = _with_options(originals[where], smaller.measure)
     chosen = tuple(seeds) if seeds is not None else smaller.seeds or item.seeds
     to_run = [cell for cell in cells if cell.row in rows_to_run and cell.column in columns_to_run]
     return ItemPlan(paper, key, item, scale, chosen, cells, to_run, measures, originals, tuple(only))
@@ -259,14 +257,12 @@ def _smaller(item: Item, scale: Scale) -> Smaller:
 
 def _key_of(word: str, item: Item) -> str:
     """The row or column with a key, or with a label in tables (upper or lower case)."""
-    lines = {**item.rows, **item.all_columns}
-    if word in lines and word:
-        return word
+    lines = {key: line for key, line in {**item.rows, **item.all_columns}.items() if key}
     labels = {line.label.lower(): key for key, line in lines.items() if line.label}
-    if word.lower() in labels:
-        return labels[word.lower()]
-    known = [key for key in lines if key]
-    raise FedblendError(f"--only {word}: no such row or column{or_valid(word, known)}")
+    key = word if word in lines else labels.get(word.lower())
+    if key is None:
+        raise FedblendError(f"--only {word}: no such row or column{or_valid(word, lines)}")
+    return key
 
 
 def _lines_to_show_and_run(
@@ -278,19 +274,10 @@ def _lines_to_show_and_run(
     return [key for key in lines if key in usual or key in named], named or usual
 
 
-def _measure_specs(item: Item, cells: Sequence[Cell]) -> Iterator[tuple[tuple[str, str, str], Any, dict[str, Any]]]:
-    """Each quantity of each cell: its key, the measure in the file, and the options of the column and row."""
-    for name, quantity in item.quantities.items():
-        for cell in cells:
-            if quantity.rows is None or cell.row in quantity.rows:
-                own = item.all_columns[cell.column].measure | item.rows[cell.row].measure
-                yield (name, cell.row, cell.column), quantity.measure, own
-
-
 def _with_options(measure: Any, options: Mapping[str, Any]) -> Any:
     """A measure with new values of those options that it has."""
-    own = {key: value for key, value in options.items() if registry.has_option(measure, key)}
-    return registry.build("measure", {**registry.dump(measure), **own}) if own else measure
+    own = {key: value for key, value in options.items() if has_option(measure, key)}
+    return registry.build("measure", {**dump(measure), **own}) if own else measure
 
 
 def _cell(

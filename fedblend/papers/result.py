@@ -41,7 +41,8 @@ def write_result(
     """
     item = output.plan.item
     earlier = read_result(output.out, output.plan.paper, output.plan.name, output.plan.scale)
-    plan = output.plan.showing(_measured_cells(earlier))
+    cells_before = (cell for quantity in earlier.get("quantities", {}).values() for cell in quantity["cells"])
+    plan = output.plan.showing({(cell["row"], cell["column"]) for cell in cells_before if cell["ours"]})
     output = OutputPaths(output.out, plan)
     kept = kept_values(plan, earlier)
     values = {key: kept.get(key, {}) | new.get(key, {}) for key in {**kept, **new}}
@@ -72,12 +73,6 @@ def write_result(
     return result
 
 
-def _measured_cells(result: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The cells (row, column) of a result that have a value."""
-    cells = (cell for quantity in result.get("quantities", {}).values() for cell in quantity["cells"])
-    return {(cell["row"], cell["column"]) for cell in cells if cell["ours"]}
-
-
 def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
     """The values of an earlier result that were made by the plan's experiments and measures."""
     cells = {(cell.row, cell.column): cell for cell in plan.cells}
@@ -86,8 +81,10 @@ def kept_values(plan: ItemPlan, earlier: Mapping[str, Any]) -> Values:
         for entry in quantity["cells"]:
             key = (entry["row"], entry["column"])
             if (name, *key) in plan.measures and entry["made_by"] == plan.provenance(name, cells[key]):
-                values = {int(seed): _from_json(value) for seed, value in entry["ours"].items() if value is not None}
-                kept[name, *key] = values
+                ours = {int(seed): value for seed, value in entry["ours"].items() if value is not None}
+                kept[name, *key] = {
+                    seed: math.inf if value in ("never", "∞") else value for seed, value in ours.items()
+                }
     return kept
 
 
@@ -97,15 +94,10 @@ def _facts(output: OutputPaths, values: Values, earlier: Mapping[str, Any]) -> d
     An earlier result's facts stay, since its runs may lie on another machine; not those of data that no cell has now.
     """
     measured = {(row, column, seed) for (_, row, column), by_seed in values.items() for seed in by_seed}
-    runs = {
-        path
-        for cell in output.plan.cells
-        if output.plan.trains(cell)
-        for seed, path in output.all_runs(cell).items()
-        if (cell.row, cell.column, seed) in measured
-    }
+    trained = [cell for cell in output.plan.cells if output.plan.trains(cell)]
+    paths = {(cell.row, cell.column, seed): path for cell in trained for seed, path in output.all_runs(cell).items()}
     facts: dict[str, Any] = dict(earlier)
-    for path in sorted(runs):
+    for path in sorted({paths[key] for key in measured & paths.keys()}):
         one = RunDirectory(path).facts()
         data = {key: value for key, value in one["data"].items() if key in ("train", "test", "files", "notes")}
         facts = {"versions": one["versions"], "data": facts.get("data", {}) | {one["data"]["name"]: data}}
@@ -155,15 +147,13 @@ def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
             continue
         index = columns.index(cell.column)
         numbers = [kind.get(cell.row, (math.nan,) * len(columns))[index] for kind in (quantity.paper, quantity.spread)]
-        ours = values.get((name, cell.row, cell.column), {})
+        ours, infinite = sorted(values.get(key, {}).items()), plan.measures[key].infinite
         cells.append(
             {
                 "row": cell.row,
                 "column": cell.column,
                 "made_by": plan.provenance(name, cell),
-                "ours": {
-                    str(seed): _as_json(value, plan.measures[key].infinite) for seed, value in sorted(ours.items())
-                },
+                "ours": {str(seed): _as_json(value, infinite) for seed, value in ours},
                 "paper": _as_json(numbers[0]),
                 "paper_std": _as_json(numbers[1]),
             }
@@ -179,18 +169,14 @@ def _as_json(value: Any, infinite: str = "never") -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def _from_json(value: Any) -> Any:
-    """Invert :func:`_as_json`, except for the rounding."""
-    return math.inf if value in ("never", "∞") else value
-
-
 def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
     """A claim with the verdict of our numbers and of the paper's."""
     item = plan.item
     quantity = claim.of or next(iter(item.quantities))
     comparison = claims.parse_claim(claim.holds, list(item.rows), list(item.all_columns))
     seeds = {seed for (name, _, _), by_seed in values.items() if name == quantity for seed in by_seed}
-    numbers = {key[1:]: v for key, v in values.items() if key[0] == quantity and _are_numbers(v)}
+    texts = {key for key, v in values.items() if not v or any(isinstance(value, str) for value in v.values())}
+    numbers = {key[1:]: v for key, v in values.items() if key[0] == quantity and key not in texts}
     by_seed = {seed: {cell: v[seed] for cell, v in numbers.items() if seed in v} for seed in seeds}
     means = {cell: math.fsum(v.values()) / len(v) for cell, v in numbers.items()}
     expected = {key[1:] for key in plan.measures if key[0] == quantity and key[1:] in plan.usual}
@@ -206,10 +192,6 @@ def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
         "seeds": list(verdict.seeds),
         "paper": of_paper.word,
     }
-
-
-def _are_numbers(by_seed: Mapping[int, Any]) -> bool:
-    return bool(by_seed) and not any(isinstance(value, str) for value in by_seed.values())
 
 
 def paper_numbers(item: Item, quantity: str) -> claims.Cells:

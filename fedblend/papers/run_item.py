@@ -88,28 +88,20 @@ def _make_missing_runs(
     for cell in cells:
         finished, runs = (output.finished_runs(cell), output.all_runs(cell)) if plan.trains(cell) else ({}, {})
         for seed in plan.seeds if plan.trains(cell) else ():
-            if seed not in runs and _is_measured(plan, cell, seed, kept):
+            keys = [(name, cell.row, cell.column) for name in plan.item.quantities]
+            if seed not in runs and all(seed in kept.get(key, ()) for key in keys if key in plan.measures):
                 continue
             if seed not in finished and (cell.fingerprint, seed) not in planned:
                 # Cells with the same experiment share one run, which has the first cell's name.
                 planned.add((cell.fingerprint, seed))
-                experiments[_run_name(folder, cell, seed)] = cell.seeded(seed, device)
+                # A run that exists keeps its folder, even if the cell had another name then.
+                found = sorted(folder.glob(f"*-{cell.fingerprint}-seed{seed}"))
+                experiments[found[0].name if found else cell.slug(seed)] = cell.seeded(seed, device)
     if not experiments:
         return {}
     rounds = {slug: checkpoint.round_of(folder / slug) or 0 for slug in experiments}
     with on_runs(experiments, rounds) as on_record:
         return run_all(Study(plan.paper, experiments), folder, True, jobs, on_record)
-
-
-def _is_measured(plan: ItemPlan, cell: Cell, seed: int, kept: Values) -> bool:
-    keys = [(name, cell.row, cell.column) for name in plan.item.quantities]
-    return all(seed in kept.get(key, ()) for key in keys if key in plan.measures)
-
-
-def _run_name(folder: Path, cell: Cell, seed: int) -> str:
-    """The name of a run's folder: of one that exists, even if the cell had another name then, or a new one."""
-    found = sorted(folder.glob(f"*-{cell.fingerprint}-seed{seed}"))
-    return found[0].name if found else cell.slug(seed)
 
 
 def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faults: dict[str, str]) -> Values:
@@ -130,23 +122,20 @@ def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faul
                 try:
                     if trains and seed not in finished and not measure.is_settled(cell_run):
                         continue
-                    value = _sound(measure.measured(cell_run))
+                    value = measure.measured(cell_run)
+                    if isinstance(value, float) and not value > -math.inf:
+                        raise FedblendError(
+                            f"the value is {value}, which is no number to compare (did the run diverge?)"
+                        )
+                except Stopped:
+                    raise
                 except FedblendError as error:
-                    if isinstance(error, Stopped):
-                        raise
                     faults[f"{cell.row} {cell.column}, {name}"] = str(error)
                     continue
                 if value is not None:
                     value = output.relative_value(value, cell_run.folder)
                     values.setdefault((name, cell.row, cell.column), {})[seed] = value
     return values
-
-
-def _sound(value: float | str | None) -> float | str | None:
-    """A measured value. Raises :class:`FedblendError` for NaN and minus infinity, which are no measurements."""
-    if isinstance(value, float) and not value > -math.inf:
-        raise FedblendError(f"the value is {value}, which is no number to compare (did the run diverge?)")
-    return value
 
 
 def _settled_values(output: OutputPaths) -> Values:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from statistics import stdev
 from typing import TYPE_CHECKING
 
+from fedblend.analysis import plotting
 from fedblend.analysis.advice import Advice, Option, front
-from fedblend.analysis.plotting import INK, MARKERS, MUTED, blank_figure, line_styles, log_axis, png_bytes, style_axes
 from fedblend.report.figures import plain_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (8.5, 4.6)
-"""Width and height in inches."""
-
-SPAN = 3
-"""Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic."""
-
-LEAST_ADVANTAGE = 0.05
-"""Least end of the axis of membership advantages, which are measured to some hundredths."""
+SIZE = (8.5, 4.6)  # Width and height in inches
+SPAN = 3  # Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic
+LEAST_ADVANTAGE = 0.05  # Least end of the axis of membership advantages, which are measured to some hundredths
 
 
 def draw_advice(advice: Advice, data: str) -> bytes:
@@ -32,40 +28,40 @@ def draw_advice(advice: Advice, data: str) -> bytes:
     """
     from matplotlib.lines import Line2D
 
-    figure = blank_figure(*SIZE)
+    figure = plotting.blank_figure(*SIZE)
     leak, sent = figure.subplots(1, 2, sharey=True)
-    styles = line_styles([option.method for option in advice.options])
+    styles = plotting.line_styles([option.method for option in advice.options])
     costs = {
         leak: {option.method: option.exposure for option in advice.options},
         sent: {option.method: option.megabytes for option in advice.options},
     }
     percent = advice.metric == "accuracy"
     factor = 100 if percent else 1
-    markers = {option.method: MARKERS[place % len(MARKERS)] for place, option in enumerate(advice.options)}
+    markers = {option.method: marker for option, marker in zip(advice.options, cycle(plotting.MARKERS), strict=False)}
     for axes, cost in costs.items():
         for option in advice.options:
             if not math.isnan(cost[option.method]):
                 _mark(axes, option, cost[option.method], factor, styles[option.method].colour, markers[option.method])
         line = front([o for o in advice.options if not o.fault], cost, advice.larger_is_better)
-        axes.plot(
-            [cost[o.method] for o in line], [factor * o.score for o in line], color=MUTED, linewidth=1.0, zorder=1
-        )
-    style_axes(leak, "membership advantage  (← more private)", f"test {advice.metric}" + (" (%)" if percent else ""))
+        x, y = [cost[o.method] for o in line], [factor * o.score for o in line]
+        axes.plot(x, y, color=plotting.MUTED, linewidth=1.0, zorder=1)
+    score = f"test {advice.metric}{' (%)' if percent else ''}"
+    plotting.style_axes(leak, "membership advantage  (← more private)", score)
     sizes = [option.megabytes for option in advice.options]
     log = min(sizes) > 0 and max(sizes) > SPAN * min(sizes)
-    style_axes(sent, f"MB a client, up and down{', log scale' if log else ''}  (← cheaper)", "")
+    plotting.style_axes(sent, f"MB a client, up and down{', log scale' if log else ''}  (← cheaper)", "")
     if log:
-        log_axis(sent, sizes)
+        plotting.log_axis(sent, sizes)
     for axes in costs:
         axes.margins(0.08)
     leak.set_xlim(right=max(leak.get_xlim()[1], LEAST_ADVANTAGE))
     seen = f"Test {advice.metric} by what leaks and by megabytes sent: {data}"
-    figure.suptitle(seen, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False)
-    leak.set_title(advice.answer()[0], loc="left", fontsize=9.5, color=MUTED, parse_math=False)
+    plotting.head_figure(figure, seen, 11.5)
+    leak.set_title(advice.answer()[0], loc="left", fontsize=9.5, color=plotting.MUTED, parse_math=False)
     marks = [Line2D([], [], color=styles[name].colour, marker=mark, linestyle="") for name, mark in markers.items()]
-    marks.append(Line2D([], [], color=MUTED))
+    marks.append(Line2D([], [], color=plotting.MUTED))
     plain_legend(figure, marks, [*markers, "Pareto front"], 4)
-    return png_bytes(figure)
+    return plotting.png_bytes(figure)
 
 
 def _mark(axes: Axes, option: Option, cost: float, factor: float, colour: str, marker: str) -> None:

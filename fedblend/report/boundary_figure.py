@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import INK, MUTED, PHASES, blank_figure, line_styles, png_bytes, style_axes
+from fedblend.analysis import plotting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
     from fedblend.analysis.points.boundaries import Boundary, Plane, SampleSet
 
-PANEL_SIZE = (4.1, 3.5)
-"""Width and height of a panel in inches."""
+PANEL_SIZE = (4.1, 3.5)  # Width and height of a panel in inches
 
-CLASS_COLOURS = tuple(PHASES.values())
+CLASS_COLOURS = tuple(plotting.PHASES.values())
 """Colours of classes, paler than those of the methods, whose lines are drawn over them."""
 
-CLASS_MARKERS = ("o", "s", "D", "P", "v", "X")
-"""Markers of classes, which distinguish them without colour."""
+CLASS_MARKERS = ("o", "s", "D", "P", "v", "X")  # Markers of classes, which distinguish them without colour
 
 METHOD_DASHES: tuple[Any, ...] = ("--", ":", "-.", (0, (8, 3)))
 """Dashes of methods in matplotlib; only the best possible boundary is solid."""
@@ -36,18 +34,15 @@ def draw_boundaries(plane: Plane) -> bytes:
     columns = math.ceil(math.sqrt(len(panels))) if len(panels) != 2 else 2
     rows = math.ceil(len(panels) / columns)
     legend_height = 0.25 * (len(plane.models) + len(plane.classes) + 2) / 2 + 0.4
-    figure = blank_figure(max(PANEL_SIZE[0] * columns, 6.4), PANEL_SIZE[1] * rows + legend_height, (0.1, 0.1))
-    figure.suptitle(
-        f"{plane.title}: decision boundaries", x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK,
-        parse_math=False,
-    )  # fmt: skip
+    figure = plotting.blank_figure(max(PANEL_SIZE[0] * columns, 6.4), PANEL_SIZE[1] * rows + legend_height, (0.1, 0.1))
+    plotting.head_figure(figure, f"{plane.title}: decision boundaries", 13)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, samples in zip(grid, panels, strict=False):
         _draw_panel(axes, samples, plane)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _draw_legend(figure, plane)
-    return png_bytes(figure)
+    return plotting.png_bytes(figure)
 
 
 def accuracies(plane: Plane) -> list[tuple[str, float]]:
@@ -69,9 +64,9 @@ def _draw_panel(axes: Axes, samples: SampleSet, plane: Plane) -> None:
         )  # fmt: skip
     counts = " + ".join(str(int((samples.y == c).sum())) for c in range(len(plane.classes)))
     title = f"{samples.name}, {counts} samples: {_percent(samples.best)}"
-    axes.set_title(title, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
-    _draw_boundary(axes, plane, samples.best, INK, "-", 1.6)
-    styles = line_styles([model.name for model in plane.models])
+    axes.set_title(title, loc="left", fontsize=9.5, color=plotting.MUTED, parse_math=False)
+    _draw_boundary(axes, plane, samples.best, plotting.INK, "-", 1.6)
+    styles = plotting.line_styles([model.name for model in plane.models])
     for i, model in enumerate(plane.models):
         colour = styles[model.name].colour
         _draw_boundary(axes, plane, model, colour, METHOD_DASHES[i % len(METHOD_DASHES)], 2.2)
@@ -81,7 +76,7 @@ def _draw_panel(axes: Axes, samples: SampleSet, plane: Plane) -> None:
                 model.points[of_class, 0], model.points[of_class, 1], s=62, marker="^", color=_class_colour(c),
                 edgecolors=colour, linewidths=1.4, zorder=5, clip_on=False,
             )  # fmt: skip
-    style_axes(axes, "first feature", "second feature")
+    plotting.style_axes(axes, "first feature", "second feature")
     axes.label_outer()
     axes.set_xlim(plane.axes[0][0], plane.axes[0][-1])
     axes.set_ylim(plane.axes[1][0], plane.axes[1][-1])
@@ -107,8 +102,8 @@ def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash:
 def _draw_legend(figure: Figure, plane: Plane) -> None:
     from matplotlib.lines import Line2D
 
-    styles = line_styles([model.name for model in plane.models])
-    handles = [Line2D([], [], color=INK, linewidth=1.6)]
+    styles = plotting.line_styles([model.name for model in plane.models])
+    handles = [Line2D([], [], color=plotting.INK, linewidth=1.6)]
     texts = ["trained on the panel's samples alone"]
     for i, model in enumerate(plane.models):
         dash = METHOD_DASHES[i % len(METHOD_DASHES)]
@@ -122,13 +117,8 @@ def _draw_legend(figure: Figure, plane: Plane) -> None:
             edge = styles[model.name].colour
             handles.append(Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge))
             texts.append(f"points made by {model.name}")
-    legend = figure.legend(
-        handles, texts, loc="outside lower left", fontsize=9, frameon=False, labelcolor=INK, ncols=2,
-        title="Per cent: accuracy on the test samples.", title_fontsize=8, alignment="left",
-    )  # fmt: skip
-    legend.get_title().set_color(MUTED)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    title = {"title": "Per cent: accuracy on the test samples.", "title_fontsize": 8, "alignment": "left"}
+    plotting.add_legend(figure, handles, texts, fontsize=9, ncols=2, **title)
 
 
 def _percent(model: Boundary) -> str:

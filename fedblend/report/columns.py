@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedblend.report.privacy import shares_raw_samples
+from fedblend.runs import summary
 from fedblend.runs.differences import LEVEL, Difference, paired_difference
 from fedblend.runs.groups import Group
-from fedblend.runs.summary import MINUTE, NOTHING, averaged, duration, plus_minus, rows_of, score
+from fedblend.runs.summary import MEGABYTE, MINUTE, NOTHING, averaged, duration, plus_minus, rows_of, score
 
 MethodRow = dict[str, Any]
 """A method's row of :func:`~fedblend.runs.summary.table`, by column name.
@@ -24,6 +26,8 @@ BOLD_RULE = (
     "equal differences, and a method that shares raw samples."
 )
 """The rule of :func:`best_row`, for readers."""
+
+HEADING_WIDTH = 16  # Letters in a line of a heading that has a name, in the terminal
 
 CellText = Callable[[MethodRow], str]
 CellValue = Callable[[MethodRow], float]
@@ -43,6 +47,8 @@ class Column:
     explanation: str = ""
     exact: bool = False
     """Whether values are counted, such as bytes (:func:`~fedblend.runs.differences.half_width`)."""
+    short: str = ""
+    """The heading in the terminal; columns without one are on the page only."""
 
 
 def method_rows(groups: Sequence[Group]) -> list[MethodRow]:
@@ -85,6 +91,62 @@ def best_row(rows: Sequence[MethodRow], column: Column) -> int | None:
         return leads and text(rows[i]) != text(rows[best])
 
     return best if all(clear(i) for i in compared if i != best) else None
+
+
+def result_columns(rows: Sequence[MethodRow], baseline: str | None) -> tuple[list[Column], list[Column], list[Column]]:
+    """The columns of scores, of rounds to the target (empty without one), and of costs; on one data set."""
+    accuracy = measure_of(rows) == "accuracy"
+    sign = 1 if accuracy else -1
+    over_evaluations = sign if evaluated_alike(rows) else 0
+    last, mean_of_last = last_evaluations(rows)
+    unit, time = times(rows)
+
+    def best(row: MethodRow) -> str:
+        return score(row["measure"], row["best"], row["best_std"])
+
+    def memory(row: MethodRow) -> str:
+        return NOTHING if math.isnan(row["peak_memory"]) else f"{row['peak_memory'] / MEGABYTE:,.0f}"
+
+    scores = [
+        Column("seeds", lambda row: str(row["seeds"]), lambda row: row["seeds"], 0,
+               "finished runs averaged, or all where none is finished", short="seeds"),
+        Column(f"final {'accuracy (%)' if accuracy else 'loss'}", final_score, lambda row: row["final"], sign,
+               "after the last round; mean ± sample deviation over seeds",
+               short="accuracy\n% ± std" if accuracy else "loss\n± std"),
+        *difference_columns(rows, baseline),
+        Column(last, mean_of_last, lambda row: row["last"], over_evaluations,
+               "the mean of the last evaluations, ten at most", short=last.replace("of last", "of\nlast")),
+        *(chosen_columns(rows) or [
+            Column("best", best, lambda row: row["best"], over_evaluations,
+                   "the best of all evaluations; it was selected on the test samples"),
+        ]),
+    ]  # fmt: skip
+    costs = [
+        bytes_column("bytes_up", "up (MB)", "sent by all clients together, in the whole run", -1, "MB\nup"),
+        bytes_column("bytes_down", "down (MB)", "sent to all clients together, in the whole run", -1, "MB\ndown"),
+        Column(f"time ({unit})", time, lambda row: row["seconds"], -1, "wall clock of a whole run, with evaluation",
+               short=f"time\n{unit}"),
+        Column("peak memory (MB)", memory, lambda row: row["peak_memory"], 0, "the largest of the run's process"),
+        Column("status", lambda row: str(row["states"]), lambda row: row["unfinished"], 0, "whether all runs finished"),
+    ]  # fmt: skip
+    targets = {summary.target_text(row) for row in rows if not math.isnan(row["target"])}
+    if not targets:
+        return scores, [], costs
+    to = f"rounds to {targets.pop()}" if len(targets) == 1 else "rounds to target"
+    where = " on the validation samples" if any(row["target_on_validation"] for row in rows) else ""
+    why = f"the first evaluated round that reached it{where}, over the seeds that did"
+    short = to.replace("rounds to", "rounds\nto").replace(" on ", "\non ")
+    sign = -abs(over_evaluations)
+    return scores, [Column(to, summary.rounds_to_target, rounds_of_all_seeds, sign, why, short=short)], costs
+
+
+def bytes_column(name: str, heading: str, explanation: str, sign: int = 0, short: str = "") -> Column:
+    """Megabytes of one count of a row."""
+
+    def value(row: MethodRow) -> float:
+        return float(row[name] / MEGABYTE)
+
+    return Column(heading, lambda row: summary.megabytes(row[name], ""), value, sign, explanation, True, short)
 
 
 def rounds_of_all_seeds(row: MethodRow) -> float:
@@ -134,7 +196,8 @@ def difference_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[
         f"and its {100 * LEVEL:g} % interval (Student's t)"
     )
     of = {"final": "", "chosen": " (best on validation)"}[which]
-    return [Column(f"difference to {baseline}{of}", text, value, 0, why)]
+    to = f"to {baseline}{of}"
+    return [Column(f"difference {to}", text, value, 0, why, short=f"difference\n{_in_lines(to)}")]
 
 
 def evaluated_alike(rows: Sequence[MethodRow]) -> bool:
@@ -201,7 +264,7 @@ def chosen_columns(rows: Sequence[MethodRow]) -> list[Column]:
 
     why = "on the test samples, in the round that was best on the validation samples (the mean round over seeds)"
     sign = 1 if measure_of(rows) == "accuracy" else -1
-    return [Column("best on validation", text, lambda row: row["chosen"], sign, why)]
+    return [Column("best on validation", text, lambda row: row["chosen"], sign, why, short="best\non validation")]
 
 
 def metric_columns(rows: Sequence[MethodRow]) -> list[Column]:
@@ -218,9 +281,13 @@ def metric_columns(rows: Sequence[MethodRow]) -> list[Column]:
 
         found = [sign for row in rows if not math.isnan(sign := float(row.get(f"larger.{name}", math.nan)))]
         why = "after the last round, on the test samples; mean ± sample deviation over seeds"
-        return Column(name, text, value, -1 if found[:1] == [0.0] else 1, why)
+        return Column(name, text, value, -1 if found[:1] == [0.0] else 1, why, short=_in_lines(name))
 
     return [column(name) for name in means]
+
+
+def _in_lines(heading: str) -> str:
+    return textwrap.fill(heading, HEADING_WIDTH, break_long_words=False)
 
 
 def times(rows: Sequence[MethodRow]) -> tuple[str, CellText]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import BAND, MUTED, LineStyle, evenly_spaced, log_axis, style_axes
+from fedblend.analysis import plotting
 from fedblend.report.figures import LETTERS, Chart, Mark, Numbers, column_figure, plain_legend
 from fedblend.runs.summary import MEGABYTE, NOTHING
 
@@ -16,26 +16,18 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (no band: one seed). Dotted: unfinished."
 
 AXIS_TITLES = {"accuracy": "test accuracy (%)", "loss": "test loss", "train_loss": "training loss"}
 """The title of a measure's axis, with its unit."""
 
-MAX_POINTS = 150
-"""Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last."""
-
-MAX_MARKS = 9
-"""Largest number of marked points of a line."""
-
-SHOWN_ROUNDS = 6
-"""Rounds in the table below a chart, the last one first."""
-
-DIVERGED = 1000
-"""From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic."""
-
-HEIGHT = 2.45
-"""Height of a chart in inches."""
+MAX_POINTS = 150  # Largest number of points drawn of a line; of more, evenly spaced ones with the first and the last
+MAX_MARKS = 9  # Largest number of marked points of a line
+SHOWN_ROUNDS = 6  # Rounds in the table below a chart, the last one first
+DIVERGED = 1000  # From this ratio of the largest to the smallest value on, a chart's y axis is logarithmic
+HEIGHT = 2.45  # Height of a chart in inches
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,7 @@ def curve_chart(
     drawn: Sequence[Line],
     abscissa: Abscissa,
     column: str,
-    styles: Mapping[str, LineStyle],
+    styles: Mapping[str, plotting.LineStyle],
     targets: Sequence[float] = (),
 ) -> Chart | None:
     """A measure against ``abscissa``: a line for each method, a band over its seeds, and the target accuracies.
@@ -154,16 +146,14 @@ def curve_chart(
     ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". Values that are not finite are left
     out. ``None`` if no line has a point.
     """
-    from matplotlib.ticker import MaxNLocator
-
     figure = column_figure(HEIGHT)
     axes = figure.add_subplot()
-    style_axes(axes, abscissa.title, AXIS_TITLES[column], LETTERS)
+    plotting.style_axes(axes, abscissa.title, AXIS_TITLES[column], LETTERS)
     marks: dict[str, Mark] = {}
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}
     all_x: list[float] = []
-    opacity = BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
+    opacity = plotting.BAND * min(1, 3 / max(1, len(drawn)))  # of many bands, each is paler
     for line in drawn:
         points = _points_of(line, abscissa)
         if not points:
@@ -181,19 +171,20 @@ def curve_chart(
     if not marks:
         return None
     if abscissa.log:
-        log_axis(axes, all_x)
+        plotting.log_axis(axes, all_x)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=abscissa is BY_ROUND))
+        plotting.even_ticks(axes.xaxis, integer=abscissa is BY_ROUND)
     values = [v for line in drawn for v in (*line.low, *line.high) if math.isfinite(v)]
     # So far apart, as when a run diverges, that only a logarithmic axis shows them.
     if min(values) > 0 and max(values) > DIVERGED * min(values):
         axes.set_yscale("log")
         axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
         axes.minorticks_off()
-    _draw_targets(axes, targets)
+    for target in targets:
+        draw_target(axes, target, LETTERS - 1)
     by = ["round"] if abscissa is BY_ROUND else ["round", abscissa.label]
     head = ["method", "seeds", *by, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
-    rounds = evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
+    rounds = plotting.evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
     table = Numbers(
         ["method", *(f"round {r}" for r in rounds)],
         [[method, *(cells.get(r, NOTHING) for r in rounds)] for method, cells in shown.items()],
@@ -211,12 +202,13 @@ def _points_of(line: Line, abscissa: Abscissa) -> list[tuple[float, int]]:
     ]
 
 
-def _draw_targets(axes: Axes, targets: Sequence[float]) -> None:
-    for target in targets:
-        axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+def draw_target(axes: Axes, target: float, size: float) -> None:
+    """Draw a line at a target accuracy, and its number in letters of ``size`` points unless this is 0."""
+    axes.axhline(100 * target, color=plotting.MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    if size:
         axes.annotate(
             f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
-            textcoords="offset points", fontsize=LETTERS - 1, color=MUTED,
+            textcoords="offset points", fontsize=size, color=plotting.MUTED,
         )  # fmt: skip
 
 
@@ -230,12 +222,12 @@ def _draw_line(
     line: Line,
     points: Sequence[tuple[float, int]],
     abscissa: Abscissa,
-    style: LineStyle,
+    style: plotting.LineStyle,
     gid: str,
     opacity: float,
 ) -> Mark:
     """Draw a line with its band, and return what a pointer over it shows."""
-    kept = [points[k] for k in evenly_spaced(range(len(points)), MAX_POINTS)]
+    kept = [points[k] for k in plotting.evenly_spaced(range(len(points)), MAX_POINTS)]
     x = [x for x, _ in kept]
     if len(line.seeds) > 1:
         band = axes.fill_between(
@@ -243,7 +235,7 @@ def _draw_line(
             linewidth=0, clip_on=False,
         )  # fmt: skip
         band.set_gid(f"{gid}-band")
-    marked = evenly_spaced(range(len(kept)), MAX_MARKS)
+    marked = plotting.evenly_spaced(range(len(kept)), MAX_MARKS)
     axes.plot(
         x, [line.mean[i] for _, i in kept], color=style.colour, gid=gid, clip_on=False, marker=style.marker,
         linestyle=":" if line.unfinished else style.dash, linewidth=0.9 if line.unfinished else 1.3, markersize=3.4,
@@ -254,22 +246,23 @@ def _draw_line(
     return Mark(line.method, f"{texts[-1]} ({seeds})", texts)
 
 
-def add_method_legend(figure: Figure, methods: Mapping[str, LineStyle]) -> None:
+def add_method_legend(figure: Figure, methods: Mapping[str, plotting.LineStyle]) -> None:
     """Add a legend of methods below a chart, which grows by as much."""
-    from matplotlib.lines import Line2D
-
     texts = [textwrap.fill(name, 24) for name in methods]
     columns = 2 if len(texts) > 1 else 1
     rows = sum(1 + text.count("\n") for text in texts) / columns
     figure.set_figheight(figure.get_figheight() + 0.16 * (rows + 1))
-    handles = [
-        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, linewidth=1.3, markersize=3.4)
-        for s in methods.values()
-    ]
-    plain_legend(figure, handles, texts, columns)
+    plain_legend(figure, method_handles(methods.values(), linewidth=1.3, markersize=3.4), texts, columns)
 
 
-def legend_sample(style: LineStyle) -> Figure:
+def method_handles(styles: Iterable[plotting.LineStyle], **sizes: Any) -> list[Line2D]:
+    """Pieces of the lines of methods, for a legend."""
+    from matplotlib.lines import Line2D
+
+    return [Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, **sizes) for s in styles]
+
+
+def legend_sample(style: plotting.LineStyle) -> Figure:
     """A short piece of a method's line, for a legend outside of figures."""
     from matplotlib.figure import Figure as NewFigure
 

@@ -10,21 +10,11 @@ from typing import TYPE_CHECKING
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.study import slugify
-from fedblend.report.charts import section_charts
 from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import add_method_legend
 from fedblend.report.privacy import PRIVACY_NOTE
-from fedblend.report.sections import DatasetSection, splits
-from fedblend.report.tables import (
-    Cell,
-    PageTable,
-    bytes_table,
-    client_table,
-    metrics_table,
-    privacy_table,
-    results_table,
-    time_table,
-)
+from fedblend.report.sections import DatasetSection, section_charts, splits
+from fedblend.report.tables import Cell, PageTable, section_tables
 from fedblend.runs.files import csv_text, write_atomically
 
 if TYPE_CHECKING:
@@ -57,23 +47,11 @@ def export(sections: Sequence[DatasetSection], folder: Path) -> None:
             for form in ("svg", "pdf"):
                 write_atomically(folder / f"{prefix}{chart.name}.{form}", figure_bytes(chart.figure, form))
             write_atomically(folder / f"{prefix}{chart.name}.csv", csv_text([chart.data.head, *chart.data.rows]))
-        for name, table in _tables(section).items():
+        for name, table in section_tables(section).items():
             head = ["method", *(heading for heading, _ in table.headings)]
             rows = [[method, *(cell.text for cell in cells)] for method, cells in table.rows]
             write_atomically(folder / f"{prefix}table-{name}.csv", csv_text([head, *rows]))
             write_atomically(folder / f"{prefix}table-{name}.tex", latex(table, section.unsafe))
-
-
-def _tables(section: DatasetSection) -> dict[str, PageTable]:
-    found = {
-        "results": results_table(section.rows, section.baseline),
-        "metrics": metrics_table(section.rows),
-        "bytes": bytes_table(section.rows),
-        "clients": client_table(section.groups),
-        "time": time_table(section.rows),
-        "privacy": privacy_table(section.guarantees),
-    }
-    return {name: table for name, table in found.items() if table is not None}
 
 
 def figure_bytes(figure: Figure, form: str) -> bytes:

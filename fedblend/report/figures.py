@@ -7,38 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import COLOURS, INK, LineStyle, blank_figure, evenly_spaced, phase_colours, style_axes
+from fedblend.analysis import plotting
 from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
-COLUMN_WIDTH = 3.5
-"""Width of a chart in inches: a column of a paper in two columns."""
-
-LETTERS = 8.0
-"""Size of letters in points."""
-
-NAME_WIDTH = 18
-"""Letters in a line of a wrapped name beside an axis."""
+COLUMN_WIDTH = 3.5  # Width of a chart in inches: a column of a paper in two columns
+LETTERS = 8.0  # Size of letters in points
+NAME_WIDTH = 18  # Letters in a line of a wrapped name beside an axis
 
 MAX_WRITTEN_CLASSES = 16
 """Largest number of classes with which the cells of the class chart show numbers; with more, colours only."""
 
-MAX_NAME = 24
-"""Letters of a client's name that a figure shows."""
-
-LETTERS_BELOW = 34
-"""Letters that have room side by side below the columns of a chart."""
-
-MAX_TICKS = 16
-"""Largest number of labels on an axis of names; of more, evenly spaced ones are shown."""
-
-PALE, FULL = 0.04, 0.92
-"""Opacity of the lowest and highest value in a grid of cells."""
+MAX_NAME = 24  # Letters of a client's name that a figure shows
+LETTERS_BELOW = 34  # Letters that have room side by side below the columns of a chart
+MAX_TICKS = 16  # Largest number of labels on an axis of names; of more, evenly spaced ones are shown
+PALE, FULL = 0.04, 0.92  # Opacity of the lowest and highest value in a grid of cells
 
 
 @dataclass(frozen=True)
@@ -73,13 +60,13 @@ class Chart:
     """Numbers below the picture; ``None``: another table or the picture itself has them."""
     marks: Mapping[str, Mark] = field(default_factory=dict)
     """Texts by the id of the drawn line."""
-    methods: Mapping[str, LineStyle] = field(default_factory=dict)
+    methods: Mapping[str, plotting.LineStyle] = field(default_factory=dict)
     """The methods whose lines are drawn. The figure itself has no legend of them."""
 
 
 def column_figure(height: float) -> Figure:
     """An empty figure of column width."""
-    return blank_figure(COLUMN_WIDTH, height, (0.03, 0.03))
+    return plotting.blank_figure(COLUMN_WIDTH, height, (0.03, 0.03))
 
 
 def wrapped(name: str, width: int = NAME_WIDTH) -> str:
@@ -87,15 +74,10 @@ def wrapped(name: str, width: int = NAME_WIDTH) -> str:
     return "\n".join(textwrap.wrap(name, width)) or name
 
 
-def plain_legend(figure: Figure, handles: Sequence[Any], texts: Sequence[str], columns: int) -> Legend:
-    """Draw a legend below the axes; names are not read as formulas."""
-    legend = figure.legend(
-        handles, texts, loc="outside lower left", fontsize=LETTERS - 0.5, frameon=False, labelcolor=INK, ncols=columns,
-        borderpad=0.2, handlelength=2.6, columnspacing=1.2,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    return legend
+def plain_legend(figure: Figure, handles: Sequence[Any], texts: Sequence[str], columns: int) -> None:
+    """Draw a chart's legend below the axes."""
+    shape = {"borderpad": 0.2, "handlelength": 2.6, "columnspacing": 1.2}
+    plotting.add_legend(figure, handles, texts, fontsize=LETTERS - 0.5, ncols=columns, **shape)
 
 
 def class_chart(groups: Sequence[Group]) -> Chart | None:
@@ -117,13 +99,13 @@ def class_chart(groups: Sequence[Group]) -> Chart | None:
     axes = figure.add_subplot()
     written = len(classes) <= MAX_WRITTEN_CLASSES
     _draw_cells(axes, list(rows.values()), 100, "accuracy (%)", 0.5 if written else FULL)
-    style_axes(axes, "class", "", LETTERS)
+    plotting.style_axes(axes, "class", "", LETTERS)
     _name_ticks(axes, classes, names)
     if written:
         for i, values in enumerate(rows.values()):
             for k, value in enumerate(values):
                 text = "" if value is None else f"{value:.0f}"
-                axes.text(k, i, text, ha="center", va="center", fontsize=LETTERS - 1.5, color=INK)
+                axes.text(k, i, text, ha="center", va="center", fontsize=LETTERS - 1.5, color=plotting.INK)
     cells = [[name, *("" if v is None else f"{v:.4g}" for v in values)] for name, values in rows.items()]
     data = Numbers(["method", *classes], cells)
     return Chart("classes", "Accuracy by class (%)", figure, data, None if written else data)
@@ -153,12 +135,12 @@ def time_chart(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
     lines = sum(1 + name.count("\n") for name in names)
     figure = column_figure(0.85 + 0.17 * lines + 0.15 * -(-len(phases) // 3))
     axes = figure.add_subplot()
-    colours, left = phase_colours(phases), [0.0] * len(rows)
+    colours, left = plotting.phase_colours(phases), [0.0] * len(rows)
     for phase in phases:
         widths = [row[f"seconds.{phase}"] for row in rows]
         axes.barh(range(len(rows)), widths, left=left, height=0.65, color=colours[phase], label=phase, clip_on=False)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    style_axes(axes, "seconds, mean over seeds", "", LETTERS)
+    plotting.style_axes(axes, "seconds, mean over seeds", "", LETTERS)
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(rows)), names, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -177,8 +159,7 @@ def phases_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name.removeprefix("seconds.") for name in sorted(names, key=lambda n: -total[n]) if total[name] > 0]
 
 
-MAX_SHOWN_CELLS = 600
-"""Largest number of cells of a split that the page shows as numbers; an export has all."""
+MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
 
 
 def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | None:
@@ -191,8 +172,8 @@ def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | Non
     if not counts:
         figure = column_figure(1.9 + below)
         axes = figure.add_subplot()
-        axes.bar(range(len(sizes)), sizes, color=COLOURS[0], width=0.7, clip_on=False)
-        style_axes(axes, "client", "samples", LETTERS)
+        axes.bar(range(len(sizes)), sizes, color=plotting.COLOURS[0], width=0.7, clip_on=False)
+        plotting.style_axes(axes, "client", "samples", LETTERS)
         axes.grid(visible=False, axis="x")
         _client_ticks(axes, names)
         data = Numbers(["client", "samples"], [[names[i] if names else str(i), str(n)] for i, n in enumerate(sizes)])
@@ -202,7 +183,7 @@ def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | Non
         axes = figure.add_subplot()
         by_class = [list(column) for column in zip(*counts, strict=True)]
         _draw_cells(axes, by_class, max(1, max(map(max, counts))), "samples", FULL)
-        style_axes(axes, "client", "class", LETTERS)
+        plotting.style_axes(axes, "client", "class", LETTERS)
         _client_ticks(axes, names)
         _name_ticks(axes, None, classes)
         rows = [[one, *map(str, values)] for one, values in zip(classes, by_class, strict=True)]
@@ -216,14 +197,14 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float,
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    colour = to_rgb(COLOURS[0])
+    colour = to_rgb(plotting.COLOURS[0])
     ramp = LinearSegmentedColormap.from_list("opacity", [(*colour, PALE), (*colour, full)])
     values = np.array([[np.nan if v is None else v for v in row] for row in rows], float)
     image = axes.imshow(values, cmap=ramp, vmin=0, vmax=most, aspect="auto", interpolation="none", clip_on=False)
     assert axes.figure is not None
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=16)
-    bar.set_label(unit, fontsize=LETTERS, color=INK)
-    bar.ax.tick_params(labelsize=LETTERS - 1, colors=INK, length=0)
+    bar.set_label(unit, fontsize=LETTERS, color=plotting.INK)
+    bar.ax.tick_params(labelsize=LETTERS - 1, colors=plotting.INK, length=0)
     bar.ax.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     bar.outline.set_visible(False)
 
@@ -231,7 +212,7 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float,
 def _name_ticks(axes: Axes, columns: Sequence[str] | None, rows: Sequence[str]) -> None:
     """Label the columns and rows of a grid by names, and take away its lines."""
     axes.grid(visible=False)
-    shown = evenly_spaced(range(len(rows)), MAX_TICKS) if len(rows) > 2 * MAX_TICKS else range(len(rows))
+    shown = plotting.evenly_spaced(range(len(rows)), MAX_TICKS) if len(rows) > 2 * MAX_TICKS else range(len(rows))
     axes.set_yticks(list(shown), [rows[i] for i in shown], parse_math=False, fontsize=LETTERS - 1)
     if columns is not None:
         _name_columns(axes, columns)
@@ -241,7 +222,7 @@ def _name_ticks(axes: Axes, columns: Sequence[str] | None, rows: Sequence[str]) 
 
 def _name_columns(axes: Axes, names: Sequence[str]) -> None:
     """Label the horizontal axis by names, upright where they are long."""
-    shown = evenly_spaced(range(len(names)), MAX_TICKS)
+    shown = plotting.evenly_spaced(range(len(names)), MAX_TICKS)
     texts, turned = _side_by_side([names[i] for i in shown])
     axes.set_xticks(list(shown), texts, parse_math=False, rotation=90 if turned else 0)
 
@@ -266,10 +247,8 @@ def _room_below(names: Sequence[str]) -> float:
 
 def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
     """Label the axis of clients by their names, where there are few, or put its ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
     if 0 < len(names) <= MAX_TICKS:
         _name_columns(axes, names)
         return
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    plotting.even_ticks(axes.xaxis)
+    plotting.even_ticks(axes.yaxis)

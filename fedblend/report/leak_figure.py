@@ -7,17 +7,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import INK, MUTED, blank_figure, line_styles, png_bytes, style_axes
+from fedblend.analysis import plotting
 
 if TYPE_CHECKING:
     from fedblend.analysis.privacy.leak_report import Leak
 
 MARKERS = {"weights": "o", "means": "s", "seeds": "^"}
-OTHER_MARKER = "D"
-"""Markers by the kind of payload."""
-
-SIZE = (8.2, 5.0)
-"""Width and height of the figure in inches."""
+OTHER_MARKER = "D"  # Markers by the kind of payload
+SIZE = (8.2, 5.0)  # Width and height of the figure in inches
 
 TITLE = "Test accuracy by how well images can be rebuilt from what left a client"
 
@@ -25,11 +22,8 @@ NOTE = (
     "Weights: the strongest attack that was run, compared with the original. Means and seeds: compared with the "
     "nearest raw sample."
 )
-NOTE_WIDTH = 125
-"""Letters of a note that fit into a line below the figure."""
-
-RAW_AT = 1.08
-"""Where raw samples, whose PSNR is infinite, are drawn: this times the largest finite PSNR."""
+NOTE_WIDTH = 125  # Letters of a note that fit into a line below the figure
+RAW_AT = 1.08  # Where raw samples, whose PSNR is infinite, are drawn: this times the largest finite PSNR
 
 
 def draw_leaks(leaks: Sequence[Leak]) -> bytes:
@@ -40,10 +34,10 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
     from matplotlib.lines import Line2D
 
     shown = strongest(leaks)
-    figure = blank_figure(*SIZE)
-    figure.suptitle(TITLE, fontsize=10, color=INK)
+    figure = plotting.blank_figure(*SIZE)
+    figure.suptitle(TITLE, fontsize=10, color=plotting.INK)
     axes = figure.add_subplot()
-    styles = line_styles([leak.run for leak in leaks])
+    styles = plotting.line_styles([leak.run for leak in leaks])
     finite = [leak.psnr for leak in shown if math.isfinite(leak.psnr)]
     edge = RAW_AT * max([*finite, 10.0])
     for run in styles:  # a line joins the kinds of one run
@@ -59,24 +53,22 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
                 "raw: infinite", (x, 100 * leak.accuracy), xytext=(0, 7), textcoords="offset points", fontsize=8,
                 ha="center",
             )  # fmt: skip
-    style_axes(axes, "PSNR of the rebuilt images (dB)  (← more private)", "test accuracy (%)")
+    plotting.style_axes(axes, "PSNR of the rebuilt images (dB)  (← more private)", "test accuracy (%)")
     axes.margins(0.06)
     runs = [Line2D([], [], color=style.colour, linewidth=4) for style in styles.values()]
     kinds = list(dict.fromkeys(leak.kind for leak in shown))
-    marks = [Line2D([], [], color=MUTED, marker=MARKERS.get(kind, OTHER_MARKER), linestyle="") for kind in kinds]
-    legend = figure.legend(
-        [*runs, *marks], [*styles, *(f"from {kind}" for kind in kinds)], loc="outside right upper", fontsize=8,
-        frameon=False, labelcolor=INK,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    marks = [
+        Line2D([], [], color=plotting.MUTED, marker=MARKERS.get(kind, OTHER_MARKER), linestyle="") for kind in kinds
+    ]
+    texts = [*styles, *(f"from {kind}" for kind in kinds)]
+    plotting.add_legend(figure, [*runs, *marks], texts, loc="outside right upper")
     measured = {(leak.run, leak.kind) for leak in shown}
     missing = [f"{k} of {r}" for r, k in dict.fromkeys((m.run, m.kind) for m in leaks) if (r, k) not in measured]
     notes = [NOTE] if shown else []
     notes += [f"Not measured: {', '.join(missing)}"] if missing else []
     wrapped = "\n".join(textwrap.fill(line, NOTE_WIDTH) for line in notes)
-    figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left").set_parse_math(False)
-    return png_bytes(figure)
+    figure.supxlabel(wrapped, fontsize=8, color=plotting.MUTED, x=0.01, ha="left").set_parse_math(False)
+    return plotting.png_bytes(figure)
 
 
 def strongest(leaks: Sequence[Leak]) -> list[Leak]:

@@ -11,34 +11,28 @@ from typing import TYPE_CHECKING, Any
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import MOST_ROUNDS, SCOPE
 from fedblend.core.errors import FedblendError
-from fedblend.report.charts import section_charts
 from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
 from fedblend.report.figures import Chart
 from fedblend.report.privacy import WORDS_NOTE
-from fedblend.report.sections import DatasetSection, dataset_sections, splits
+from fedblend.report.sections import DatasetSection, dataset_sections, section_charts, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary
 from fedblend.report.svg import inline_svg
-from fedblend.report.tables import bytes_table, client_table, metrics_table, results_table, time_table
+from fedblend.report.tables import section_tables
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_atomically
+from fedblend.runs.files import make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     import jinja2
 
-MAX_IMAGE_BYTES = 600_000
-"""Bytes that images which left clients, and class interior points, may take on a page."""
+MAX_IMAGE_BYTES = 600_000  # Bytes that images which left clients, and class interior points, may take on a page
 
 
 def write(
-    runs: Sequence[RunDirectory],
-    html: Path,
-    png: Path | None = None,
-    baseline: str | None = None,
-    folder: Path | None = None,
+    runs: Sequence[RunDirectory], html: Path, png: Path | None, baseline: str | None, folder: Path | None
 ) -> None:
     """Write the page, and the summary figure and the files of an export if given. See :func:`fedblend.report.write`."""
     if not runs:
@@ -113,20 +107,13 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
 
     charts = section_charts(section)
     return {
-        "name": section.name,
+        **vars(section),
         "suffix": suffix,
-        "description": section.description,
         "verdict": verdict(section.rows, section.baseline),
-        "groups": section.groups,
-        "styles": section.styles,
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
-        "results": results_table(section.rows, section.baseline),
-        "metrics": metrics_table(section.rows),
-        "kinds": bytes_table(section.rows),
-        "clients": client_table(section.groups),
-        "phases": time_table(section.rows),
+        "tables": section_tables(section),
         "legend": [
             (name, keys[name], Markup(inline_svg(legend_sample(section.styles[name]), f"key-{key}", name)))
             for name, key in keys.items()
@@ -134,7 +121,6 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "curves": [drawn(chart) for chart in charts if chart.methods and chart.name != "epsilon"],
         "charts": {chart.name: drawn(chart) for chart in charts if not chart.methods or chart.name == "epsilon"},
         "splits": [(drawn(split.chart), split.measures) for split in splits(section.groups)],
-        "guarantees": section.guarantees,
         "scope": SCOPE,
         "epsilon_rounds": MOST_ROUNDS,
         "words_note": WORDS_NOTE,
@@ -152,7 +138,4 @@ def _require_writable(path: Path) -> None:
     """Create the folder of a file. Raises :class:`FedblendError` if that fails, or ``path`` is a folder."""
     if path.is_dir():
         raise FedblendError(f"{path}: is a folder; give the path of a file, such as {path / 'report.html'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(f"{path.parent}: cannot be created: {error.strerror}; give another path") from None
+    make_folder_of(path)

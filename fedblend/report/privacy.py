@@ -20,8 +20,7 @@ STRENGTHS = ((1.0, "strong"), (10.0, "moderate"))
 """Largest epsilon of each word. TensorFlow Privacy's guide asks for less than 10, and for less than 1 "for more
 stringent privacy guarantees"."""
 
-NO_STRENGTH = "protects nothing"
-"""The word for a larger epsilon."""
+NO_STRENGTH = "protects nothing"  # The word for a larger epsilon
 
 WORDS_NOTE = (
     "In words: strong up to epsilon 1, moderate up to 10. Above that the guarantee protects nothing. The share is the "

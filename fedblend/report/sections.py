@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis.plotting import LineStyle, line_styles
 from fedblend.report.columns import MethodRow, method_rows
+from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, BY_TIME, by_epsilon, curve_chart, lines
 from fedblend.report.description import RunDescription, describe_runs
-from fedblend.report.figures import Chart, split_chart
-from fedblend.report.privacy import Guarantee, guarantees
+from fedblend.report.figures import Chart, class_chart, split_chart, time_chart
+from fedblend.report.privacy import Guarantee, epsilon_by_round, guarantees
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
@@ -79,24 +80,42 @@ def dataset_sections(runs: Sequence[RunDirectory], baseline: str | None = None) 
     chosen = baselines(sets, baseline)
     styles = line_styles([g.name for groups in sets.values() for g in groups])
     return [
-        DatasetSection(
-            name,
-            groups,
-            describe_runs(groups),
-            curves_of(groups),
-            method_rows(groups),
-            styles,
-            guarantees(groups),
-            chosen[name],
-        )
-        for name, groups in sets.items()
+        DatasetSection(name, g, describe_runs(g), curves_of(g), method_rows(g), styles, guarantees(g), chosen[name])
+        for name, g in sets.items()
     ]
+
+
+# Charts ----------------------------------------------------------------------------------------------------------
+
+
+def section_charts(section: DatasetSection) -> list[Chart]:
+    """The charts that have data: curves, accuracy by class, time by phase. Splits have their own."""
+    curves, styles = section.curves, section.styles
+    measure = "accuracy" if curves["accuracy"].notna().any() else "loss"
+    scores, losses = lines(curves, measure), lines(curves, "loss")
+    word = f"Test {measure}"
+    drawn = [curve_chart("accuracy", "Test accuracy by round", scores, BY_ROUND, measure, styles, section.targets)]
+    if measure == "loss":
+        drawn = [curve_chart("loss", "Test loss by round", losses, BY_ROUND, "loss", styles)]
+    drawn.append(curve_chart("cost", f"{word} by megabytes sent", scores, BY_BYTES, measure, styles))
+    if len(curves) and curves["clock"].max() > 0:
+        drawn.append(curve_chart("clock", f"{word} by time", scores, BY_TIME, measure, styles))
+    if measure == "accuracy":
+        drawn.append(curve_chart("loss", "Test loss by round", losses, BY_ROUND, "loss", styles))
+    trained = lines(curves, "train_loss")
+    for i, (objective, methods) in enumerate(section.by_objective.items(), 1):
+        of_objective = [line for line in trained if line.method in methods]
+        name, title = f"train_loss-{i}", f"Training loss by round, objective: {objective}"
+        drawn.append(curve_chart(name, title, of_objective, BY_ROUND, "train_loss", styles))
+    if measure == "accuracy" and (spent := epsilon_by_round(section.guarantees)):
+        drawn.append(curve_chart("epsilon", "Test accuracy by epsilon", scores, by_epsilon(spent), measure, styles))
+    drawn += [class_chart(section.groups), time_chart(section.rows)]
+    return [chart for chart in drawn if chart is not None]
 
 
 # Splits ----------------------------------------------------------------------------------------------------------
 
-MAX_SPLITS = 4
-"""Largest number of splits in a section; of more, the first are drawn."""
+MAX_SPLITS = 4  # Largest number of splits in a section; of more, the first are drawn
 
 SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 """Fields of an experiment that, with the seed, determine its split."""

@@ -25,17 +25,10 @@ from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome
 
-IMAGE_ENTRIES = ("x", "seeds")
-"""Names of the checkpoint's entries that are images."""
-
-MAX_IMAGES = 24
-"""Largest number of images shown of one run."""
-
-MAX_STRIPS = 6
-"""Largest number of seeds shown step by step."""
-
-GAP, ZOOM = 3, 3
-"""Pixels between two images of a strip, and the factor by which it is enlarged."""
+IMAGE_ENTRIES = ("x", "seeds")  # Names of the checkpoint's entries that are images
+MAX_IMAGES = 24  # Largest number of images shown of one run
+MAX_STRIPS = 6  # Largest number of seeds shown step by step
+GAP, ZOOM = 3, 3  # Pixels between two images of a strip, and the factor by which it is enlarged
 
 
 @dataclass(frozen=True)

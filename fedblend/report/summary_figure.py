@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import BAND, INK, MUTED, LineStyle, blank_figure, log_axis, png_bytes, style_axes
+from fedblend.analysis import plotting
 from fedblend.report.columns import final_score
-from fedblend.report.curve_figures import BAND_TEXT, Line, lines
+from fedblend.report.curve_figures import BAND_TEXT, Line, draw_target, lines, method_handles
 from fedblend.report.privacy import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
 from fedblend.runs.groups import Group
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 WIDTH, PANEL_HEIGHT, LEGEND_ROW = 8.5, 3.9, 0.25
 """Inches: the width of the figure, the height of a data set's panels, and the height of a row of its legend."""
 
-LEGEND_LETTERS = 100
-"""Letters that fit into a row of the legend."""
+LEGEND_LETTERS = 100  # Letters that fit into a row of the legend
 
 
 def draw_summary(sections: Sequence[DatasetSection]) -> bytes:
@@ -32,17 +31,15 @@ def draw_summary(sections: Sequence[DatasetSection]) -> bytes:
     """
     legends = [_legend_texts(section) for section in sections]
     heights = [PANEL_HEIGHT + LEGEND_ROW * sum(1 + text.count("\n") for text in legend) for legend in legends]
-    figure = blank_figure(WIDTH, sum(heights), (0.12, 0.08))
+    figure = plotting.blank_figure(WIDTH, sum(heights), (0.12, 0.08))
     rows = figure.subfigures(len(sections), 1, squeeze=False, height_ratios=heights)[:, 0]
     for row, section, legend in zip(rows, sections, legends, strict=True):
         _draw_section(row, section, legend)
-    return png_bytes(figure)
+    return plotting.png_bytes(figure)
 
 
 def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[str]) -> None:
     """Draw the two panels of one data set, and its legend."""
-    from matplotlib.ticker import MaxNLocator
-
     column = "accuracy" if section.curves["accuracy"].notna().any() else "loss"
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     drawn = lines(section.curves, column)
@@ -52,48 +49,31 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
         sent = next((i for i, megabytes in enumerate(line.megabytes) if megabytes > 0), len(line.megabytes))
         _draw_line(by_bytes, line, line.megabytes, style, sent)
     title = f"Test {column} by round and by megabytes sent: {section.name}, {_seeds_text(section.groups)}"
-    figure.suptitle(title, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False)
-    by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=MUTED, parse_math=False)
-    style_axes(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
-    by_round.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    style_axes(by_bytes, "MB sent so far, all clients, log scale  (← cheaper)", "")
+    plotting.head_figure(figure, title, 11.5)
+    by_round.set_title(section.description.short, loc="left", fontsize=9.5, color=plotting.MUTED, parse_math=False)
+    plotting.style_axes(by_round, "round", "test accuracy (%)" if column == "accuracy" else "test loss")
+    plotting.even_ticks(by_round.xaxis)
+    plotting.style_axes(by_bytes, "MB sent so far, all clients, log scale  (← cheaper)", "")
     if amounts := [megabytes for line in drawn for megabytes in line.megabytes if megabytes > 0]:
-        log_axis(by_bytes, amounts)
+        plotting.log_axis(by_bytes, amounts)
     for target in section.targets if column == "accuracy" else ():
-        for axes in (by_round, by_bytes):
-            axes.axhline(100 * target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        by_round.annotate(
-            f"target {100 * target:g} %", (0.01, 100 * target), xycoords=("axes fraction", "data"), xytext=(0, 2),
-            textcoords="offset points", fontsize=8, color=MUTED,
-        )  # fmt: skip
-    _draw_legend(figure, legend, [section.styles[g.name] for g in section.groups])
+        draw_target(by_round, target, 8)
+        draw_target(by_bytes, target, 0)
+    handles = method_handles([section.styles[g.name] for g in section.groups], linewidth=2, markersize=4.5)
+    plotting.add_legend(figure, handles, legend, fontsize=9, title=BAND_TEXT, title_fontsize=8, alignment="left")
 
 
-def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: LineStyle, first: int = 0) -> None:
+def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: plotting.LineStyle, first: int = 0) -> None:
     """Draw a line from its point number ``first``, with its band."""
     if len(line.seeds) > 1:
-        axes.fill_between(x[first:], line.low[first:], line.high[first:], color=style.colour, alpha=BAND, linewidth=0)
+        axes.fill_between(
+            x[first:], line.low[first:], line.high[first:], color=style.colour, alpha=plotting.BAND, linewidth=0
+        )
     axes.plot(
         x[first:], line.mean[first:], color=style.colour, linestyle=":" if line.unfinished else style.dash,
         linewidth=1.2 if line.unfinished else 1.8, marker=style.marker, markersize=4.5, markeredgewidth=0,
         markevery=max(1, (len(x) - first) // 8),
     )  # fmt: skip
-
-
-def _draw_legend(figure: SubFigure, texts: Sequence[str], styles: Sequence[LineStyle]) -> None:
-    """Draw a row for each method below the panels: its line, its final numbers and its bytes."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, markersize=4.5, linewidth=2) for s in styles
-    ]
-    legend = figure.legend(
-        handles, texts, loc="outside lower left", fontsize=9, frameon=False,
-        title=BAND_TEXT, title_fontsize=8, alignment="left", labelcolor=INK,
-    )  # fmt: skip
-    legend.get_title().set_color(MUTED)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
 def _seeds_text(groups: Sequence[Group]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -23,32 +22,18 @@ from fedblend.report.columns import (
     Column,
     MethodRow,
     best_row,
-    chosen_columns,
-    difference_columns,
-    evaluated_alike,
     evaluations_note,
-    final_score,
-    last_evaluations,
-    measure_of,
     method_rows,
     metric_columns,
+    result_columns,
     rounds_note,
-    rounds_of_all_seeds,
-    times,
 )
-from fedblend.report.privacy import (
-    NO_STRENGTH,
-    PRIVACY_NOTE,
-    Guarantee,
-    guarantees,
-    shares_raw_samples,
-    strength,
-)
+from fedblend.report.privacy import NO_STRENGTH, PRIVACY_NOTE, Guarantee, guarantees, shares_raw_samples
 from fedblend.report.verdict import verdict
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
-from fedblend.runs.summary import NOTHING, megabytes, plus_minus, progress, rounds_to_target, status, target_text
+from fedblend.runs.summary import NOTHING, plus_minus, progress, rounds_to_target, status
 
 
 def comparison_tables(
@@ -70,11 +55,7 @@ def comparison_tables(
 NamedCells = tuple[str, list[Text]]
 """The heading and the cells of a column."""
 
-HEADING_WIDTH = 16
-"""Letters in a line of a heading that has a method's name."""
-
-UNLIMITED = 10_000
-"""A width in columns in which every table fits."""
+UNLIMITED = 10_000  # A width in columns in which every table fits
 
 
 @dataclass(frozen=True)
@@ -155,7 +136,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += filter(None, [rounds_note(groups), evaluations_note(rows)])
     notes += list(dict.fromkeys(map(_epsilon_note, stated.values())))
-    weak = [one for one in stated.values() if one.epsilon is not None and strength(one.epsilon) == NO_STRENGTH]
+    weak = [one for one in stated.values() if one.words.startswith(NO_STRENGTH)]
     notes += [f"! epsilon {one.short} of {one.method} {one.words}" for one in weak]
     if any(len(row["by_seed"]) > 1 for row in rows) and len(rows) > 1:
         notes.append(BOLD_RULE)
@@ -163,53 +144,18 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     for column in _comparison_columns(rows, baseline):
         best = best_row(rows, column)
         cells = [Text(column.text(row), style="bold" if i == best else "") for i, row in enumerate(rows)]
-        columns.append((column.heading, cells))
+        columns.append((column.short, cells))
     names = [row["method"] + (" *" if row["unfinished"] else "") for row in rows]
     return WrappedTable("method", names, columns, title, "\n".join(verdict(rows, baseline)), "\n".join(notes))
 
 
 def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list[Column]:
-    accuracy = measure_of(rows) == "accuracy"
-    sign = 1 if accuracy else -1
-    over_evaluations = sign if evaluated_alike(rows) else 0
-    last, mean_of_last = last_evaluations(rows)
-    unit, time = times(rows)
-    columns = [
-        Column("seeds", lambda row: str(row["seeds"]), lambda row: math.nan, 0),
-        Column("accuracy\n% ± std" if accuracy else "loss\n± std", final_score, lambda row: row["final"], sign),
-        *(
-            replace(one, heading=f"difference\n{_in_lines(one.heading.removeprefix('difference '))}")
-            for one in difference_columns(rows, baseline)
-        ),
-        Column(last.replace("of last", "of\nlast"), mean_of_last, lambda row: row["last"], over_evaluations),
-    ]
-    columns += [replace(one, heading=one.heading.replace(" on ", "\non ")) for one in chosen_columns(rows)]
-    columns += [replace(one, heading=_in_lines(one.heading)) for one in metric_columns(rows)]
-    targets = {target_text(row) for row in rows if not math.isnan(row["target"])}
-    if targets:
-        to = f"rounds\nto {targets.pop()}" if len(targets) == 1 else "rounds\nto target"
-        to = to.replace(" on ", "\non ")
-        columns.append(
-            Column(
-                to, lambda row: rounds_to_target(row).replace(" (", "\n("), rounds_of_all_seeds, -abs(over_evaluations)
-            )
-        )
-    if any(row["guarantee"] for row in rows):
-        columns.append(
-            Column(
-                "epsilon", lambda row: row["guarantee"].short if row["guarantee"] else NOTHING, lambda row: math.nan, 0
-            )
-        )
-    return [
-        *columns,
-        Column("MB\nup", lambda row: megabytes(row["bytes_up"], ""), lambda row: row["bytes_up"], -1, exact=True),
-        Column("MB\ndown", lambda row: megabytes(row["bytes_down"], ""), lambda row: row["bytes_down"], -1, exact=True),
-        Column(f"time\n{unit}", time, lambda row: row["seconds"], -1),
-    ]
-
-
-def _in_lines(heading: str) -> str:
-    return textwrap.fill(heading, HEADING_WIDTH, break_long_words=False)
+    scores, targets, costs = result_columns(rows, baseline)
+    # What is in brackets is in a line of its own.
+    targets = [replace(one, text=lambda row: rounds_to_target(row).replace(" (", "\n(")) for one in targets]
+    epsilon = Column("", lambda row: row["guarantee"].short if row["guarantee"] else NOTHING, lambda row: math.nan, 0)
+    stated = [replace(epsilon, short="epsilon")] if any(row["guarantee"] for row in rows) else []
+    return [one for one in (*scores, *metric_columns(rows), *targets, *stated, *costs) if one.short]
 
 
 def _epsilon_note(guarantee: Guarantee) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedblend.analysis.plotting import INK, LineStyle, blank_figure, line_styles, log_axis, png_bytes, style_axes
+from fedblend.analysis import plotting
 from fedblend.experiment.search import Interval
 
 if TYPE_CHECKING:
     from fedblend.runs.tuning import MethodSearch
 
-WIDTH, HEIGHT = 3.4, 3.4
-"""Width and height of a panel in inches."""
+WIDTH, HEIGHT = 3.4, 3.4  # Width and height of a panel in inches
 
 
 def draw_search(searches: Sequence[MethodSearch]) -> bytes:
@@ -23,13 +22,13 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
     from matplotlib.lines import Line2D
 
     fields = list(dict.fromkeys(path for search in searches for path in search.fields))
-    figure = blank_figure(max(2, len(fields)) * WIDTH, HEIGHT)
+    figure = plotting.blank_figure(max(2, len(fields)) * WIDTH, HEIGHT)
     panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
     metric = searches[0].metric
     percent = metric == "accuracy"
-    styles = line_styles([search.label for search in searches])
+    styles = plotting.line_styles([search.label for search in searches])
     for axes, field in zip(panels, fields, strict=True):
-        style_axes(axes, field, f"validation {metric}{' (%)' if percent else ''}" if axes is panels[0] else "")
+        plotting.style_axes(axes, field, f"validation {metric}{' (%)' if percent else ''}" if axes is panels[0] else "")
         axes.margins(0.08)
         interval = next(search.fields[field] for search in searches if field in search.fields)
         ordered = interval if isinstance(interval, list) else []
@@ -50,29 +49,21 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
             names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
             axes.set_xticks(range(len(ordered)), names)
         elif _spans(ordered) or (isinstance(interval, Interval) and interval.log):
-            log_axis(axes, [t.values[field] for search in searches for t in search.trials if field in t.values])
-    figure.suptitle(f"Validation {metric} of each trial, by its values", fontsize=10, color=INK)
+            tried = [t.values[field] for search in searches for t in search.trials if field in t.values]
+            plotting.log_axis(axes, tried)
+    figure.suptitle(f"Validation {metric} of each trial, by its values", fontsize=10, color=plotting.INK)
 
-    def mark(style: LineStyle, **options: Any) -> Line2D:
+    def mark(style: plotting.LineStyle, **options: Any) -> Line2D:
         return Line2D([], [], color=style.colour, marker=style.marker, linestyle="", **options)
 
-    grey = LineStyle(INK, "", "o")
+    grey = plotting.LineStyle(plotting.INK, "", "o")
     marks = {name: mark(style) for name, style in styles.items()} if len(searches) > 1 else {}
     marks["best trial of a method"] = mark(grey, markersize=10, fillstyle="none")
     if any(trial.pruned for search in searches for trial in search.trials):
         marks["ended early"] = mark(grey, fillstyle="none")
-    legend = figure.legend(
-        [*marks.values()],
-        [*marks],
-        loc="outside lower center",
-        ncols=len(marks) if len(marks) <= 6 else 4,
-        fontsize=8,
-        frameon=False,
-        labelcolor=INK,
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    return png_bytes(figure)
+    columns = len(marks) if len(marks) <= 6 else 4
+    plotting.add_legend(figure, [*marks.values()], [*marks], loc="outside lower center", ncols=columns)
+    return plotting.png_bytes(figure)
 
 
 def _spans(values: Sequence[float]) -> bool:

@@ -23,6 +23,7 @@ from fedblend.core.errors import FedblendError, brief
 from fedblend.core.paths import from_file, given_path, import_from
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import Study, add_experiment, expand, slugify
 from fedblend.experiment.tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
@@ -113,7 +114,6 @@ def run(
 
 
 def _require_callbacks(given: object) -> None:
-    """Raise :class:`FedblendError` unless a list of callbacks is given."""
     if not isinstance(given, list | tuple):
         raise FedblendError(f"callbacks: {brief(given)} is not valid; give a list of Callback objects")
     for callback in given:
@@ -295,7 +295,7 @@ def _without_field(table: dict[str, Any], field: str, seeds: Sequence[int] | Non
     for candidate in (table, bare):  # either may be invalid, with the field or without
         with contextlib.suppress(FedblendError):
             made = expand(candidate, seeds).experiments.values()
-            is_left_over = candidate is bare != table and not any(registry.has_option(one, field) for one in made)
+            is_left_over = candidate is bare != table and not any(has_option(one, field) for one in made)
             if is_left_over or all(_is_optional(one, field) for one in made):
                 return bare
             break

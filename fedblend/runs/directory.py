@@ -96,9 +96,7 @@ class RunDirectory:
     def create(self, experiment: Experiment, facts: dict[str, Any], split: dict[str, Any]) -> None:
         """Write the files that do not change during a run. The configuration is last, as it makes the folder a run."""
         if self.has_begun(self.path):
-            raise FedblendError(
-                f"{self.path}: another process has just started a run here; give another folder with --out"
-            )
+            raise FedblendError(f"{self.path}: another process has just started a run here; give another folder")
         (self.path / METRICS).unlink(missing_ok=True)
         write_json(self.path / FACTS, facts)
         write_atomically(self.path / SPLIT, json.dumps(split))
@@ -323,13 +321,7 @@ def how_to_resume(path: Path, facts: Mapping[str, Any]) -> str:
 
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
-    """Write a study's experiments by the names of their folders; its name and other experiments stay unchanged."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedblendError(
-            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
-        ) from None
+    """Write a locked study's experiments by their folders' names; its name and other experiments stay unchanged."""
     study = read_json(folder / STUDY, forms.Study)
     write_json(
         folder / STUDY,

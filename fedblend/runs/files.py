@@ -114,14 +114,11 @@ def waiting_lock(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.01)
             except OSError as error:
-                raise FedblendError(
-                    f"{beside}: cannot be locked: {error.strerror}; keep the audit log on a local disk"
-                ) from None
+                raise FedblendError(f"{beside}: cannot be locked: {error.strerror}; use a local disk") from None
         yield
 
 
 def _holder(file: IO[Any]) -> str:
-    """The process that has locked a file, where Linux tells."""
     with contextlib.suppress(OSError):
         inode = os.fstat(file.fileno()).st_ino
         for words in map(str.split, Path("/proc/locks").read_text().splitlines()):
@@ -243,7 +240,6 @@ def read_lines(path: Path, remedy: str = "restore it from a copy") -> list[dict[
 
 
 def _parse(text: str) -> Any:
-    """The value of a JSON line; ``None`` for a line that is cut off."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -318,9 +314,7 @@ def locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
         # Open for the whole run.
         handle = open(folder / name, "w", encoding="utf-8", opener=without_waiting)  # noqa: SIM115
     except OSError as error:
-        raise FedblendError(
-            f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another (--out)"
-        ) from None
+        raise FedblendError(f"{folder}: cannot be used as a folder for runs: {error.strerror}; name another") from None
     with handle:
         try:
             _lock_file(handle)

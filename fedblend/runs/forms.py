@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,165 +22,119 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
+def _form(name: str, base: type[Table] = Table, /, **fields: Any) -> Any:
+    """A form. A field is given by its type if a file must have it, or by its default, or by both as a pair."""
+    pairs: dict[str, Any] = {}
+    for field, given in fields.items():
+        is_type = isinstance(given, type) or get_origin(given) is not None
+        pairs[field] = (given, ...) if is_type else given if isinstance(given, tuple) else (type(given), given)
+    return pydantic.create_model(name, __base__=base, **pairs)
+
+
 class Named(Table):
     """A part, by its name."""
 
     name: str
 
 
-class MethodConfig(Named):
-    """A method's parts."""
+# config.toml, without a look at its parts: they may be of the user's own.
+MethodConfig = _form(
+    "MethodConfig",
+    Named,
+    label="",
+    stateful_clients=False,
+    sharing=Named(name="none"),
+    objective=Named(name="plain"),
+    upload=Named(name="model"),
+    aggregator=Named(name="mean"),
+    server_step=Named(name="none"),
+    terms=(list[Named], []),
+)
+TrainConfig = _form(
+    "TrainConfig",
+    cohort=(Whole, 1),
+    epochs=(Whole, 1),
+    steps=(Whole | None, None),
+    batch_size=(Whole, 1),
+    lr=(Amount, 0.0),
+    accumulate=(Whole, 1),
+    optimizer=Named(name="sgd"),
+    augment=(list[Named], []),
+)
+ValidationConfig = _form("ValidationConfig", server=(Amount, 0.0), clients=(Amount, 0.0))
+Config = _form(
+    "Config",
+    name="",
+    seed=Whole,
+    rounds=Whole,
+    eval_every=(Whole, 1),
+    method=MethodConfig,
+    data=Named,
+    partition=Named,
+    model=Named,
+    scale=Named(name="standard"),
+    channel=Named(name="ideal"),
+    protection=Named(name="none"),
+    train=TrainConfig,
+    holdout=(Amount, 0.0),
+    validation=ValidationConfig(),
+    target=(Number | None, None),
+    target_metric="accuracy",
+    evaluate_model=(Literal["server", "device", "each"] | None, None),
+    delta=(Annotated[float, Field(gt=0, lt=1)], 1e-5),
+)
 
-    label: str = ""
-    stateful_clients: bool = False
-    sharing: Named = Named(name="none")
-    objective: Named = Named(name="plain")
-    upload: Named = Named(name="model")
-    aggregator: Named = Named(name="mean")
-    server_step: Named = Named(name="none")
-    terms: list[Named] = []
-
-
-class TrainConfig(Table):
-    """Local training."""
-
-    cohort: Whole = 1
-    epochs: Whole = 1
-    steps: Whole | None = None
-    batch_size: Whole = 1
-    lr: Amount = 0.0
-    accumulate: Whole = 1
-    optimizer: Named = Named(name="sgd")
-    augment: list[Named] = []
-
-
-class ValidationConfig(Table):
-    """Shares of samples for validation."""
-
-    server: Amount = 0.0
-    clients: Amount = 0.0
-
-
-class Config(Table):
-    """``config.toml``, without a look at its parts: they may be of the user's own."""
-
-    name: str = ""
-    seed: Whole
-    rounds: Whole
-    eval_every: Whole = 1
-    method: MethodConfig
-    data: Named
-    partition: Named
-    model: Named
-    scale: Named = Named(name="standard")
-    channel: Named = Named(name="ideal")
-    protection: Named = Named(name="none")
-    train: TrainConfig
-    holdout: Amount = 0.0
-    validation: ValidationConfig = ValidationConfig()
-    target: Number | None = None
-    target_metric: str = "accuracy"
-    evaluate_model: Literal["server", "device", "each"] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-
-
-class DataFacts(Table):
-    """A data set."""
-
-    name: str = ""
-    kind: str = ""
-    train: Whole = 0
-    test: Whole = 0
-    shape: list[Whole] = []
-    classes: list[str] = []
-    labels: list[str] = []
-    outputs: Whole = 0
-    files: dict[str, str] = {}
-
-
-class ScaleFacts(Table):
-    """A scale of inputs."""
-
-    inverted: bool = False
-    factor: list[float] = []
-    offset: list[float] = []
-
-
-class ClientFacts(Table):
-    """Clients' numbers of samples."""
-
-    number: Whole = 0
-    holding: Whole = 0
-    samples: Whole = 0
-    smallest: Whole = 0
-    median: Amount = 0.0
-    largest: Whole = 0
-
-
-class ModelFacts(Table):
-    """A model."""
-
-    name: str = ""
-    parameters: Whole = 0
-
-
-class NoiseFacts(Table):
-    """The noise on one kind of upload."""
-
-    distribution: Literal["gaussian", "laplace"]
-    multiplier: Annotated[float, Field(gt=0)]
-    at_server: bool
-    keeps: bool = False
-
-
-Reason = Annotated[str, Field(min_length=1)]
-
-
-class NoisesFacts(Table):
-    """Noises, or the reasons why there are none."""
-
-    weights: NoiseFacts | Reason
-    means: NoiseFacts | Reason = "nothing is shared"
-
-
-class PrivacyFacts(Table):
-    """What bounds what a run reveals."""
-
-    raw_samples: bool
-    noise: NoisesFacts | None = None
-
-
-class Facts(Table):
-    """``facts.json``."""
-
-    command: str = ""
-    versions: dict[str, str] = {}
-    machine: dict[str, str] = {}
-    data: DataFacts = DataFacts()
-    scale: ScaleFacts = ScaleFacts()
-    model: ModelFacts = ModelFacts()
-    clients: ClientFacts = ClientFacts()
-    partition: dict[str, Any] = {}
-    metrics: dict[str, bool] = {}
-    import_from: list[str] = []
-    engine: EngineChoice | None = None
-    privacy: PrivacyFacts | None = None
-
-
-class DataOfModel(DataFacts):
-    """The data set of a run whose model is used."""
-
-    name: str
-    kind: str
-    shape: list[Whole]
-    classes: list[str]
-
-
-class FactsOfModel(Facts):
-    """``facts.json`` of a run whose model is used."""
-
-    data: DataOfModel
-    scale: ScaleFacts
+# facts.json
+DataFacts = _form(
+    "DataFacts",
+    name="",
+    kind="",
+    train=(Whole, 0),
+    test=(Whole, 0),
+    shape=(list[Whole], []),
+    classes=(list[str], []),
+    labels=(list[str], []),
+    outputs=(Whole, 0),
+    files=(dict[str, str], {}),
+)
+ScaleFacts = _form("ScaleFacts", inverted=False, factor=(list[float], []), offset=(list[float], []))
+ClientFacts = _form(
+    "ClientFacts",
+    number=(Whole, 0),
+    holding=(Whole, 0),
+    samples=(Whole, 0),
+    smallest=(Whole, 0),
+    median=(Amount, 0.0),
+    largest=(Whole, 0),
+)
+ModelFacts = _form("ModelFacts", name="", parameters=(Whole, 0))
+NoiseFacts = _form(
+    "NoiseFacts",
+    distribution=Literal["gaussian", "laplace"],
+    multiplier=Annotated[float, Field(gt=0)],
+    at_server=bool,
+    keeps=False,
+)
+NoNoise = Annotated[str, Field(min_length=1)]  # the reason
+NoisesFacts = _form("NoisesFacts", weights=NoiseFacts | NoNoise, means=(NoiseFacts | NoNoise, "nothing is shared"))
+PrivacyFacts = _form("PrivacyFacts", raw_samples=bool, noise=(NoisesFacts | None, None))
+Facts = _form(
+    "Facts",
+    command="",
+    versions=(dict[str, str], {}),
+    machine=(dict[str, str], {}),
+    data=DataFacts(),
+    scale=ScaleFacts(),
+    model=ModelFacts(),
+    clients=ClientFacts(),
+    partition=(dict[str, Any], {}),
+    metrics=(dict[str, bool], {}),
+    import_from=(list[str], []),
+    engine=(EngineChoice | None, None),
+    privacy=(PrivacyFacts | None, None),
+)
+DataOfModel = _form("DataOfModel", DataFacts, name=str, kind=str, shape=list[Whole], classes=list[str])
+FactsOfModel = _form("FactsOfModel", Facts, data=DataOfModel, scale=ScaleFacts)
 
 
 class Split(Table):
@@ -201,36 +155,24 @@ class Split(Table):
         return self
 
 
-class Status(Table):
-    """``status.json``."""
-
-    state: Literal["running", "done", "stopped", "failed", "killed"] = "running"
-    round: Annotated[int, Field(ge=-1, le=LARGEST_INT)] = 0
-    reason: str = ""
-
-
-class Study(Table):
-    """``study.json``."""
-
-    name: str = ""
-    experiments: dict[FolderName, dict[str, Any]] = {}
-
-
-class TrialSeconds(Table):
-    """``seconds.json``: the seconds of each trial of a search, by its run."""
-
-    seconds: dict[str, Amount] = {}
-
-
-class AdviceOptions(Table):
-    """``options.json``: the options of the first ``fedblend advise`` in a folder."""
-
-    methods: list[str] | None = None
-    set: list[str] | None = None
-    megabytes: Number | None = None
-    least: Number | None = None
-    leaves: list[str] | None = None
-
+Status = _form(
+    "Status",
+    state=(Literal["running", "done", "stopped", "failed", "killed"], "running"),
+    round=(Annotated[int, Field(ge=-1, le=LARGEST_INT)], 0),
+    reason="",
+)
+Study = _form("Study", name="", experiments=(dict[FolderName, dict[str, Any]], {}))
+# The seconds of each trial of a search, by its run.
+TrialSeconds = _form("TrialSeconds", seconds=(dict[str, Amount], {}))
+# The options of the first ``fedblend advise`` in a folder.
+AdviceOptions = _form(
+    "AdviceOptions",
+    methods=(list[str] | None, None),
+    set=(list[str] | None, None),
+    megabytes=(Number | None, None),
+    least=(Number | None, None),
+    leaves=(list[str] | None, None),
+)
 
 DAMAGED = "the file is damaged, or not fedblend's: restore it, or remove the folder and run again"
 

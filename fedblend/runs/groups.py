@@ -34,15 +34,11 @@ class Outcome:
     """
 
     path: Path
-    """The run's folder."""
     config: dict[str, Any]
-    """The resolved configuration."""
     records: list[RoundRecord]
-    """The records of its rounds."""
     status: dict[str, Any]
     """State, round and reason, as :meth:`RunDirectory.status` returns them."""
     facts: dict[str, Any]
-    """Versions, checksums and sizes."""
 
     @property
     def label(self) -> str:
@@ -255,7 +251,6 @@ def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
 
 
 def _group_names(groups: list[list[Outcome]]) -> list[str]:
-    """Return a unique name for each group of one label."""
     label = groups[0][0].label
     if len(groups) == 1:
         return [label]

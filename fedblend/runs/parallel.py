@@ -161,7 +161,6 @@ def join_failures(faults: Mapping[str, str], runs: int) -> str:
 
 
 def _require_same_experiments(study: Study, folder: Path) -> None:
-    """Raise :class:`FedblendError` if an experiment differs from the one that its run began with."""
     started = {slug: e for slug, e in study.experiments.items() if RunDirectory.has_begun(folder / slug)}
     fields = {slug: first_difference(RunDirectory(folder / slug), experiment) for slug, experiment in started.items()}
     different = {slug: field for slug, field in fields.items() if field}

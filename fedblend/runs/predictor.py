@@ -161,7 +161,6 @@ class Predictor:
         return tuple(self.description.get("labels", ()))
 
     def _samples(self, x: Any) -> torch.Tensor:
-        """Samples as the module takes them."""
         shape, kind = tuple(self.description["shape"]), self.description["kind"]
         try:
             array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)

@@ -45,12 +45,7 @@ SPLIT_CLIENTS = 500
 TARGET = ("target", "target_metric", "stop_at_target")
 """Fields of the target."""
 
-MAY_CHANGE = {
-    *TARGET,
-    *EXECUTION,
-    "rounds",
-    "callbacks",
-}
+MAY_CHANGE = {*TARGET, *EXECUTION, "rounds", "callbacks"}
 """Fields that may differ in a resumed run: none of them changes a finished round."""
 
 SAME_EXPERIMENT = (
@@ -64,11 +59,8 @@ class FinishedRun:
     """A finished run."""
 
     directory: RunDirectory
-    """The run's folder."""
     setup: Setup
-    """Its data, clients and model."""
     state: RunState
-    """Its final state."""
 
 
 def execute(
@@ -92,7 +84,7 @@ def execute(
     exists = RunDirectory.has_begun(path)
     if exists and not resume:
         raise FedblendError(
-            f"{path}: already holds a run; go on with it (fedblend resume; resume=True), or give another folder as out"
+            f"{path}: already holds a run; resume it (fedblend resume; resume=True), or give another folder"
         )
     if exists and (field := first_difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
@@ -190,7 +182,6 @@ def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_timi
 def _run(
     directory: RunDirectory, loop: RoundLoop, plan: EnginePlan, records: list[Callback], checkpoints: Checkpoints
 ) -> RunState:
-    """Run the remaining rounds in the run's folder."""
     experiment = loop.setup.experiment
     with directory.locked():
         before, started = directory.status(), False

@@ -70,7 +70,6 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
 
 
 def _scores(record: RoundRecord) -> dict[str, float]:
-    """Return metrics on test and on validation samples, by column name."""
     names = list(record.metrics or {})
     found = {f"metric.{name}": record.score_of(name) for name in names}
     found |= {f"validation.{name}": record.score_of(name, True) for name in ("loss", "accuracy", *names)}
@@ -115,14 +114,9 @@ def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
       (``seconds.train``): of the whole run; ``peak_memory``: bytes, the largest of the seeds'.
     """
-    return table_of(group(runs))
-
-
-def table_of(groups: Sequence[Group]) -> pd.DataFrame:
-    """Return :func:`table` of groups."""
     import pandas as pd
 
-    return pd.DataFrame(rows_of(groups))
+    return pd.DataFrame(rows_of(group(runs)))
 
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -167,7 +161,7 @@ def _row(g: Group) -> dict[str, Any]:
     over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
-    totals = [_totals(o) for o in counted]
+    totals = [_totals(o.records) for o in counted]
     for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
         row[name] = _mean([total.get(name, 0.0) for total in totals])
     peaks = [r.machine["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.machine]
@@ -212,9 +206,8 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
 
 
 def _bytes_until(outcome: Outcome, round: int) -> float:
-    """Return the bytes in both directions up to a round."""
-    made = [costs(record) for record in outcome.records if record.round <= round]
-    return sum(cost["bytes_up"] + cost["bytes_down"] for cost in made)
+    total = _totals(record for record in outcome.records if record.round <= round)
+    return total["bytes_up"] + total["bytes_down"]
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:
@@ -250,9 +243,9 @@ def states(g: Group) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
 
-def _totals(outcome: Outcome) -> dict[str, float]:
+def _totals(records: Iterable[RoundRecord]) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
-    for record in outcome.records:
+    for record in records:
         for name, number in costs(record).items():
             total[name] += number
     return total
@@ -309,13 +302,7 @@ def megabytes(number: float, unit: str = " MB") -> str:
     >>> megabytes(4_936_480), megabytes(63_520), megabytes(0), megabytes(12_345_678_900, "")
     ('4.9 MB', '0.064 MB', '0 MB', '12,345.7')
     """
-    if math.isnan(number):
-        return NOTHING
-    large = number / MEGABYTE
-    if 0 < large < 0.0005:
-        return f"<0.001{unit}"
-    digits = 0 if number == 0 else 1 if large >= 1 else 2 if large >= 0.1 else 3
-    return f"{large:,.{digits}f}{unit}"
+    return NOTHING if math.isnan(number) else _short(number / MEGABYTE, math.inf) + unit
 
 
 def duration(time: float) -> str:
@@ -324,12 +311,15 @@ def duration(time: float) -> str:
     >>> duration(1266.4), duration(31.62), duration(0.1), duration(0.0002), duration(0)
     ('1,266', '31.6', '0.10', '<0.001', '0')
     """
-    if math.isnan(time):
-        return NOTHING
-    if 0 < time < 0.0005:
+    return NOTHING if math.isnan(time) else _short(time, 100)
+
+
+def _short(number: float, whole: float) -> str:
+    """A number with more decimals the smaller it is; with none from ``whole`` on."""
+    if 0 < number < 0.0005:
         return "<0.001"
-    digits = 0 if time >= 100 or not time else 1 if time >= 1 else 2 if time >= 0.1 else 3
-    return f"{time:,.{digits}f}"
+    digits = 0 if number >= whole or not number else 1 if number >= 1 else 2 if number >= 0.1 else 3
+    return f"{number:,.{digits}f}"
 
 
 def target_text(row: Any) -> str:

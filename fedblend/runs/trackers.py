@@ -167,6 +167,9 @@ class WandB(Tracker):
         self.open.pop("run").finish()
 
 
+STORES = ("http", "https", "sqlite", "postgresql", "mysql", "file", "databricks")
+
+
 def _known_store(uri: str) -> str:
     if "@" in uri.partition("://")[2].partition("/")[0] or "password=" in uri:
         raise FedblendError(
@@ -174,15 +177,7 @@ def _known_store(uri: str) -> str:
             "valid: a uri without them (http: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD), or no uri, "
             "with the whole one in MLFLOW_TRACKING_URI"
         )
-    if "://" in uri and uri.split("://")[0] not in (
-        "http",
-        "https",
-        "sqlite",
-        "postgresql",
-        "mysql",
-        "file",
-        "databricks",
-    ):
+    if "://" in uri and uri.split("://")[0] not in STORES:
         raise FedblendError(f"callbacks: mlflow: uri: '{uri}' is no store of MLflow; valid: a folder, or http(s)://...")
     return uri
 
@@ -236,7 +231,6 @@ class MLflow(Tracker):
 
 
 def _new_run(client: Any, folder: Path, setup: Setup) -> str:
-    """Create a run with its configuration as parameters; return its id."""
     name = folder.parent.name or "fedblend"
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError, Stopped, did_you_mean, missing_package
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
 from fedblend.experiment.tables import write_toml
@@ -49,19 +49,14 @@ class Trial:
     """One run with some values of the searched fields."""
 
     folder: Path
-    """Its run directory."""
     values: dict[str, Any]
-    """The fields' values."""
     score: float | None
     """The metric on validation samples at the best round; ``None`` for a trial that failed or measured none."""
     round: int
-    """The best round."""
     rounds: int
-    """Rounds made."""
     pruned: bool = False
     """Whether it was ended early, with fewer rounds than the experiment has."""
     failure: str = ""
-    """Why it failed."""
 
 
 @dataclass
@@ -69,13 +64,11 @@ class MethodSearch:
     """The search of one method."""
 
     label: str
-    """The method's label."""
     fields: dict[str, list[Any] | Interval]
     """The searched fields that the method has."""
     metric: str = ""
     """The metric by which trials are compared, known after the first of them."""
     larger_is_better: bool = True
-    """Whether a larger score is better."""
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -139,9 +132,8 @@ def tune(
 
 
 def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
-    """Raise :class:`FedblendError` for a field that none of the methods has."""
     for path in fields:
-        if not any(registry.has_option(experiment, path) for experiment in experiments):
+        if not any(has_option(experiment, path) for experiment in experiments):
             known = [one for experiment in experiments for one in _paths(as_table(experiment))]
             raise FedblendError(
                 f"tune.fields: no method of the file has '{path}'"
@@ -171,7 +163,6 @@ def _first_seed(table: Mapping[str, Any]) -> int:
 
 
 def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any]:
-    """One method's experiment as it is in the file."""
     kept = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
     return copy.deepcopy({**kept, "method": method, "seed": seed})
 
@@ -190,7 +181,7 @@ def _search(
     table: dict[str, Any], experiment: Experiment, settings: Tune, folder: Path, on_trial: OnTrial
 ) -> MethodSearch:
     label = experiment.method.label or experiment.method.name
-    fields = {path: values for path, values in settings.fields.items() if registry.has_option(experiment, path)}
+    fields = {path: values for path, values in settings.fields.items() if has_option(experiment, path)}
     if not fields:
         raise FedblendError(f"tune.fields: {label} has none of {', '.join(settings.fields)}")
     search = MethodSearch(label, fields)

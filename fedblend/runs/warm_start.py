@@ -43,7 +43,7 @@ def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
     own = setup.weights()
     if different := differing(own, state.weights):
         raise FedblendError(
-            f"start: '{given}': the model of {path} is another ('{different[0]}' differs); use the same model"
+            f"start: '{given}': the model of {path} is another ('{different[0]}' differs); use the same"
         )
     # The file has tensors in order of name; all code expects the model's order.
     return in_order(state.weights, own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,6 @@ def test_of_a_loss_the_smaller_one_is_better() -> None:
     assert made.best.method == "c"
 
 
-def test_without_a_certain_gain_the_answer_is_fedavg_and_a_guess() -> None:
-    made = advice(option("b", UNSURE), option("c", WORSE))
-    assert made.best is None
-    first, second = made.answer()
-    assert first == "No blend helps for certain here, over 3 seeds: train with FedAvg."
-    assert second.startswith("The best guess is b: +2.3 [")
-
-
 def test_a_method_that_failed_with_a_seed_is_not_advised() -> None:
     lost = option("a", SURE)
     two = Option(**{**vars(lost), "scores": {seed: lost.scores[seed] for seed in (0, 1)}})
@@ -137,29 +130,6 @@ def test_a_seed_that_diverged_counts_as_failed(lost: float, tmp_path: Path, monk
     assert json.dumps(made.table(), allow_nan=False)
 
 
-def test_an_option_that_the_limits_exclude_is_not_advised() -> None:
-    made = advice(option("a", SURE, fault="means may not leave a client"))
-    assert made.best is None
-    assert "best guess" not in " ".join(made.answer())
-
-
-def test_where_fedavg_breaks_a_limit_nothing_is_advised() -> None:
-    made = Advice("accuracy", True, [option("fedavg", fault="needs 3 MB a client"), option("b", UNSURE)])
-    assert made.answer() == [
-        "Nothing that helps for certain keeps the limits, nor does FedAvg: it needs 3 MB a client."
-    ]
-
-
-def test_a_method_below_fedavg_is_no_guess() -> None:
-    made = advice(option("b", (-0.05, 0.04, -0.06)))
-    assert made.answer() == ["No blend helps for certain here, over 3 seeds: train with FedAvg."]
-
-
-def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
-    with pytest.raises(FedblendError, match=r"--least 80: an accuracy is from 0 to 1; valid: such as 0\.8 for 80 %"):
-        study_of(TINY, ["fedprox"], Limits(score=80.0))
-
-
 @each(
     ("given", "seeds"),
     [
@@ -174,11 +144,6 @@ def test_an_accuracy_in_per_cent_is_refused_before_the_search() -> None:
 def test_fewer_than_three_seeds_are_filled_up_with_the_smallest_others(given: dict[str, Any], seeds: list[int]) -> None:
     table = {key: value for key, value in TINY.items() if key not in ("seed", "seeds")}
     assert study_of({**table, **given}, [])[0]["seeds"] == seeds
-
-
-def test_bad_seeds_are_refused_before_the_search() -> None:
-    with pytest.raises(FedblendError, match=r"seeds: \[0, 0\] is not valid"):
-        study_of({**TINY, "seeds": [0, 0]}, [])
 
 
 def test_candidates_are_possible_where_a_round_needs_several_uploads() -> None:
@@ -197,23 +162,52 @@ def test_runs_of_other_values_are_not_taken_for_the_best_ones(tmp_path: Path) ->
 
 
 @each(
-    ("limits", "fault"),
+    ("limits", "leaves", "fault"),
     [
-        (Limits(), ""),
-        (Limits(megabytes=0.5), "needs 1 MB a client"),
-        (Limits(score=0.7), "reaches 0.62 only"),
-        (Limits(leaves=frozenset()), "means may not leave a client"),
-        (Limits(leaves=frozenset({"means"})), ""),
+        (Limits(), "means", ""),
+        (Limits(megabytes=0.5), "means", "needs 1 MB a client"),
+        (Limits(score=0.7), "means", "reaches 0.62 only"),
+        (Limits(leaves=frozenset()), "means", "means may not leave a client"),
+        (Limits(leaves=frozenset({"means"})), "means", ""),
+        (Limits(), "raw", "raw may not leave a client"),
+        (Limits(leaves=frozenset({"raw"})), "raw", ""),
     ],
 )
-def test_limits(limits: Limits, fault: str) -> None:
-    assert limits.fault(option("a", leaves=("means",)), True) == fault
+def test_limits(limits: Limits, leaves: str, fault: str) -> None:
+    assert limits.fault(option("a", leaves=(leaves,)), True) == fault
 
 
-def test_raw_samples_need_a_word() -> None:
-    raw = option("a", leaves=("raw",))
-    assert Limits().fault(raw, True) == "raw may not leave a client"
-    assert Limits(leaves=frozenset({"raw"})).fault(raw, True) == ""
+NONE = ["No blend helps for certain here, over 3 seeds: train with FedAvg."]
+KEPT = "Nothing that helps for certain keeps the limits, nor does FedAvg: it needs 3 MB a client."
+GUESS = "The best guess is b: +2.3 [-11.3, +16.0] points; more seeds would decide it."
+
+
+@each(
+    ("base", "others", "answer"),
+    [
+        ("", [option("b", UNSURE), option("c", WORSE)], [*NONE, GUESS]),
+        ("", [option("b", (-0.05, 0.04, -0.06))], NONE),  # below FedAvg
+        ("", [option("a", SURE, fault="means may not leave a client")], NONE),
+        ("needs 3 MB a client", [option("b", UNSURE)], [KEPT]),
+    ],
+)
+def test_without_a_certain_gain_within_the_limits_nothing_is_advised(
+    base: str, others: list[Option], answer: list[str]
+) -> None:
+    made = Advice("accuracy", True, [option("fedavg", fault=base), *others])
+    assert (made.best, made.answer()) == (None, answer)
+
+
+@each(
+    ("changes", "limits", "told"),
+    [
+        ({"seeds": [0, 0]}, Limits(), "seeds: [0, 0] is not valid"),
+        ({}, Limits(score=80.0), "--least 80: an accuracy is from 0 to 1; valid: such as 0.8 for 80 %"),
+    ],
+)
+def test_mistakes_are_refused_before_the_search(changes: dict[str, Any], limits: Limits, told: str) -> None:
+    with pytest.raises(FedblendError, match=re.escape(told)):
+        study_of({**TINY, **changes}, ["fedprox"], limits)
 
 
 def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
@@ -224,7 +218,7 @@ def test_the_front_has_the_options_that_no_other_beats_in_both() -> None:
 
 
 def test_a_leak_below_zero_is_shown_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     below = option("a", SURE, membership={"weights": -0.031, "means": -0.012, "outputs": math.nan})
     assert below.exposure == -0.012
     made = advice(below)
@@ -238,7 +232,7 @@ def test_a_leak_below_zero_is_shown_as_it_was_measured(monkeypatch: pytest.Monke
 def test_the_figure_says_what_is_seen_and_which_side_is_better(
     megabytes: float, scale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     made = advice(option("a", SURE, megabytes=megabytes))
     figure: Any = advice_figure.draw_advice(made, "digits, 20 clients")
     leak, sent = figure.axes

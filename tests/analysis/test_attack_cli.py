@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded, words_of
+from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
 from helpers import images, labelled, same, slow_except
 from helpers import run as after_rounds
 from helpers import setup as made_of
@@ -160,19 +160,6 @@ def test_dropout_is_left_out_of_what_an_attacker_computes(tmp_path: Path) -> Non
     assert same(*sent)
 
 
-def test_an_interrupted_attack_keeps_its_best_images(made: Path, tmp_path: Path) -> None:
-    def stop(restart: int, number: int, cost: torch.Tensor) -> None:
-        if number == 7:
-            raise KeyboardInterrupt
-
-    found = attack_run(made, 0, 1, images=1, steps=1, iterations=50, progress=stop)
-
-    table = json.loads((found.write(tmp_path / "kept") / "attack.json").read_text())
-    assert table["stopped"]
-    assert table["iterations"] == 7
-    assert table["cost"] == pytest.approx(found.rebuilt.curve.min(), abs=1e-7)
-
-
 # The command -----------------------------------------------------------------------------------------------
 
 
@@ -239,10 +226,6 @@ def test_runs_that_cannot_be_attacked_are_refused(tmp_path: Path) -> None:
     refused(here("attack", outputs, "--round", 0, "--client", 0), "'outputs'", "no model")
     toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
     refused(here("attack", toy, "--round", 0, "--client", 0), "data: 'toy'", "rebuild images")
-
-
-def test_help_says_where_leaks_reads_attacks() -> None:
-    assert "default: in the run's, where fedblend leaks reads them" in words_of(here("attack", "--help").out)
 
 
 # Leak report cards -----------------------------------------------------------------------------------------
@@ -354,7 +337,7 @@ def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monk
 
 
 def test_the_note_of_the_figure_is_inside_of_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leak_figure, "png_bytes", lambda figure: figure)
+    monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     leak = Leak("a", "a", 0.5, "weights", "", 1, 1, 1, "dlg", psnr=20.0)
     figure: Any = leak_figure.draw_leaks([leak, *(replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30))])
     figure.canvas.draw()
@@ -493,8 +476,3 @@ def test_a_warm_started_run_is_made_again_from_its_first_weights(
     monkeypatch.setattr(SwitchCounter, "on_updates", lambda self, task, result: begun.append(dict(task.weights)))
     switches(path)
     assert same(begun[0], weights(made))
-
-
-def test_runs_that_switch_nothing_are_refused(made: Path) -> None:
-    with pytest.raises(FedblendError, match=r"'plain' of .* switches no lambda"):
-        switches(made)

@@ -24,21 +24,6 @@ from fedblend.runs.directory import RunDirectory
 GROUPS = [list(range(0, 20)), list(range(20, 40))]
 
 
-def test_raw_samples_give_their_members_away() -> None:
-    made = setup(images(n=60), groups=GROUPS)
-    raw = made.scale(made.data.train.x[torch.from_numpy(made.population.order)])
-
-    assert membership.of_entries(made, raw) == 1.0
-
-
-def test_entries_that_have_nothing_of_a_sample_tell_nothing() -> None:
-    made = setup(images(n=60), groups=GROUPS)
-
-    far = torch.full((1, *made.data.train.x.shape[1:]), 1e6)
-
-    assert abs(membership.of_entries(made, far)) < 0.5
-
-
 def world(y: list[int], known: list[int], test: tuple[int, ...] = (0, 1), **changes: Any) -> Setup:
     """Two clients with 20 samples each of the classes ``y``; of the test samples half are of each class ``test``.
 
@@ -65,34 +50,34 @@ def model(made: Setup, reads: float = 0.0, says_0: float = 0.0) -> dict[str, tor
 
 
 BOTH = [0, 1] * 20
+HALF = np.array([10, 10])
 
 
-def test_a_model_that_is_right_on_members_alone_gives_them_away() -> None:
-    made = world(BOTH, known=list(range(40)))
+def test_entries_give_their_members_away_as_far_as_they_are_like_them() -> None:
+    made = setup(images(n=60), groups=GROUPS)
+    raw = made.scale(made.data.train.x[torch.from_numpy(made.population.order)])
 
-    assert membership.of_model(made, model(made)) == 0.0  # all classes are as likely
-    assert membership.of_model(made, model(made, reads=9.0)) == 1.0
-
-
-def test_samples_of_clients_that_never_trained_are_no_members() -> None:
-    made = world(BOTH, known=GROUPS[0])
-
-    found = [membership.of_model(made, model(made, reads=9.0), clients) for clients in ({0}, {1}, {0, 1})]
-    assert found[:2] == [1.0, 0.0]
-    assert 0 < found[2] < 1
+    assert membership.of_entries(made, raw) == 1.0
+    assert abs(membership.of_entries(made, torch.full((1, *raw.shape[1:]), 1e6))) < 0.5
 
 
-def test_a_class_that_the_clients_have_is_no_advantage() -> None:
-    """The model has small losses on class 0 alone. All samples of client 0 are of it, and half of the others."""
-    made = world([0] * 20 + [1] * 20, known=[])
-
-    assert membership.of_model(made, model(made, says_0=5.0), {0}) == 0.0
-
-
-def test_without_other_samples_of_the_clients_classes_nothing_is_measured() -> None:
-    made = world([2] * 20 + [1] * 20, known=GROUPS[0])
-
-    assert np.isnan(membership.of_model(made, model(made, reads=9.0), {0}))
+def test_a_model_gives_members_away_by_what_it_knows_of_them_alone() -> None:
+    everyone, first = world(BOTH, known=list(range(40))), world(BOTH, known=GROUPS[0])
+    # The model has small losses on class 0 alone. All samples of client 0, or all that had arrived, are of it.
+    one_class, arrived = world([0] * 20 + [1] * 20, known=[]), world(([0] * 10 + [1] * 10) * 2, known=[])
+    cases: dict[str, tuple[float, Setup, dict[str, float], dict[str, Any]]] = {
+        "all classes are as likely": (0.0, everyone, {}, {}),
+        "right on members alone": (1.0, everyone, {"reads": 9.0}, {}),
+        "the client that trained": (1.0, first, {"reads": 9.0}, {"clients": {0}}),
+        "a client that never trained": (0.0, first, {"reads": 9.0}, {"clients": {1}}),
+        "a class that the clients have": (0.0, one_class, {"says_0": 5.0}, {"clients": {0}}),
+        "a class of what had arrived": (0.0, arrived, {"says_0": 5.0}, {"sizes": HALF}),
+    }
+    for name, (wanted, made, knows, given) in cases.items():
+        assert membership.of_model(made, model(made, **knows), **given) == wanted, name
+    assert 0 < membership.of_model(first, model(first, reads=9.0), {0, 1}) < 1
+    none_of_its_classes = world([2] * 20 + [1] * 20, known=GROUPS[0])
+    assert np.isnan(membership.of_model(none_of_its_classes, model(none_of_its_classes, reads=9.0), {0}))
 
 
 def test_others_are_what_the_clients_that_trained_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +116,6 @@ def test_the_leak_card_of_a_model_is_of_the_layers_that_left_and_of_the_clients_
     assert cards["fedavg"].membership != membership.of_model(plain, state.weights)
 
 
-HALF = np.array([10, 10])
-
-
 def test_samples_that_had_not_arrived_are_no_members() -> None:
     made = world(BOTH, known=[*range(10), *range(20, 30)])
     arrived = made.scale(made.data.train.x[[*range(10), *range(20, 30)]])
@@ -143,12 +125,6 @@ def test_samples_that_had_not_arrived_are_no_members() -> None:
     assert membership.of_model(made, model(made, reads=9.0)) < 1.0
     assert membership.of_entries(made, arrived, sizes=HALF) == 1.0
     assert np.isnan(membership.of_entries(made, arrived, sizes=0 * HALF)), "nobody shared"
-
-
-def test_a_class_of_the_samples_that_had_arrived_is_no_advantage() -> None:
-    made = world(([0] * 10 + [1] * 10) * 2, known=[])
-
-    assert membership.of_model(made, model(made, says_0=5.0), sizes=HALF) == 0.0
 
 
 @pytest.mark.parametrize("enough", [1, 200])
@@ -200,12 +176,6 @@ def test_chance_is_zero_on_average() -> None:
 
     # Each has a deviation of about sqrt(2 * 0.25 / 40) at most, so their mean stays within five standard errors.
     assert abs(np.mean(found)) < 5 * np.sqrt(0.5 / 40 / 300)
-
-
-def test_the_larger_scores_of_members_are_no_advantage() -> None:
-    scores = np.arange(10.0)
-    assert membership.advantage(scores, scores + 100) == 1.0
-    assert membership.advantage(scores + 100, scores) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -15,22 +15,20 @@ import pandas as pd
 import pytest
 import torch
 from cli_helpers import PNG, contents, here, refused, succeeded
-from helpers import experiment, images, setup
+from helpers import experiment, setup
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend import report
 from fedblend.analysis import points
-from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
-from fedblend.analysis.points.features import distance
+from fedblend.analysis.points.features import Vae, distance
 from fedblend.analysis.points.gradients import alignment, gradient
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
 from fedblend.analysis.points.replay import replay
-from fedblend.analysis.points.training import accuracy, train
-from fedblend.analysis.points.vae import Vae
+from fedblend.analysis.points.training import train
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -39,7 +37,7 @@ from fedblend.data.loaders.small import Toy
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.setup import make_setup
 from fedblend.runs import checkpoint
-from fedblend.runs.api import expand_file, run
+from fedblend.runs.api import run
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
@@ -428,11 +426,6 @@ def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path,
 # Pictures in the report ------------------------------------------------------------------------------------
 
 
-def test_rounds_are_chosen_evenly() -> None:
-    assert evenly_spaced(list(range(1, 101)), 8) == [1, 15, 29, 43, 57, 71, 85, 100]
-    assert evenly_spaced([3, 4], 8) == [3, 4]
-
-
 def pixels(url: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
@@ -526,13 +519,6 @@ def test_a_lead_is_the_margin_to_the_best_other_class() -> None:
     assert output_margins(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
 
 
-@pytest.mark.slow
-def test_the_example_is_the_file_that_was_run(toy: Path) -> None:
-    made = expand_file(ROOT / "examples" / "toy.toml", [], None)
-    assert list(made.experiments) == ["fedavg-seed0", "aggenhance-seed0"]
-    assert RunDirectory(toy / "fedavg-seed0").experiment() == made.experiments["fedavg-seed0"]
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -561,20 +547,9 @@ def test_runs_without_one_model_have_no_boundary(tmp_path: Path) -> None:
     )
 
 
-def test_accuracy_is_that_of_the_run(loaded_run: LoadedRun) -> None:
-    assert accuracy(loaded_run.model(), loaded_run.setup) == pytest.approx(
-        loaded_run.directory.metrics()[-1]["accuracy"]
-    )
-
-
 def test_points_of_a_server_step_count_rounds_from_one() -> None:
     kept: dict[str, Any] = {"points": torch.zeros(4, 2), "labels": torch.tensor([0, 1, 0, 1])}
     points = Points.from_server_state({**kept, "rounds": torch.tensor([0, 0, 2, 2])})
     assert points.all_rounds() == [1, 3]
     assert len(points.until(2)) == 2
     assert points.made_in(3).labels.tolist() == [0, 1]
-
-
-def test_images_of_the_helpers_are_taken_too() -> None:
-    made = setup(images(), method={"server_step": STEP}, scale="unit")
-    assert len(replay(RoundLoop(made, LoopEngine(made)), 1)) == 1

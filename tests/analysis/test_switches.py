@@ -22,7 +22,7 @@ from fedblend.core.engine import TrainTask
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
-from fedblend.methods.augment import augmix
+from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from script_helpers import ROOT, script
@@ -16,7 +15,7 @@ from fedblend.experiment.setup import make_setup
 pytestmark = pytest.mark.slow
 
 
-def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = script("benchmarks/page.py")
     texts = [path.read_text() for path in page.PAGES]
@@ -25,7 +24,7 @@ def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch: py
     assert sum(text.count("<!-- end -->") for text in texts) == len(page.SECTIONS)
 
 
-def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     measured = script("benchmarks/page.py").by_processor("rounds")
 
@@ -40,7 +39,7 @@ def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch: py
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def machine(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     found = script("benchmarks/machine.py")
     for name in found.SWITCHES["avx2"]:
@@ -48,10 +47,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-def test_a_program_limited_to_an_instruction_set_starts_again_once_with_all_switches(
-    machine: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[tuple[str, list[str], dict[str, str]]] = []
+def test_a_program_limited_to_an_instruction_set_starts_again_once_with_all_switches(machine, monkeypatch, tmp_path):
+    started = []
     monkeypatch.setattr(machine.os, "execve", lambda *words: started.append(words))
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     machine.CPUINFO.write_text("flags : fpu sse4_1 avx avx2 fma")
@@ -75,7 +72,7 @@ def test_a_program_limited_to_an_instruction_set_starts_again_once_with_all_swit
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux's list of the processor's features")
 @pytest.mark.parametrize("isa", ["default", "avx2", "avx512"])
-def test_switches_limit_pytorch_onednn_and_the_kernels(isa: str, machine: ModuleType, tmp_path: Path) -> None:
+def test_switches_limit_pytorch_onednn_and_the_kernels(isa, machine, tmp_path):
     if not machine.has(isa, machine.CPUINFO.read_text()):
         pytest.skip(f"this processor has no {machine.NEEDS[isa]}")
     program = """
@@ -102,33 +99,16 @@ torch.conv2d(torch.randn(10, 64, 16, 16), torch.randn(128, 64, 3, 3))
     assert f"cpu,isa:{onednn}" in done.stdout
 
 
-def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = script("benchmarks/page.py")
 
-    def one(kind: str, seconds: float, disturbed: bool = False) -> dict[str, object]:
+    def one(kind, seconds, disturbed=False):
         repeats = [{"median_s": seconds * slower} for slower in (1, 2, 1)]
-        return {
-            "label": f"{kind} {seconds}",
-            "kind": kind,
-            "median_s": seconds,
-            "disturbed": disturbed,
-            "repeats": repeats,
-        }
+        return dict(label=f"{kind} {seconds}", kind=kind, median_s=seconds, disturbed=disturbed, repeats=repeats)
 
-    timed = {
-        str(i): contestant
-        for i, contestant in enumerate(
-            [
-                one("base", 9),
-                one("peer", 4),
-                one("peer", 3, True),
-                one("fedblend", 2),
-                one("fedblend", 1),
-                one("method", 0.5),
-            ]
-        )
-    }
+    times = ("base", 9), ("peer", 4), ("peer", 3, True), ("fedblend", 2), ("fedblend", 1), ("method", 0.5)
+    timed = {str(i): one(*given) for i, given in enumerate(times)}
     job = {"contestants": timed, "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"}}
     monkeypatch.setattr(page, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
 
@@ -142,7 +122,7 @@ def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch: pytest.
     )
 
 
-def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     jobs, contestant = script("benchmarks/peers/jobs.py"), script("benchmarks/peers/run_fedblend.py")
     settings = replace(jobs.JOBS["C"], clients=6, samples=4, cohort=2)
@@ -162,7 +142,7 @@ def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path: Path, monkeypatch
         contestant.require_cohorts(job, records)
 
 
-def test_the_scaling_page_computes_from_what_one_more_costs() -> None:
+def test_the_scaling_page_computes_from_what_one_more_costs():
     scaling = script("benchmarks/scaling.py")
     rows = [
         {"kind": kind, "value": value, "parameters": value, "round_s": seconds, "mb": mb, "sent_bytes": 80 * value}

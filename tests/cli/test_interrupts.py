@@ -1,25 +1,18 @@
 """Ctrl-C in real processes: `attack` keeps its best images, and `run` says at once what happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cli_helpers import (
     TINY,
-    Outcome,
     changed,
     finish,
     here,
@@ -45,20 +38,20 @@ ENDLESS = 10**7
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "plain"
     api.run(resolve(changed(TINY, {"rounds": 1})), path)
     return path
 
 
-def started(run: Path, out: Path) -> subprocess.Popen[str]:
+def started(run, out):
     """Start an attack that would take hours, as a process of its own."""
-    words: list[Any] = ["attack", run, "--round", 0, "--client", 1, "--images", 1, "--steps", 1]
+    words = ["attack", run, "--round", 0, "--client", 1, "--images", 1, "--steps", 1]
     words += ["--iterations", ENDLESS, "--out", out]
     return start_process([sys.executable, "-c", COMMAND, *map(str, words)])
 
 
-def wait_for_iterations(process: subprocess.Popen[str], iterations: int) -> tuple[int, float]:
+def wait_for_iterations(process, iterations):
     """Wait for the progress line of at least so many iterations; their number, and the least cost until then."""
     assert process.stderr is not None
     for line in process.stderr:
@@ -70,7 +63,7 @@ def wait_for_iterations(process: subprocess.Popen[str], iterations: int) -> tupl
     raise AssertionError("the attack ended too early")
 
 
-def interrupted(process: subprocess.Popen[str], times: int) -> Outcome:
+def interrupted(process, times):
     """Press Ctrl-C ``times`` times, and wait for the end of the process."""
     for _ in range(times):
         os.kill(process.pid, signal.SIGINT)
@@ -80,7 +73,7 @@ def interrupted(process: subprocess.Popen[str], times: int) -> Outcome:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_attack_that_is_interrupted_keeps_its_best_image(times: int, run: Path, tmp_path: Path) -> None:
+def test_an_attack_that_is_interrupted_keeps_its_best_image(times, run, tmp_path):
     process = started(run, tmp_path / "kept")
     number, least = wait_for_iterations(process, 60)
 
@@ -100,23 +93,21 @@ def test_an_attack_that_is_interrupted_keeps_its_best_image(times: int, run: Pat
     )
 
 
-def as_far_as(run: Path, iterations: int) -> dict[str, Any]:
+def as_far_as(run, iterations):
     """The same attack in this process, stopped after as many iterations."""
 
-    def stop(restart: int, number: int, cost: torch.Tensor) -> None:
+    def stop(restart, number, cost):
         if number == iterations:
             raise KeyboardInterrupt
 
     return attack_run(run, 0, 1, images=1, steps=1, iterations=ENDLESS, progress=stop).table()
 
 
-def test_before_the_attack_has_begun_nothing_is_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_the_attack_has_begun_nothing_is_written(run, tmp_path, monkeypatch):
     """The signal reaches this process while the attack is prepared."""
     pressed = []
 
-    def stage(*given: Any, **options: Any) -> None:
+    def stage(*given, **options):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             pressed.append(1)
@@ -168,19 +159,18 @@ class Busy(Callback):
 """
 
 
-def busy(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+def busy(folder, monkeypatch, **changes):
     """A file of two runs of three rounds, each of which is busy after its second."""
     (folder / "mine.py").write_text(BUSY.format(fifo=str(folder / "fifo")))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     return write(folder / "busy.toml", {"rounds": 3, "seeds": [0, 1], "callbacks": ["mine:Busy"]} | changes)
 
 
-def pressed_while_busy(file: Path, jobs: int, ranks: int = 1, command: str = "run") -> subprocess.Popen[str]:
+def pressed_while_busy(file, jobs, ranks=1, command="run"):
     """Run the file until it is busy, press Ctrl-C, and wait for the line that says what happens."""
     os.mkfifo(file.with_name("fifo"))
     more = [*(() if command == "tune" else ("--jobs", jobs)), "--set", f"ranks={ranks}"]
     process = start(command, file, "--out", file.with_name("out"), *more)
-    assert process.stderr is not None
     for _ in range(jobs):
         assert "busy\n" in iter(process.stderr.readline, ""), "it ended before it was busy"
     os.kill(process.pid, signal.SIGINT)
@@ -189,13 +179,12 @@ def pressed_while_busy(file: Path, jobs: int, ranks: int = 1, command: str = "ru
     return process
 
 
-def next_line(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
+def next_line(process):
     wait_until(lambda: bool(select.select([process.stderr], [], [], 0)[0]), process)
     return process.stderr.readline()
 
 
-def goes_on_to_the_same_bits(file: Path) -> None:
+def goes_on_to_the_same_bits(file):
     file.with_name("fifo").unlink()
     succeeded(here("resume", file.with_name("out"), "--jobs", 1))
     succeeded(here("run", file, "--out", file.with_name("whole"), "--jobs", 1))
@@ -205,9 +194,7 @@ def goes_on_to_the_same_bits(file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
-def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(tmp_path, monkeypatch):
     file = busy(tmp_path, monkeypatch)
     process = pressed_while_busy(file, jobs=1)
     (tmp_path / "fifo").open("w").close()
@@ -226,9 +213,7 @@ def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
 @pytest.mark.parametrize("command", ["tune", "advise"])
-def test_ctrl_c_says_at_once_what_happens_while_a_trial_is_computed(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_says_at_once_what_happens_while_a_trial_is_computed(command, tmp_path, monkeypatch):
     search = {"validation": {"clients": 0.2}, "tune": {"fields": {"train.lr": [0.05, 0.1]}}}
     file = busy(tmp_path, monkeypatch, **search)
     process = pressed_while_busy(file, jobs=1, command=command)
@@ -246,9 +231,7 @@ def test_ctrl_c_says_at_once_what_happens_while_a_trial_is_computed(
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
 @pytest.mark.parametrize(("jobs", "ranks"), [(1, 1), (1, 2), (2, 1)])
-def test_a_second_ctrl_c_stops_at_once_what_resumes_to_the_same_bits(
-    jobs: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_stops_at_once_what_resumes_to_the_same_bits(jobs, ranks, tmp_path, monkeypatch):
     file = busy(tmp_path, monkeypatch)
     process = pressed_while_busy(file, jobs, ranks)
     os.kill(process.pid, signal.SIGINT)
@@ -263,25 +246,25 @@ def test_a_second_ctrl_c_stops_at_once_what_resumes_to_the_same_bits(
 class OnceStopped:
     """The parent of a worker process that sends one run and stops it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sent: list[dict[str, Any]] = []
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message):
         self.sent.append(message)
 
-    def listen(self, handle: Callable[[dict[str, Any]], None]) -> None:
+    def listen(self, handle):
         handle({"table": {}, "path": "nowhere", "resume": False, "processors": 1})
         handle(parallel.STOP)
 
 
-def test_a_worker_that_is_stopped_before_its_run_begins_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_stopped_before_its_run_begins_makes_none(monkeypatch):
     # The signal comes while the worker still ignores it.
-    signals: list[int] = []
+    signals = []
     monkeypatch.setattr(signal, "raise_signal", signals.append)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     before, parent = signal.getsignal(signal.SIGINT), OnceStopped()
     try:
-        parallel.serve_runs(parent)  # type: ignore[arg-type]
+        parallel.serve_runs(parent)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -1,13 +1,11 @@
 """Any error ends in one message of printable characters; exit codes tell the kinds apart."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from cli_helpers import Outcome, here, refused, write
+from cli_helpers import here, refused, write
 from helpers import each
 
 from fedblend.cli import FAULT
@@ -17,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 FAILING = "fedblend.cli.compare.inspect"
 
 
-def failing(error: Exception) -> Outcome:
+def failing(error):
     """A command in which an error is raised."""
     with mock.patch(FAILING, side_effect=error):
         return here("inspect", "runs")
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome):
     """The only line on the standard error."""
     (line,) = outcome.err.splitlines()
     assert line.startswith("fedblend: error: ")
@@ -32,18 +30,18 @@ def told(outcome: Outcome) -> str:
     return line
 
 
-def test_an_unexpected_error_is_one_message_and_its_traceback_is_in_a_file(tmp_path: Path, monkeypatch) -> None:
+def test_an_unexpected_error_is_one_message_and_its_traceback_is_in_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outcome = failing(KeyError("a\x1b[31m fault"))
     assert outcome.code == FAULT == 70
     assert "unexpected KeyError ('a\\x1b[31m fault')" in told(outcome).replace("\\\\", "\\")
-    report = Path(re.search(r"its traceback is in (\S+\.txt)\.", told(outcome))[1])  # type: ignore[index]
+    report = Path(re.search(r"its traceback is in (\S+\.txt)\.", told(outcome))[1])
     assert report.parent == tmp_path
     assert "Traceback (most recent call last)" in report.read_text()
     assert "fedblend inspect runs" in report.read_text()
 
 
-def test_where_no_file_can_be_written_the_message_says_so(tmp_path: Path, monkeypatch) -> None:
+def test_where_no_file_can_be_written_the_message_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     outcome = failing(KeyError("a fault"))
     assert outcome.code == FAULT
@@ -59,7 +57,7 @@ def test_where_no_file_can_be_written_the_message_says_so(tmp_path: Path, monkey
         (ValueError("array is too big; `arr.size * arr.dtype.itemsize`"), "more memory than there is"),
     ],
 )
-def test_errors_of_the_system_that_a_user_can_mend(error: Exception, words: str) -> None:
+def test_errors_of_the_system_that_a_user_can_mend(error, words):
     outcome = failing(error)
     assert outcome.code == 2
     assert words in told(outcome)
@@ -78,14 +76,14 @@ def test_errors_of_the_system_that_a_user_can_mend(error: Exception, words: str)
         ["compare", "\u202enur"],
     ],
 )
-def test_words_of_a_command_line_are_shown_cut_and_escaped(words: list[str]) -> None:
+def test_words_of_a_command_line_are_shown_cut_and_escaped(words):
     outcome = here(*words)
     assert outcome.code == 2
     told(outcome)
 
 
 @pytest.mark.parametrize("word", ["--\x1b[31m", "--" + "x" * 9_000])
-def test_errors_of_the_parser_are_shown_cut_and_escaped(word: str) -> None:
+def test_errors_of_the_parser_are_shown_cut_and_escaped(word):
     outcome = here("run", word)
     assert outcome.code == 2
     assert "Usage: " in outcome.err
@@ -93,7 +91,7 @@ def test_errors_of_the_parser_are_shown_cut_and_escaped(word: str) -> None:
     assert all(line.isprintable() for line in outcome.err.splitlines())
 
 
-def test_a_value_of_an_experiment_is_shown_cut_and_escaped() -> None:
+def test_a_value_of_an_experiment_is_shown_cut_and_escaped():
     for value in ("\x1b[31mred", "x" * 9_000, {str(i): i for i in range(900)}, [0] * 9_000):
         outcome = here("run", write(Path("bad.toml"), {"train": {"lr": value}}))
         refused(outcome, "train.lr: ", "is not valid: input should be a valid number")

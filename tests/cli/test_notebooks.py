@@ -1,11 +1,5 @@
 """The notebooks of the documentation run, and their outputs are those of their code."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import ModuleType
-from typing import Any
-
 import pytest
 from cli_helpers import PNG
 from script_helpers import ROOT, script
@@ -21,17 +15,17 @@ STALE = "its outputs are those of other code; `make notebooks` executes it again
 
 
 @pytest.fixture(scope="module")
-def notebooks() -> ModuleType:
+def notebooks():
     """docs/site/notebooks.py."""
     return script("docs/site/notebooks.py")
 
 
-def read(path: Path) -> Any:
+def read(path):
     return nbformat.read(path, as_version=4)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_those_of_the_code(notebooks: ModuleType, path: Path) -> None:
+def test_outputs_are_those_of_the_code(notebooks, path):
     notebook = read(path)
     assert not notebooks.stale(notebook), f"{path.name}: {STALE}"
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -41,14 +35,14 @@ def test_outputs_are_those_of_the_code(notebooks: ModuleType, path: Path) -> Non
     assert path.stat().st_size < 200_000
 
 
-def test_outputs_of_changed_code_are_found(notebooks: ModuleType) -> None:
+def test_outputs_of_changed_code_are_found(notebooks):
     notebook = read(NOTEBOOKS[0])
     next(cell for cell in notebook.cells if cell.cell_type == "code").source += "\n1"
     assert notebooks.stale(notebook)
 
 
-def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks: ModuleType) -> None:
-    def printed(text: str) -> Any:
+def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks):
+    def printed(text):
         cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
         return notebooks.form(nbformat.v4.new_notebook(cells=[cell]))
 
@@ -57,15 +51,13 @@ def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks: ModuleType) 
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_it_shows(
-    notebooks: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_runs_and_prints_what_it_shows(notebooks, path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     kept = read(path)
     assert notebooks.form(notebooks.executed(kept)) == notebooks.form(kept), f"{path.name}: {STALE}"
 
 
-def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks: ModuleType) -> None:
+def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks):
     pytest.importorskip("mkdocs", reason="mkdocs-material (extra 'docs') is not installed")
     hooks = script("docs/site/hooks.py")
     page, pictures = hooks.notebook_page(ROOT / "docs" / "notebooks" / "tutorial.ipynb")

@@ -1,14 +1,10 @@
 """Progress of long work: remaining time, and lines outside a terminal."""
 
-from __future__ import annotations
-
-from typing import Literal
-
 import pytest
 
 from fedblend.cli import progress
 from fedblend.cli.progress import RemainingTime, RunProgress, Steps
-from fedblend.core.record import EngineChoice, RoundRecord
+from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import Experiment
 
 
@@ -17,18 +13,18 @@ class Clock:
 
     now = 100.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
-def test_remaining_time_follows_the_pace_since_the_first_call(clock: Clock) -> None:
+def test_remaining_time_follows_the_pace_since_the_first_call(clock):
     remaining, texts = RemainingTime(), []
 
     for now, task, done in [(100, "a", 4), (106, "a", 6), (106, "b", 0), (108, "b", 5), (130, "a", 10), (131, "a", 3)]:
@@ -41,7 +37,7 @@ def test_remaining_time_follows_the_pace_since_the_first_call(clock: Clock) -> N
     assert remaining.left("a", 4, 10) == "  12 s left"
 
 
-def test_a_task_that_begins_again_has_a_pace_of_its_own(clock: Clock) -> None:
+def test_a_task_that_begins_again_has_a_pace_of_its_own(clock):
     remaining, texts = RemainingTime(), []
 
     for now, done in [(100, 0), (110, 1), (120, 2), (120, 0), (121, 1), (122, 0), (125, 1)]:
@@ -51,24 +47,21 @@ def test_a_task_that_begins_again_has_a_pace_of_its_own(clock: Clock) -> None:
     assert texts == ["", "  10 s left", "", "", "  1 s left", "", "  3 s left"]
 
 
-def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock, capsys):
     steps = Steps()
 
     for done in range(31):
         clock.now = 100 + done
         steps("dlg", done, 40, f"cost {done}")
 
-    assert capsys.readouterr().err.splitlines() == [
-        "dlg: 11/40  cost 11  29 s left",
-        "dlg: 22/40  cost 22  18 s left",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["dlg: 11/40  cost 11  29 s left", "dlg: 22/40  cost 22  18 s left"]
 
 
-def choice(engine: Literal["loop", "stacked"], stack: int | None, why: str) -> EngineChoice:
+def choice(engine, stack, why):
     return {"engine": engine, "stack": stack, "ranks": 1, "memory_format": "contiguous", "why": why}
 
 
-def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock, capsys):
     table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
 
     with RunProgress({"a": Experiment(**table)}, {}) as shown:
@@ -79,7 +72,7 @@ def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock: Clock, capsy
     assert capsys.readouterr().err.splitlines() == ["a: timing engines: 8 stacked"]
 
 
-def test_each_choice_of_an_engine_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_choice_of_an_engine_is_told_once(capsys):
     choices = {
         "a": choice("loop", None, "milliseconds per client step: loop 0.5"),
         "b": choice("stacked", 5, "milliseconds per client step: 5 stacked 1"),

@@ -1,9 +1,5 @@
 """The demo: its study, and what it says of the results."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from cli_helpers import here, succeeded
 from script_helpers import ROOT, script
@@ -15,7 +11,7 @@ from fedblend.runs.groups import group
 
 
 @pytest.mark.slow
-def test_the_demo_says_what_its_runs_show_and_what_means_reveal(tmp_path: Path) -> None:
+def test_the_demo_says_what_its_runs_show_and_what_means_reveal(tmp_path):
     short = ("--set", "rounds=1", "--engine", "loop", "--jobs", "1", "--out", tmp_path)
     succeeded(here("run", ROOT / "examples" / "quickstart.toml", *short))
 
@@ -29,7 +25,7 @@ def test_the_demo_says_what_its_runs_show_and_what_means_reveal(tmp_path: Path) 
     assert "is one of the 20 or fewer that were averaged (guessing: 1 %)" in said[-1]
 
 
-def test_make_demo_runs_or_resumes_the_study_and_then_says_what_is_seen() -> None:
+def test_make_demo_runs_or_resumes_the_study_and_then_says_what_is_seen():
     recipe = (ROOT / "Makefile").read_text().partition("\ndemo: .venv/.base\n")[2].split("\n\n")[0]
     assert recipe.split("\n") == [
         "\tPYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume",

@@ -1,13 +1,10 @@
 """Commands that only read runs import no code that a run names, unless they are told to trust it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import here, refused, succeeded, words_of, write
@@ -18,9 +15,9 @@ CODE = """
 from pathlib import Path
 from torch import nn
 from fedblend import part
-from fedblend.methods.objectives import Plain
+from fedblend.core.objective import Plain
 from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.sharing import SharedMeans
+from fedblend.methods.sharing.means import SharedMeans
 
 Path(__file__).with_suffix(".ran").touch()
 
@@ -43,19 +40,16 @@ class Means(SharedMeans):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A finished run of FedMix, and one of AggEnhance, of fedblend's own parts."""
     folder = tmp_path_factory.mktemp("made")
-    changes: dict[str, Any] = {
-        "methods": ["fedmix", {"name": "aggenhance", "server_step": {"steps": 3}}],
-        "rounds": 1,
-    }
+    changes = {"methods": ["fedmix", {"name": "aggenhance", "server_step": {"steps": 3}}], "rounds": 1}
     succeeded(here("run", write(folder / "two.toml", changes), "--out", folder / "out", "--jobs", 1))
     return folder / "out"
 
 
 @pytest.fixture
-def somebodys(made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, str]:
+def somebodys(made, tmp_path, request):
     """A copy of the runs whose files name code, and the code's name, which is new in each test."""
     name = f"somebodys_{abs(hash(request.node.name))}"
     code = tmp_path / "code"
@@ -75,7 +69,7 @@ def somebodys(made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tup
     return runs, name
 
 
-def ran(runs: Path, name: str) -> bool:
+def ran(runs, name):
     code = runs.parent / "code"
     return (code / f"{name}.ran").exists() or name in sys.modules or str(code) in sys.path
 
@@ -88,7 +82,7 @@ READERS = [*NEED_CODE, ("compare",), ("inspect",)]
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", ["compare", "inspect"])
-def test_comparing_and_inspecting_need_no_code_of_a_run(command: str, somebodys: tuple[Path, str]) -> None:
+def test_comparing_and_inspecting_need_no_code_of_a_run(command, somebodys):
     runs, name = somebodys
     outcome = succeeded(here(command, runs))
     assert not ran(runs, name)
@@ -98,7 +92,7 @@ def test_comparing_and_inspecting_need_no_code_of_a_run(command: str, somebodys:
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", NEED_CODE, ids=lambda command: command[0])
-def test_what_needs_a_runs_code_is_left_out_and_named(command: tuple[str, ...], somebodys: tuple[Path, str]) -> None:
+def test_what_needs_a_runs_code_is_left_out_and_named(command, somebodys):
     runs, name = somebodys
     outcome = succeeded(here(command[0], runs, *command[1:]))
     assert not ran(runs, name)
@@ -114,7 +108,7 @@ def test_what_needs_a_runs_code_is_left_out_and_named(command: tuple[str, ...], 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", NEED_CODE, ids=lambda command: command[0])
-def test_with_trust_the_code_is_imported(command: tuple[str, ...], somebodys: tuple[Path, str]) -> None:
+def test_with_trust_the_code_is_imported(command, somebodys):
     runs, name = somebodys
     outcome = succeeded(here(command[0], runs, *command[1:], "--trust"))
     assert (runs.parent / "code" / f"{name}.ran").exists()
@@ -123,7 +117,7 @@ def test_with_trust_the_code_is_imported(command: tuple[str, ...], somebodys: tu
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", ["points", "boundaries", "switches"])
-def test_commands_that_need_the_model_are_refused_with_the_remedy(command: str, somebodys: tuple[Path, str]) -> None:
+def test_commands_that_need_the_model_are_refused_with_the_remedy(command, somebodys):
     runs, name = somebodys
     outcome = here(command, runs / "aggenhance-seed0")
     refused(outcome, f"'{name}:Loss' is not code of fedblend's own and is not trusted", "add --trust")
@@ -131,7 +125,7 @@ def test_commands_that_need_the_model_are_refused_with_the_remedy(command: str, 
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_model_by_its_path_is_not_called(made: Path, tmp_path: Path) -> None:
+def test_a_model_by_its_path_is_not_called(made, tmp_path):
     runs, mark = Path(shutil.copytree(made, tmp_path / "runs")), tmp_path / "ran"
     for run in runs.glob("*-seed0"):
         config = tomllib.loads((run / "config.toml").read_text())
@@ -144,7 +138,7 @@ def test_a_model_by_its_path_is_not_called(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_the_leaks_of_an_untrusted_sharing_are_told_from_the_stored_tables(somebodys: tuple[Path, str]) -> None:
+def test_the_leaks_of_an_untrusted_sharing_are_told_from_the_stored_tables(somebodys):
     runs, name = somebodys
     run = runs / "fedmix-seed0"
     config = tomllib.loads((run / "config.toml").read_text())
@@ -159,7 +153,7 @@ def test_the_leaks_of_an_untrusted_sharing_are_told_from_the_stored_tables(someb
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_resuming_a_run_imports_its_code(somebodys: tuple[Path, str]) -> None:
+def test_resuming_a_run_imports_its_code(somebodys):
     runs, name = somebodys
     succeeded(here("resume", runs / "fedmix-seed0"))
     assert (runs.parent / "code" / f"{name}.ran").exists()

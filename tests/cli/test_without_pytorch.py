@@ -1,13 +1,9 @@
 """Commands that list, write files, or read runs work where PyTorch and other large packages cannot be imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import Outcome, here, succeeded, write
@@ -53,7 +49,7 @@ OWN = '''
 from pathlib import Path
 
 from fedblend import part
-from fedblend.methods.objectives import Plain
+from fedblend.core.objective import Plain
 
 Path(__file__).with_name("imported").touch()
 
@@ -64,7 +60,7 @@ class Eager(Plain):
     reads = ("raw",)
 '''
 
-STUDY: dict[str, Any] = {
+STUDY = {
     "methods": [
         "fedavg",
         "fedmix",
@@ -79,7 +75,7 @@ STUDY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with the runs of five methods, and one run with an objective of the user's own."""
     made = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def without_large_packages(commands: list[list[str]], folder: Path) -> list[tuple[Outcome, list[str]]]:
+def without_large_packages(commands, folder):
     """The outcome of each command in a process where large packages cannot be imported, and those it tried."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -106,9 +102,7 @@ def without_large_packages(commands: list[list[str]], folder: Path) -> list[tupl
     return [(Outcome(code, out, err), tried) for code, out, err, tried in json.loads(done.stdout)]
 
 
-def test_commands_that_train_nothing_print_the_same_without_pytorch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_that_train_nothing_print_the_same_without_pytorch(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "150")
     groups = {command.split()[0] for command in COMMANDS if " " in command}
@@ -140,7 +134,7 @@ def test_commands_that_train_nothing_print_the_same_without_pytorch(
         assert outcome.out.splitlines()[first:] == with_all.out.splitlines()[first:], words
 
 
-def test_reading_runs_imports_no_part_of_the_users_own(folder: Path) -> None:
+def test_reading_runs_imports_no_part_of_the_users_own(folder):
     (compared, _), (inspected, _) = without_large_packages([["compare", "runs"], ["inspect", "runs/own"]], folder)
 
     assert not (folder / "imported").exists()
@@ -151,7 +145,7 @@ def test_reading_runs_imports_no_part_of_the_users_own(folder: Path) -> None:
     assert 'name = "eager_part:Eager"' in inspected.out
 
 
-def test_epsilon_is_stated_without_the_parts_that_add_noise(folder: Path) -> None:
+def test_epsilon_is_stated_without_the_parts_that_add_noise(folder):
     pytest.importorskip("dp_accounting")
     ((inspected, _),) = without_large_packages([["inspect", "runs/noisy-means-seed0"]], folder)
 
@@ -178,7 +172,7 @@ print(json.dumps(seen))
 """
 
 
-def test_a_run_makes_its_rounds_before_it_imports_packages_for_tables_and_figures(tmp_path: Path) -> None:
+def test_a_run_makes_its_rounds_before_it_imports_packages_for_tables_and_figures(tmp_path):
     large = [name for name in LARGE if name != "torch"]
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps([*large, "scipy"]), str(tmp_path / "run")],

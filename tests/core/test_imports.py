@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import fedblend
@@ -18,7 +19,10 @@ LAYERS = (
 
 @functools.cache
 def imports() -> list[tuple[str, str]]:
-    """(importing module, imported module) for every import within fedblend, also those inside functions."""
+    """(importing module, imported module) for every import within fedblend, also those inside functions.
+
+    A string that is the path of a module, such as "fedblend.methods" or "fedblend.flower:server_app", counts as one.
+    """
     found = []
     for path in ROOT.rglob("*.py"):
         module = ".".join(("fedblend", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
@@ -29,6 +33,8 @@ def imports() -> list[tuple[str, str]]:
                 found += [(module, f"fedblend.{alias.name}") for alias in node.names]
             elif isinstance(node, ast.Import):
                 found += [(module, alias.name) for alias in node.names if alias.name.startswith("fedblend.")]
+            elif isinstance(node, ast.Constant) and re.fullmatch(r"fedblend(\.\w+)+[.:]?\w*", str(node.value)):
+                found.append((module, node.value.partition(":")[0]))
     return found
 
 

@@ -13,13 +13,15 @@ import pytest
 from helpers import each
 
 import fedblend
+from fedblend import part
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
 from fedblend.core.objective import Objective
 from fedblend.core.optimizer import Schedule
 from fedblend.core.paths import from_file, import_from
-from fedblend.core.registry import build, dump, known, part
+from fedblend.core.registry import build, known
 from fedblend.experiment.config import resolve
+from fedblend.experiment.parts import BASES, dump, has_option, require_usable
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.mixup import LocalMix
 from fedblend.methods.sharing.means import SharedMeans
@@ -151,7 +153,7 @@ def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
     made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
 
-    assert registry.has_option(made, field) is has
+    assert has_option(made, field) is has
 
 
 def test_an_option_that_is_none_is_left_out() -> None:
@@ -300,6 +302,31 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
     assert known("objective")["half"] is half
 
 
+def test_a_part_of_an_installed_package_is_found_by_its_name_and_imported_when_it_is_used(
+    half: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As pip leaves a package with entry points; the module fails when it is imported.
+    (tmp_path / "strange.py").write_text("raise RuntimeError\n")
+    (tmp_path / "strange-1.dist-info").mkdir()
+    points = f"[fedblend.objective]\ninstalled = {__name__}:Half\nstrange = strange:Strange\nfedmix = strange:Mine\n"
+    (tmp_path / "strange-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    made = build("objective", {"name": "installed", "share": 0.25})
+
+    assert made == half(share=0.25)
+    assert dump(made) == {"name": f"{__name__}:Half", "share": 0.25}
+    assert build("objective", "fedmix") == FedMix()
+    with pytest.raises(FedblendError, match=r"unknown objective 'strangely' \(did you mean 'strange'\?\)"):
+        build("objective", "strangely")
+    with registry.trust_only([f"{__name__}:Half"], "name it"):
+        build("objective", "installed")
+        with pytest.raises(registry.UntrustedCode, match="'strange:Strange' is not code of fedblend's own and is not"):
+            build("objective", "strange")
+    with pytest.raises(FedblendError, match=r"strange\.py, line 1: RuntimeError"):
+        build("objective", "strange")
+
+
 @each(
     ("name", "told"),
     [
@@ -312,7 +339,7 @@ def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
         ("no_such.module:Half", "No module named 'no_such'; write package.module:Name, with no_such/module.py beside"),
         (f"{__name__}:Nothing", "cannot import"),
         (":Half", "cannot import"),
-        ("fedblend.methods.sharing:SharedMeans", "is no part of the kind 'objective'"),
+        ("fedblend.methods.sharing.means:SharedMeans", "is no part of the kind 'objective'"),
         ("collections:OrderedDict", "is no part of the kind 'objective'"),
     ],
 )
@@ -355,7 +382,7 @@ def test_an_error_in_a_users_module_is_told_with_its_line(
     assert str(error.value).endswith("; mend this line")
 
 
-@pytest.mark.parametrize("kind", sorted(registry.BASES))
+@pytest.mark.parametrize("kind", sorted(BASES))
 def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +393,7 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
     with pytest.raises(FedblendError) as error:
         build(kind, "bare_parts:Bare", "field")
 
-    module, _, base = registry.BASES[kind].partition(":")
+    module, _, base = BASES[kind].partition(":")
     assert str(error.value) == (
         f"field: cannot import 'bare_parts:Bare': {tmp_path / 'bare_parts.py'}, line 3: the {kind} 'bare' does not "
         f"inherit from {base}; valid: class Bare({base}), with {base} from {module}; mend this line"
@@ -415,7 +442,7 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
 def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declared(
     kind: str, methods: dict[str, Any], told: str
 ) -> None:
-    module, _, base = registry.BASES.get(kind, "builtins:object").partition(":")
+    module, _, base = BASES.get(kind, "builtins:object").partition(":")
     cls = type("Own", (getattr(sys.modules[module], base),), {**methods, "__module__": __name__})
 
     with pytest.raises(FedblendError) as error:
@@ -453,13 +480,11 @@ def test_a_users_part_may_inherit_rename_wrap_and_extend_its_methods(monkeypatch
 
 
 def test_fedblends_own_parts_could_be_a_users() -> None:
-    nothing = {("sharing", "none"), ("personal", "none"), ("adversary", "none")}
+    nothing = {(kind, "none") for kind in ("sharing", "personal", "server_step", "adversary")}
     for kind, name in ALL:
         cls = known(kind)[name]
-        if kind in registry.METHODS:
-            registry._require_method(kind, name, cls)
-        elif kind in registry.BASES and (kind, name) not in nothing:
-            registry._require_like_base(kind, name, cls)
+        if (kind, name) not in nothing:
+            require_usable(kind, name, cls)
 
 
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:

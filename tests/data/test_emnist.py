@@ -21,9 +21,8 @@ def write_emnist(folder: Path, split: str, labels: np.ndarray, ending: str = "")
         x = pictures if half == "train" else pictures[::-1]
         stem = f"emnist-{split}-{half}"
         (folder / f"{stem}-images-idx3-ubyte{ending}").write_bytes(pack(idx(x.transpose(0, 2, 1))))
-        (folder / f"{stem}-labels-idx1-ubyte{ending}").write_bytes(
-            pack(idx(labels if half == "train" else labels[::-1]))
-        )
+        y = labels if half == "train" else labels[::-1]
+        (folder / f"{stem}-labels-idx1-ubyte{ending}").write_bytes(pack(idx(y)))
     return pictures
 
 

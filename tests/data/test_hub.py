@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers import each
 from PIL import Image
 
 from fedblend.core.errors import FedblendError
@@ -67,7 +68,7 @@ def test_without_a_test_split_a_half_is_drawn(folder):
     assert load(folder, colour="rgb").train.x.shape == (12, 3, 8, 6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"client": "writers"}, r"data.client: there is no column 'writers' in '.+' \(did you mean 'writer'\?\)"),
@@ -81,7 +82,12 @@ def test_unknown_columns_splits_and_subsets(folder, options, message):
         load(folder, **options)
 
 
-def test_without_flwr_datasets(tmp_path, monkeypatch):
+def test_without_flwr_datasets_or_with_one_that_cannot_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "flwr_datasets.py").write_text("raise ImportError('pyarrow requires NumPy 2.0')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flwr_datasets", raising=False)
+    with pytest.raises(FedblendError, match=r"flwr-datasets, which cannot be imported \(pyarrow requires NumPy 2.0\)"):
+        load(tmp_path)
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(FedblendError, match=r'needs the package flwr-datasets.*pip install "\.\[hub\]"'):
         load(tmp_path)
@@ -90,24 +96,13 @@ def test_without_flwr_datasets(tmp_path, monkeypatch):
 def test_ids_of_tokens_in_a_column_of_lists(tmp_path, folder):
     datasets = pytest.importorskip("datasets")
     rows = [[i, i + 1, 0] for i in range(10)]
-    (tmp_path / "ids").mkdir()
-    made = datasets.Dataset.from_dict({"input_ids": rows, "label": [i % 2 for i in range(10)]})
-    made.to_parquet(tmp_path / "ids" / "train.parquet")
+    for name, ids in (("ids", rows), ("uneven", [[1], [2, 3]])):
+        (tmp_path / name).mkdir()
+        made = datasets.Dataset.from_dict({"input_ids": ids, "label": [i % 2 for i in range(len(ids))]})
+        made.to_parquet(tmp_path / name / "train.parquet")
     options = {"inputs": "input_ids", "label": "label", "test": "", "kind": "tokens"}
     data = load(tmp_path / "ids", **options)
     assert (data.kind, data.train.x.dtype) == ("tokens", torch.int64)
     assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == rows
-    datasets.Dataset.from_dict({"input_ids": [[1], [2, 3]], "label": [0, 1]}).to_parquet(tmp_path / "uneven.parquet")
-    (tmp_path / "uneven").mkdir()
-    (tmp_path / "uneven.parquet").rename(tmp_path / "uneven" / "train.parquet")
     with pytest.raises(FedblendError, match=r"'x' is object of shape \[2\]; valid for data.kind = \"tokens\""):
         load(tmp_path / "uneven", **options)
-
-
-def test_with_a_package_that_cannot_be_imported(tmp_path, monkeypatch):
-    (tmp_path / "flwr_datasets.py").write_text("raise ImportError('pyarrow requires NumPy 2.0')")
-    monkeypatch.delitem(sys.modules, "flwr_datasets", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    told = r"flwr-datasets, which cannot be imported \(pyarrow requires NumPy 2.0\); install it .*\[hub\]"
-    with pytest.raises(FedblendError, match=told):
-        load(tmp_path)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets_helpers import change, load, real, refused
+from helpers import each
 
 from fedblend.data.loaders import emnist
 from fedblend.data.loaders.shakespeare import CHARACTERS
@@ -65,9 +66,7 @@ def test_leaf_femnist_damaged(tmp_path, spoil, message):
     assert str(tmp_path) in refused(message, "femnist", path=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda raw: raw[:-9], lambda raw: b"", lambda raw: b"[1]", lambda raw: b"\xff" + raw]
-)
+@each("damage", [lambda raw: raw[:-9], lambda raw: b"", lambda raw: b"[1]", lambda raw: b"\xff" + raw])
 def test_leaf_truncated(tmp_path, damage):
     _, x, y = scanned(2, 0)
     for half in ("train", "test"):

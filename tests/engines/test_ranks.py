@@ -44,8 +44,8 @@ SETTINGS: dict[str, Any] = {
 SLUG = "fedmix-seed0"
 
 BAD_PART = '''
-from fedblend.methods.objectives import Objective
-from fedblend.core.registry import part
+from fedblend.core.objective import Objective
+from fedblend import part
 
 
 @part("objective", "fails-on-three")

@@ -19,11 +19,11 @@ pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not ins
 from flower_helpers import WORD, Nodes
 from flwr.app import Message
 
+from fedblend import part
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
 from fedblend.core.loop import RoundLoop
-from fedblend.core.registry import part
 from fedblend.core.sharing import Pool, rows_of
 from fedblend.core.state import RunState
 from fedblend.core.trees import digest_of

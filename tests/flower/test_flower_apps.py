@@ -35,7 +35,7 @@ from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.strategy import Strategy
 from fedblend.flower.app.supported import supported_method
 from fedblend.flower.messages import SHARE_QUERY, attach
-from fedblend.methods.augment import augmix
+from fedblend.methods.augment.augmix import augmix
 from fedblend.runs.files import read_lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"

@@ -32,7 +32,7 @@ TRACE = """
 from pathlib import Path
 from torch import nn
 from fedblend import part
-from fedblend.methods.objectives import Plain
+from fedblend.core.objective import Plain
 
 Path(__file__).with_suffix(".ran").touch()
 

@@ -172,13 +172,11 @@ def _shorten() -> None:
     import typer.main
 
     from fedblend.analysis import plotting
-    from fedblend.analysis.attacks import pictures
-    from fedblend.analysis.points import figures
     from fedblend.flower import sites
 
     typer.main.get_command = functools.cache(typer.main.get_command)
     os.fsync = lambda handle: None  # type: ignore[assignment]
-    plotting.DPI = pictures.DPI = figures.DPI = 40  # type: ignore[attr-defined]
+    plotting.DPI = 40
     sites.CONNECT_POLL_S = 0.01
 
 

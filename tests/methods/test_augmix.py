@@ -24,7 +24,7 @@ from fedblend.engines.autotune import unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.methods.augment import augmix
+from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix, jensen_shannon
 
 TASK = Task("classification", 3)

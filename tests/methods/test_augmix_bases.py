@@ -27,14 +27,15 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Plain, StepPlan
-from fedblend.core.registry import build, dump
+from fedblend.core.registry import build
 from fedblend.core.sharing import gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
-from fedblend.methods.augment import augmix
+from fedblend.experiment.parts import dump
+from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.methods.objectives.calibrated import FedLC
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix

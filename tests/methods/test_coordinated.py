@@ -13,7 +13,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup
-from fedblend.data.partitions import prepare
+from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.loop import LoopEngine
 from fedblend.methods.sharing.seeds import MixedSeeds
 

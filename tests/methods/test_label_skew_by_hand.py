@@ -16,7 +16,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.methods.objectives import FedLC, FedMix, FedRS
+from fedblend.methods.objectives.calibrated import FedLC, FedRS
+from fedblend.methods.objectives.fedmix import FedMix
 
 Slope = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(logits, logits of the global model, one-hot labels, the client's samples by class) -> the loss's slope by logits."""

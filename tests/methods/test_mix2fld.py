@@ -25,13 +25,13 @@ from helpers import (
 )
 from torch.nn import functional as F
 
+from fedblend import part
 from fedblend.core.aggregator import WeightedUpload
 from fedblend.core.channel import Channel
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Plain, Task
-from fedblend.core.registry import part
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool
 from fedblend.core.state import ClientState, to_tensors

@@ -74,7 +74,7 @@ class TestNet(nn.Module):
 
 FLOODING = '''
 from fedblend import part
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 from fedblend.core.registry import NonNegative
 
 @part("objective", "flooding")

@@ -44,41 +44,29 @@ LEAST: dict[str, tuple[int, ...]] = {
 # Norms ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NORMED)
+@each("name", NORMED)
 def test_norms_follow_every_convolution_or_none(name: str) -> None:
     spec, shape = SMALL[name]
-    kinds = {
-        "group": nn.GroupNorm,
-        "batch": nn.BatchNorm1d if name == "cnn1d" else nn.BatchNorm2d,
-    }
+    kinds = {"group": nn.GroupNorm, "batch": nn.BatchNorm1d if name == "cnn1d" else nn.BatchNorm2d}
+    x = samples(shape, 4)
     for choice in ("group", "batch", "none"):
-        layers = list(built({**spec, "norm": choice}, shape).modules())
+        model = built({**spec, "norm": choice}, shape)
+        layers = list(model.modules())
         convolutions = [m for m in layers if isinstance(m, (nn.Conv1d, nn.Conv2d))]
         norms = [m for m in layers if isinstance(m, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm))]
 
         assert len(norms) == (0 if choice == "none" else len(convolutions))
         assert all(type(m) is kinds[choice] for m in norms)
         assert all(m.num_groups == 4 for m in norms if isinstance(m, nn.GroupNorm))
-
-
-@pytest.mark.parametrize("name", NORMED)
-def test_only_batch_norm_depends_on_other_samples(name: str) -> None:
-    spec, shape = SMALL[name]
-    x = samples(shape, 4)
-    for choice in ("group", "batch", "none"):
-        model = built({**spec, "norm": choice}, shape)
-        apart = (model(x)[:2] - model(x[:2])).abs().max()
-
-        assert (apart > 1e-4) == (choice == "batch")
+        # Only batch norm depends on other samples.
+        assert ((model(x)[:2] - model(x[:2])).abs().max() > 1e-4) == (choice == "batch")
 
 
 @each("name", NORMED)
 def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
     spec, shape = SMALL[name]
-
-    with pytest.raises(
-        FedblendError, match=f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid: 1, 2, 4$"
-    ):
+    told = f"model.groups: 3 does not divide the 4 channels .*'{name}'; valid: 1, 2, 4$"
+    with pytest.raises(FedblendError, match=told):
         registry.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
 
 
@@ -152,9 +140,8 @@ def small_world(name: str, method: str = "fedavg", **changes: Any) -> Setup:
     spec, shape = SMALL[name]
     data = windows(*shape) if len(shape) == 2 else images(n=16, side=max(shape[1:]), test=6)
     train = {"cohort": 2, "batch_size": 4, "lr": 0.05}
-    return setup(
-        data, partition={"name": "iid", "clients": 2}, model=spec, method=method, unsafe=True, train=train, **changes
-    )
+    partition = {"name": "iid", "clients": 2}
+    return setup(data, partition=partition, model=spec, method=method, unsafe=True, train=train, **changes)
 
 
 @pytest.mark.parametrize("name", slow_except([name for name in SMALL if not name.startswith("resnet")], SMALL))
@@ -171,39 +158,27 @@ def test_every_network_trains_in_a_federation(name: str) -> None:
             assert not torch.equal(state.weights[tensor], weights), tensor
 
 
+def engines_agree(made: Setup, rounds: int) -> None:
+    loop, _ = run(RoundLoop(made, LoopEngine(made)), rounds)
+    stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=2)), rounds)
+    for tensor, weights in loop.weights.items():
+        torch.testing.assert_close(stacked.weights[tensor], weights, rtol=1e-4, atol=1e-5)
+
+
+GROUP_NORM = [(f"{name}, group norm", "fedmix") for name in ("cnn", "cnn1d")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method"),
-    slow_except(
-        [("cnn, group norm", "fedmix")],
-        [
-            ("cnn, group norm", "fedavg"),
-            ("cnn, group norm", "fedmix"),
-            ("cnn1d, group norm", "fedmix"),
-            ("resnet18", "fedavg"),
-        ],
-    ),
-)
+@each(("name", "method"), [*GROUP_NORM, ("cnn, group norm", "fedavg"), ("resnet18", "fedavg")])
 def test_the_stacked_engine_agrees_on_group_norm(name: str, method: str) -> None:
     made = small_world(name, method)
     assert not unstackable(made)
-
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=2)), 2)
-
-    for tensor, weights in loop.weights.items():
-        torch.testing.assert_close(stacked.weights[tensor], weights, rtol=1e-4, atol=1e-5)
+    engines_agree(made, 2)
 
 
 def test_the_stacked_engine_draws_the_loops_masks_in_vgg16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SMALL, "vgg16", ({**SMALL["vgg16"][0], "dropout": 0.5}, (1, 32, 32)))
-    made = small_world("vgg16")
-
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=2)), 1)
-
-    for tensor, weights in loop.weights.items():
-        torch.testing.assert_close(stacked.weights[tensor], weights, rtol=1e-4, atol=1e-5)
+    engines_agree(small_world("vgg16"), 1)
 
 
 def test_batch_norm_is_left_to_the_loop() -> None:

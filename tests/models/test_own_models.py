@@ -14,7 +14,7 @@ from own_models import Dense
 
 from fedblend import _kernels
 from fedblend._kernels import simplify
-from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
@@ -31,13 +31,8 @@ ALSO = ("Frozen", "Buffered", "Unreached", "TwoOfOneGradient", "DroppingTwice", 
 
 def world_of(model: str, train: dict[str, Any] | None = None, **changes: Any) -> Setup:
     settings = {"cohort": 4, "epochs": 2, "batch_size": 4, "lr": 0.1, **(train or {})}
-    return setup(
-        images(30, side=8),
-        [list(group) for group in GROUPS],
-        train=settings,
-        model={"name": "module", "path": f"own_models:{model}"},
-        **changes,
-    )
+    module, groups = {"name": "module", "path": f"own_models:{model}"}, [list(group) for group in GROUPS]
+    return setup(images(30, side=8), groups, train=settings, model=module, **changes)
 
 
 def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -87,9 +82,7 @@ def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(model: s
     assert all(bool(tensor.isfinite().all()) for tensor in state.weights.values())
 
 
-def test_a_trial_finds_differences_between_stack_and_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trial_finds_differences_between_stack_and_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     right = _kernels.Convolution.forward
     monkeypatch.setattr(_kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
 
@@ -102,17 +95,17 @@ def _has_kernels() -> bool:
     return any(isinstance(m, _kernels.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
 
 
-@pytest.mark.parametrize("model", ["Frozen", "Buffered"])
+def trained_alike(made: Setup, task: TrainTask) -> None:
+    together, alone = (engine.train(task, [0, 2]) for engine in (StackedEngine(made), LoopEngine(made)))
+    for one, other in zip(together, alone, strict=True):
+        assert apart(one.weights, other.weights) < 1e-5
+
+
+@each("model", ["Frozen", "Buffered"])
 def test_untrained_tensors_are_the_rounds(model: str) -> None:
     made = world_of(model)
     weights = {name: 1.7 * tensor for name, tensor in made.weights().items()}
-    task = TrainTask(0, weights, None, made.sizes(0))
-
-    def trained(engine: LoopEngine) -> list[ClientUpdate]:
-        return list(engine.train(task, [0, 2]))
-
-    for one, other in zip(trained(StackedEngine(made)), trained(LoopEngine(made)), strict=True):
-        assert apart(one.weights, other.weights) < 1e-5
+    trained_alike(made, TrainTask(0, weights, None, made.sizes(0)))
 
 
 def test_a_model_without_trained_weights_is_refused() -> None:
@@ -129,8 +122,8 @@ def test_a_model_that_ends_in_a_softmax_is_told() -> None:
         world_of("OneConvolution")
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("anew", [False, True])
+@each("persistent", [False, True])
+@each("anew", [False, True])
 def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent: bool) -> None:
     arguments = {"anew": anew, "persistent": persistent}
     model = {"name": "module", "path": "own_models:Remembering", "arguments": arguments}
@@ -151,12 +144,7 @@ def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent
 def test_clients_keep_their_own_frozen_weights() -> None:
     made = world_of("Frozen")
     own = {k: ClientState({name: (1 + 0.2 * k) * t for name, t in made.weights().items()}) for k in (0, 2)}
-    task = TrainTask(0, made.weights(), None, made.sizes(0), client_states=own)
-
-    together, alone = (list(engine.train(task, [0, 2])) for engine in (StackedEngine(made), LoopEngine(made)))
-
-    for one, other in zip(together, alone, strict=True):
-        assert apart(one.weights, other.weights) < 1e-5
+    trained_alike(made, TrainTask(0, made.weights(), None, made.sizes(0), client_states=own))
 
 
 def test_two_weights_of_one_gradient_are_clipped_to_the_norm() -> None:
@@ -192,7 +180,7 @@ def of_types(*types: str) -> dict[str, Any]:
     return {"name": "module", "path": "test_own_models:OfTypes", "arguments": arguments}
 
 
-@pytest.mark.parametrize(
+@each(
     ("types", "name"),
     [
         (("float32", "bfloat16"), "'last.weight' of module is of type torch.bfloat16"),
@@ -205,7 +193,7 @@ def test_types_that_clients_cannot_train_and_send_are_refused(types: tuple[str, 
         setup(images(side=8), model=of_types(*types))
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
+@each("engine", [LoopEngine, StackedEngine])
 def test_a_frozen_body_and_outputs_may_be_of_bfloat16(engine: type[LoopEngine]) -> None:
     made = setup(images(side=8), model=of_types("bfloat16", "float32", "bfloat16"))
     state, records = run(RoundLoop(made, engine(made)), 2)
@@ -247,7 +235,7 @@ def test_programs_at_the_server_equal_the_model(model: str, step: str, monkeypat
     assert apart(traced.weights, plain.weights) < 1e-4
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "step", "words"),
     [
         ("Tied", "aggenhance", "'second.weight' and 'third.weight' of this model are the same"),

@@ -12,12 +12,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers import each
 from script_helpers import script
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.verdicts import ClaimVerdict, LineVerdict
 
 pytestmark = pytest.mark.slow
+
+TABLE_2 = {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]}
+"""XorMixFL's Table 2 in one column: differences 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35."""
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def write(folder: Path, name: str, ours: dict[tuple[str, str], list[float]], **c
         **changes,
     }
     (folder / paper).mkdir(exist_ok=True)
-    (folder / paper / f"{item}-laptop.json").write_text(json.dumps(result))
+    (folder / paper / f"{item}-{result['scale']}.json").write_text(json.dumps(result))
 
 
 def rows_with(page: str, words: str) -> list[list[str]]:
@@ -84,11 +88,11 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
 
 
 def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/table-2", TABLE_2)
 
     (row,) = rows_with(pages.claim_table("xormixfl"), "XorMixFL above standalone learning (section 4.1)")
 
-    # The paper: 92.61 and 87.19. Ours: 10 and 9, mean 9.5, half 12.706 * 0.707 / sqrt(2) = 6.35.
+    # The paper: 92.61 and 87.19.
     assert row[2:] == ["holds in part", "+5.42", "+9.5", "+3.15 to +15.9, 2 seeds", "laptop, mnist", "holds †"]
 
 
@@ -98,16 +102,9 @@ def test_a_claim_that_a_partial_result_lacks_is_judged_only_where_no_other_resul
     first, second, *_ = (claim.says for claim in all_papers()["xormixfl"].items["table-2"].claims)
     claim = {"of": "accuracy", "holds": "xormixfl > standalone", "verdict": "holds", "places": {"2,4": [True, 1.0]}}
     lacking = {"places": {}, "verdict": "not measured"}
-    ours = {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]}
     claims = [claim | {"says": first}, claim | {"says": second} | lacking]
-    write(tmp_path, "xormixfl/table-2", ours, scale="paper", claims=claims)
-    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
-    write(
-        tmp_path,
-        "xormixfl/table-2",
-        ours,
-        claims=[claim | {"says": first} | lacking, claim | {"says": second} | lacking],
-    )
+    write(tmp_path, "xormixfl/table-2", TABLE_2, scale="paper", claims=claims)
+    write(tmp_path, "xormixfl/table-2", TABLE_2, claims=[claim | {"says": one} | lacking for one in (first, second)])
 
     judged = sys.modules["tables.claims"].judged_claims()
 
@@ -127,12 +124,10 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
     outdated = {"outdated": ["a network that was not the paper's"]} if seeds > 1 else {}
     ours = {("xormixfl", "2,4"): [70.0] * seeds, ("standalone", "2,4"): [80.0] * seeds}
     write(tmp_path, "xormixfl/table-2", ours, scale="paper", **outdated)
-    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
-    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/table-2", TABLE_2)
 
     (row,) = rows_with(pages.main_claims(), "XorMixFL above standalone")
 
-    # The paper: 92.61 - 87.19. Ours: 10 and 9, so a mean of 9.5 and a half of 12.71 * 0.71 / sqrt(2) = 6.35.
     assert row[2:] == [
         "test accuracy (%)",
         "+5.42",
@@ -143,7 +138,7 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("margins", "text"),
     [
         ((math.inf, -math.inf, 3.0), "either never"),
@@ -162,7 +157,7 @@ def test_a_margin_tells_in_how_many_seeds_a_target_was_never_reached(
 
 
 def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/table-2", TABLE_2)
     write(tmp_path, "fedmix/table-16", {})
 
     head, _, *rows = rows_with(pages.counts_by_paper(), "|")
@@ -204,7 +199,7 @@ def test_every_claim_of_the_first_version_has_one_of_today() -> None:
 
 
 def test_claims_are_counted_by_how_near_their_settings_are_to_the_papers(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/table-2", TABLE_2)
     write(tmp_path, "fedmix/table-16", {}, smaller=[])
 
     head, _, *rows = rows_with(pages.counts_by_setting(), "|")
@@ -289,7 +284,7 @@ def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, wit
 
 
 def test_the_page_of_a_paper_has_its_own_claims_without_those_of_choices(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
+    write(tmp_path, "xormixfl/table-2", TABLE_2)
     write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
     write(tmp_path, "fedmix/table-16", {})
 
@@ -341,13 +336,10 @@ def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path
     assert "Open at" not in about
 
 
-def test_what_was_not_run_has_a_command_and_hours() -> None:
-    for about in script("evidence/pages.py").sensitivity().split("### ")[1:]:
-        assert "not run" not in about or re.search(r"run.py --deciding \S+`, about [\d.]+ hours on two cores", about)
-
-
-def test_every_result_has_a_heading_of_its_own_that_its_links_name() -> None:
+def test_every_result_has_a_heading_that_its_links_name_and_what_was_not_run_a_command() -> None:
     pages = script("evidence/pages.py")
+    for about in pages.sensitivity().split("### ")[1:]:
+        assert "not run" not in about or re.search(r"run.py --deciding \S+`, about [\d.]+ hours on two cores", about)
     for paper in all_papers():
         page = pages.item_pages(paper)
         anchors = re.findall(r"^## (.+)$", page, re.MULTILINE)
@@ -373,12 +365,6 @@ KINDS = ("map", "checked", "rest")
 
 def options(result: Any) -> dict[str, Any]:
     return {option["method"]: option for option in result["advice"]["options"]}
-
-
-def test_a_method_of_which_one_seed_is_left_says_so(pages: ModuleType) -> None:
-    cell = sys.modules["tables.comparisons"]._cell
-    assert cell({"difference": None, "verdict": "failed with a seed"}) == "diverged with all seeds but one"
-    assert cell({"difference": None, "verdict": "one seed"}) == "one seed"
 
 
 def test_the_map_marks_what_is_certain_among_all_differences_of_a_row(
@@ -410,6 +396,8 @@ def test_committed_advice_has_the_verdicts_and_the_answer_of_todays_rule(pages: 
     assert len(advised) >= 28
     for advice in advised:
         assert json.loads(json.dumps(tables.advice_of(advice).table())) == advice
+    assert tables._cell({"difference": None, "verdict": "failed with a seed"}) == "diverged with all seeds but one"
+    assert tables._cell({"difference": None, "verdict": "one seed"}) == "one seed"
 
 
 def test_a_long_run_is_compared_at_every_twentieth_round(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +466,7 @@ def screen(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ([94.0], "is not clearly more accurate than a device alone: +4, verdict *one seed: for*"),
     ],
 )
-def test_a_headline_says_what_its_verdict_says(
+def test_a_headline_says_what_its_verdict_says_and_that_a_run_is_smaller(
     screen: ModuleType, tmp_path: Path, ours: list[float], says: str
 ) -> None:
     alone = {("standalone", "authors"): [90.0] * len(ours), ("standalone-10", "authors"): [100.0] * len(ours)}
@@ -490,21 +478,14 @@ def test_a_headline_says_what_its_verdict_says(
     ten = f"With ten target samples for that device, as in the paper's text: *{second}*."
     assert line == f"- [XorMixFL](results/xormixfl.md) {says}. {ten}"
     assert says.replace("*", "") in screen.forest_figure()
-
-
-def test_a_headline_of_a_smaller_run_says_so(screen: ModuleType, tmp_path: Path) -> None:
-    ours = {("xormixfl", "authors"): [94.0, 95.0], ("standalone", "authors"): [90.0] * 2} | ALONE_WITH_TEN
-    write(tmp_path, "xormixfl/choice-network", ours)
-    line = screen.headline_sentences()
-    assert "than a device alone (smaller run):" in line
-    assert line.endswith("*within noise* (smaller run).")
+    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): ours} | alone)
+    assert "than a device alone (smaller run):" in screen.headline_sentences()
+    assert screen.headline_sentences().endswith(f"*{second}* (smaller run).")
 
 
 def test_verdicts_at_the_papers_settings_are_counted_apart(screen: ModuleType, tmp_path: Path) -> None:
-    ours = {("xormixfl", "2,4"): [90.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]}
-    write(tmp_path, "xormixfl/table-2", ours, scale="paper", smaller=[])
-    (tmp_path / "xormixfl" / "table-2-laptop.json").rename(tmp_path / "xormixfl" / "table-2-paper.json")
-    write(tmp_path, "xormixfl/table-2", {key: values[:1] for key, values in ours.items()})
+    write(tmp_path, "xormixfl/table-2", TABLE_2, scale="paper", smaller=[])
+    write(tmp_path, "xormixfl/table-2", {key: values[:1] for key, values in TABLE_2.items()})
     write(
         tmp_path,
         "xormixfl/choice-network",

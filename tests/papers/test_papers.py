@@ -12,7 +12,7 @@ from helpers import each, slow_except
 from reproduce_helpers import ITEMS, RUNNABLE
 
 from fedblend.core.errors import FedblendError
-from fedblend.methods.augment import HorizontalFlip
+from fedblend.methods.augment.pictures import HorizontalFlip
 from fedblend.papers import claims, formatting
 from fedblend.papers.items import SCALES, Item, all_papers, item_names, read_paper
 from fedblend.papers.plan import _given, fingerprint, plan_item

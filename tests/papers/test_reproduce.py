@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +131,9 @@ def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
     assert len(made.cells) == 27  # shown beside the scale's own rows and columns
     with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
         plan_item("fedmix/table-1", only=["fedmx"])
+    by_label = at_smoke("fedmix/table-1", only=["FedAvg", "cifar10"])
+    assert by_label.only == ("fedavg", "cifar10")
+    assert [(cell.row, cell.column) for cell in by_label.cells_to_run] == [("fedavg", "cifar10")]
 
 
 def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
@@ -202,20 +205,27 @@ def test_cells_of_one_experiment_are_run_once() -> None:
     assert len({cell.fingerprint for cell in plan_item("fedmix/table-5").cells}) == 8
 
 
+class Interrupting(Counted):
+    """Stops as Ctrl-C does where ``ends``, which is given the runs with a record so far and the newest record."""
+
+    def __init__(self, ends: Callable[[set[str], RoundRecord], bool]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    @contextmanager
+    def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
+        def listen(slug: str, record: RoundRecord) -> None:
+            self.runs.append(slug)
+            if self.ends(set(self.runs), record):
+                raise KeyboardInterrupt
+
+        yield listen
+
+
 def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
-    class Interrupting(Counted):
-        @contextmanager
-        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
-            def listen(slug: str, record: Mapping[str, Any]) -> None:
-                self.runs.append(slug)
-                if len(set(self.runs)) == 2:
-                    raise KeyboardInterrupt
-
-            yield listen
-
     made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
-        run_item(made, tmp_path, Interrupting(), jobs=1)
+        run_item(made, tmp_path, Interrupting(lambda runs, _: len(runs) == 2), jobs=1)
     partial = read_result(tmp_path, "fedmix", "table-17", "smoke")
     second = Counted()
     whole = run_item(made, tmp_path, second, jobs=1)
@@ -226,19 +236,10 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
 
 
 def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accuracy_does_not(tmp_path: Path) -> None:
-    class Interrupting(Counted):
-        @contextmanager
-        def __call__(self, experiments: dict[str, Experiment], made: Mapping[str, int]) -> Iterator[Any]:
-            def listen(slug: str, record: RoundRecord) -> None:
-                if record.round == 2:
-                    raise KeyboardInterrupt
-
-            yield listen
-
     made = at_smoke("aggenhance/table-1", only=["fedavg"])
     made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
-        run_item(made, tmp_path, Interrupting(), jobs=1)
+        run_item(made, tmp_path, Interrupting(lambda _, record: record.round == 2), jobs=1)
     result = read_result(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
@@ -248,14 +249,19 @@ def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accu
     assert "Stopped early: some values are missing." in formatting.heading(result)
 
 
-def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
+def cell_of(folder: Path, records: list[RoundRecord], target: float | None = None) -> CellRun:
+    """A cell with a run of these records, which was stopped."""
     one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
+    cell = CellRun(one.model_copy(update={"target": target}), None, folder, lambda what, done, total: None)
+    vars(cell)["outcome"] = Outcome(folder, {"rounds": 9}, records, {"state": "stopped"}, {})
+    return cell
+
+
+def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reached(tmp_path: Path) -> None:
     records = [RoundRecord(n, loss=1.0, accuracy=n / 10) for n in range(6)]  # 0 is the untrained model
 
     def cell_run(target: float) -> CellRun:
-        cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
-        vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
-        return cell
+        return cell_of(tmp_path, records, target)
 
     assert AccuracyAt(round=3, last=2).measured(cell_run(0.5)) == pytest.approx(25)
     assert AccuracyAt(round=1, last=5).measured(cell_run(0.5)) == pytest.approx(10)
@@ -268,7 +274,6 @@ def test_places_on_a_curve_are_means_up_to_there_and_settled_once_they_are_reach
 def test_costs_are_of_all_rounds_to_the_first_evaluated_one_after_training_that_reached_the_target(
     tmp_path: Path,
 ) -> None:
-    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
     # Seeds are sent before the first round, which is round 1, and every second round is evaluated.
     records = [RoundRecord(0, loss=1.0, accuracy=0.1, bytes_up={"seeds": 5})]
     records += [
@@ -276,18 +281,13 @@ def test_costs_are_of_all_rounds_to_the_first_evaluated_one_after_training_that_
     ]
 
     def up_to(target: float) -> float:
-        cell = CellRun(one.model_copy(update={"target": target}), None, tmp_path, lambda what, done, total: None)
-        vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 9}, records, {"state": "stopped"}, {})
-        return Costs(figure="bytes_up", until_target=True).measured(cell)
+        return Costs(figure="bytes_up", until_target=True).measured(cell_of(tmp_path, records, target))
 
     assert [up_to(target) for target in (0.1, 0.2, 0.3, 0.7)] == [25, 25, 45, math.inf]
 
 
 def test_labels_without_test_samples_have_no_accuracy(tmp_path: Path) -> None:
-    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
-    cell = CellRun(one, None, tmp_path, lambda what, done, total: None)
-    record = RoundRecord(1, loss=1.0, accuracy=0.5, per_class=[0.5, None, 0.75])
-    vars(cell)["outcome"] = Outcome(tmp_path, {"rounds": 1}, [record], {"state": "done"}, {})
+    cell = cell_of(tmp_path, [RoundRecord(1, loss=1.0, accuracy=0.5, per_class=[0.5, None, 0.75])])
 
     assert LabelAccuracy(labels=(0, 2)).measured(cell) == 62.5
     assert LabelAccuracy(labels=(0, 1)).measured(cell) is None
@@ -296,12 +296,10 @@ def test_labels_without_test_samples_have_no_accuracy(tmp_path: Path) -> None:
 def test_the_variance_over_devices_does_not_depend_on_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = at_smoke("aggenhance/table-1").cells_to_run[0].experiment
-    cell = CellRun(one, None, tmp_path, lambda what, done, total: None)
     monkeypatch.setattr(CellRun, "cached", lambda *_: {"accuracy": [0.7, 0.8]})
 
     # Deviations of 5 points from the mean: 50 over N - 1 = 1.
-    assert Devices(figure="variance").measured(cell) == pytest.approx(50)
+    assert Devices(figure="variance").measured(cell_of(tmp_path, [])) == pytest.approx(50)
 
 
 @pytest.mark.parametrize("engine", slow_except(["loop"], ["loop", "stacked"]))
@@ -448,13 +446,6 @@ def test_a_cell_of_fewer_seeds_than_others_says_which() -> None:
     assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [0, 1, 2]) == "3.0 ± 1.4 [seeds 1, 2]"
     assert formatting.ours_text({"1": 2.0}, 1, [0, 1]) == "2.0 [seed 1]"
     assert formatting.ours_text({"1": 2.0, "2": 4.0}, 1, [1, 2]) == "3.0 ± 1.4"
-
-
-def test_rows_and_columns_are_asked_for_by_key_or_by_the_label_that_tables_show() -> None:
-    made = plan_item("fedmix/table-1", "smoke", only=["FedAvg", "cifar10"])
-
-    assert made.only == ("fedavg", "cifar10")
-    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar10")]
 
 
 def test_data_that_cannot_be_fetched_end_an_item_before_its_work(

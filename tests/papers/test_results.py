@@ -72,12 +72,6 @@ def test_a_shell_reads_the_words_back_with_the_variable_replaced(run: ModuleType
     assert run.shell_line(["--set", "a=$B/c", "d=1", "1,2"]) == '--set "a=$B/c" d=1 1,2'
 
 
-@each("path", RESULTS)
-def test_no_committed_command_hides_the_variable_from_the_shell(path: Path) -> None:
-    command = json.loads(path.read_text())["command"]
-    assert not [word for word in words_in_a_shell(command) if "$" in word]
-
-
 def test_the_baselines_of_both_data_sets_have_one_grid(run: ModuleType) -> None:
     given = tomllib.loads(next(word for word in run.GRID if word.startswith("tune=")))["tune"]
     asked = tomllib.loads((ROOT / "evidence/studies/baselines-cifar10.toml").read_text())["tune"]
@@ -105,26 +99,22 @@ def test_every_study_file_belongs_to_a_study(run: ModuleType) -> None:
     assert files - named == {"xormixfl-pictures.toml"}  # a figure alone; the command stands in the file
 
 
-def test_every_committed_item_lies_where_its_command_says(run: ModuleType) -> None:
-    for path in RESULTS:
-        if path.parent.name != "studies":
-            result = json.loads(path.read_text())
-            assert (
-                path.relative_to(ROOT / "evidence" / "results").as_posix() == f"{result['item']}-{result['scale']}.json"
-            )
+@each("path", RESULTS)
+def test_a_committed_result_has_a_command_a_commit_and_the_claims_of_its_paper(path: Path) -> None:
+    result = json.loads(path.read_text())
+
+    assert not [word for word in words_in_a_shell(result["command"]) if "$" in word]
+    assert re.fullmatch(r"[0-9a-f]{8}\+?", result["commit"])
+    if path.parent.name != "studies":
+        assert path.relative_to(ROOT / "evidence/results").as_posix() == f"{result['item']}-{result['scale']}.json"
+        paper, _, name = result["item"].partition("/")
+        claims = [(one.says, one.holds) for one in all_papers()[paper].items[name].claims]
+        assert [(one["says"], one["holds"]) for one in result["claims"]] == claims
+
+
+def test_every_committed_item_is_made_by_reproduce(run: ModuleType) -> None:
     assert all(words[0] == "reproduce" for words in run.committed_commands())
     assert len(run.committed_commands()) == len(RESULTS) - len(STUDIES)
-
-
-def test_every_committed_item_is_judged_by_the_claims_of_its_paper() -> None:
-    for path in RESULTS:
-        if path.parent.name != "studies":
-            result = json.loads(path.read_text())
-            paper, _, name = result["item"].partition("/")
-            claims = all_papers()[paper].items[name].claims
-            assert [(one["says"], one["holds"]) for one in result["claims"]] == [
-                (one.says, one.holds) for one in claims
-            ]
 
 
 def test_every_deciding_run_is_an_item_that_can_be_planned_and_decides(run: ModuleType) -> None:
@@ -161,56 +151,33 @@ def test_a_deciding_run_is_made_by_its_command(run: ModuleType, monkeypatch: pyt
         run.make_deciding(["nothing"])
 
 
-def test_a_new_result_never_drops_numbers_of_the_committed_one(
+def write(path: Path, quantity: str, cells: dict[str, tuple[str, dict[str, float]]], **more: Any) -> None:
+    """Write a result of one column: what made each row, and its numbers by seed."""
+    rows = [{"row": row, "column": "cifar10", "made_by": by, "ours": ours} for row, (by, ours) in cells.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"quantities": {quantity: {"cells": rows}}, **more}))
+
+
+def test_a_new_result_never_drops_numbers_of_the_committed_one_and_names_the_commit_of_its_newest(
     run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(path: Path, **by_seed: dict[str, float]) -> None:
-        cells = [{"row": row, "column": "cifar10", "ours": ours} for row, ours in by_seed.items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"quantities": {"accuracy": {"cells": cells}}}))
-
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
-    committed, folder = tmp_path / "fedmix" / "table-1-laptop.json", tmp_path / "new"
-    write(committed, fedavg={"0": 70.0}, fedmix={"0": 71.0})
-    before = committed.read_text()
-
-    write(folder / "result.json", fedmix={"0": 72.0, "1": 73.0})
-    with pytest.raises(SystemExit, match=r"1 of its numbers .* the first of accuracy fedavg cifar10 seed 0"):
-        run.commit_result(committed, folder)
-    assert committed.read_text() == before
-
-    write(folder / "result.json", fedavg={"0": 70.5}, fedmix={"0": 72.0, "1": 73.0})
-    run.commit_result(committed, folder)
-    made = json.loads((folder / "result.json").read_text())
-    assert json.loads(committed.read_text()) == made | {"commit": run.commit_of_code()}
-
-
-def test_a_result_names_the_commit_of_its_newest_number(
-    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(path: Path, ours: dict[str, float], **more: Any) -> None:
-        cells = [{"row": "fedmix", "column": "", "made_by": "a", "ours": ours}]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"quantities": {"accuracy": {"cells": cells}}, **more}))
-
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "commit_of_code", lambda: "new")
-    committed, folder = tmp_path / "fedmix" / "table-1-laptop.json", tmp_path / "made"
-    write(committed, {"0": 70.0}, commit="old")
+    committed, made = tmp_path / "fedmix" / "table-1-laptop.json", tmp_path / "new" / "result.json"
+    both = {"fedavg": ("a", {"0": 70.0}), "fedmix": ("a", {"0": 71.0})}
+    write(committed, "accuracy", both, commit="old")
+    before = committed.read_text()
 
-    write(folder / "result.json", {"0": 70.0}, note="in other words")
-    run.commit_result(committed, folder)
-    assert json.loads(committed.read_text())["commit"] == "old"
-    assert json.loads(committed.read_text())["note"] == "in other words"
+    write(made, "accuracy", {"fedmix": ("a", {"0": 72.0, "1": 73.0})})
+    with pytest.raises(SystemExit, match=r"1 of its numbers .* the first of accuracy fedavg cifar10 seed 0"):
+        run.commit_result(committed, made.parent)
+    assert committed.read_text() == before
 
-    write(folder / "result.json", {"0": 70.0, "1": 71.0})
-    run.commit_result(committed, folder)
-    assert json.loads(committed.read_text())["commit"] == "new"
-
-
-@each("path", RESULTS)
-def test_every_committed_result_names_a_commit(path: Path) -> None:
-    assert re.fullmatch(r"[0-9a-f]{8}\+?", json.loads(path.read_text())["commit"])
+    changes = {"fedmix": ("a", {"0": 72.0, "1": 73.0})}
+    for cells, commit in ((both, "old"), (both | changes, "new")):
+        write(made, "accuracy", cells, note="in other words")
+        run.commit_result(committed, made.parent)
+        assert json.loads(committed.read_text()) == json.loads(made.read_text()) | {"commit": commit}
 
 
 def test_the_commit_of_code_is_marked_where_the_code_was_changed(
@@ -249,20 +216,15 @@ def test_lists_of_numbers_stand_on_one_line_and_are_read_back(
 def test_an_item_takes_over_the_numbers_that_another_has_of_the_same_experiments(
     run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(name: str, **cells: tuple[str, dict[str, float]]) -> None:
-        rows = [{"row": row, "column": "", "made_by": by, "ours": ours} for row, (by, ours) in cells.items()]
-        path = tmp_path / "aggenhance" / f"{name}-laptop.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"quantities": {"rounds": {"cells": rows}}}))
-
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    write("table-1", fedavg=("a", {"0": 8.0, "3": 17.0}))
-    write("figure-6", fedavg=("a", {"0": 7.0}), other=("b", {"0": 5.0}), empty=("a", {}), none=("c", {}))
+    cells = {"fedavg": ("a", {"0": 7.0}), "other": ("b", {"0": 5.0}), "empty": ("a", {}), "none": ("c", {})}
+    write(tmp_path / "aggenhance" / "table-1-laptop.json", "rounds", {"fedavg": ("a", {"0": 8.0, "3": 17.0})})
+    write(tmp_path / "aggenhance" / "figure-6-laptop.json", "rounds", cells)
 
     run._seed_result("aggenhance/figure-6", "laptop", tmp_path / "new" / "result.json")
 
-    cells = json.loads((tmp_path / "new" / "result.json").read_text())["quantities"]["rounds"]["cells"]
-    assert [cell["ours"] for cell in cells] == [{"0": 7.0, "3": 17.0}, {"0": 5.0}, {"0": 8.0, "3": 17.0}, {}]
+    made = json.loads((tmp_path / "new" / "result.json").read_text())["quantities"]["rounds"]["cells"]
+    assert [cell["ours"] for cell in made] == [{"0": 7.0, "3": 17.0}, {"0": 5.0}, {"0": 8.0, "3": 17.0}, {}]
 
 
 def test_an_item_without_a_result_takes_over_the_numbers_of_the_same_experiments(
@@ -282,32 +244,6 @@ def test_an_item_without_a_result_takes_over_the_numbers_of_the_same_experiments
 
     kept = kept_values(plan, json.loads((tmp_path / "new" / "result.json").read_text()))
     assert {key: values for key, values in kept.items() if values} == {("accuracy", "mixfl", "9"): {0: 95.66}}
-
-
-def test_runs_that_were_begun_on_another_machine_go_on(
-    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only those that are not here: a run here may be further."""
-    begun, runs = tmp_path / "unfinished" / "fedmix" / "table-1" / "laptop", tmp_path / run.REPRODUCTIONS
-    for name, rounds in (("fedavg-seed0", "3"), ("fedavg-seed1", "4")):
-        (begun / name).mkdir(parents=True)
-        (begun / name / "metrics.jsonl").write_text(rounds)
-    here = runs / "fedmix" / "table-1" / "laptop" / "runs"
-    (here / "fedavg-seed1").mkdir(parents=True)
-    (here / "fedavg-seed1" / "metrics.jsonl").write_text("9")
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "UNFINISHED", tmp_path / "unfinished")
-
-    def reproduce(_: list[str]) -> int:
-        assert {path.name: (path / "metrics.jsonl").read_text() for path in here.iterdir()} == {
-            "fedavg-seed0": "3",
-            "fedavg-seed1": "9",
-        }
-        return 0
-
-    monkeypatch.setattr(run, "_exit_status", reproduce)
-    run.remake_item(["reproduce", "fedmix/table-1", "--scale", "laptop"])
 
 
 def test_a_result_of_which_a_run_failed_is_kept_too(

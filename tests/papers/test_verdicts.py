@@ -50,21 +50,13 @@ def test_equal_margins_of_what_is_counted_are_certain() -> None:
     assert judge_result(result, claim).lines["x"].interval == (875, 875)
 
 
-def test_the_interval_is_students() -> None:
+def test_the_interval_and_the_p_value_are_students() -> None:
     stats = pytest.importorskip("scipy.stats")
-    margins = (1.0, 2.5, -0.5, 4.0)
+    test, line = stats.ttest_1samp((1.0, 2.5, -0.5, 4.0), 0), LineVerdict((1.0, 2.5, -0.5, 4.0))
 
-    interval = LineVerdict(margins).interval
-
-    assert interval == pytest.approx(stats.ttest_1samp(margins, 0).confidence_interval(0.95), rel=1e-3)
+    assert line.interval == pytest.approx(test.confidence_interval(0.95), rel=1e-3)
+    assert line.p_value == pytest.approx(test.pvalue, rel=1e-6)
     assert LineVerdict((1.0, INF)).interval is None
-
-
-def test_the_p_value_is_students() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    margins = (1.0, 2.5, -0.5, 4.0)
-
-    assert LineVerdict(margins).p_value == pytest.approx(stats.ttest_1samp(margins, 0).pvalue, rel=1e-6)
     assert math.isnan(LineVerdict((1.0, INF)).p_value)
 
 

@@ -44,6 +44,13 @@ def test_times_are_in_seconds_unless_every_run_took_a_minute(folder):
     assert shown == [["time (s)", "30.0", "90.0", "0.25", "600"], ["time (min)", "1.0", "1.5", "2.0", "10.0"]]
 
 
+def test_megabytes_up_and_down_are_in_their_own_columns(folder):
+    rows = [row | {"bytes_up": 1e6, "bytes_down": 2e6} for row in method_rows(group(find_runs([folder])))]
+    grid = results_table(rows)
+    shown = {heading: cell.text for (heading, _), cell in zip(grid.headings, grid.rows[0][1], strict=True)}
+    assert (shown["up (MB)"], shown["down (MB)"]) == ("1.0", "2.0")
+
+
 def method_row(*values, unsafe=False):
     mean = sum(values) / len(values) if values else 0.99
     return {"mb": mean, "by_seed": {seed: {"mb": value} for seed, value in enumerate(values)}, "unsafe": unsafe}

@@ -41,16 +41,11 @@ def test_images_are_the_means_of_each_clients_samples(folder):
         labels = made.data.train.y[held].numpy()
         common = np.bincount(labels).argmax()
         assert picture.caption.startswith(f"{common}: {100 * (labels == common).mean():.0f} %")
+    (raw,) = (g for g in shared_images.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
+    assert (raw.raw, raw.caption, raw.shown, len(raw.images)) == (True, "Each image is one raw sample.", 24, 24)
+    assert {picture.client for picture in raw.images} == set(range(6))
     sizes = made.population.sizes
     assert gallery.caption.endswith(f"held when it shared: {sizes.min()} to {sizes.max()}.")
-
-
-def test_raw_samples_are_marked_as_raw(folder):
-    gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "global-mixup" in g.methods)
-    assert gallery.raw
-    assert gallery.caption == "Each image is one raw sample."
-    assert (gallery.shown, len(gallery.images)) == (24, 24)
-    assert {picture.client for picture in gallery.images} == set(range(6))
 
 
 @pytest.mark.parametrize(

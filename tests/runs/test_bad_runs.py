@@ -1,22 +1,16 @@
 """Clients short of samples, runs that go wrong, full disks: nothing that was computed is lost."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import resource
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_input_helpers import RUN, fedmix, refused_at_once, run
+from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import (
     TINY,
     call,
-    changed,
     contents,
     here,
     lines_of,
@@ -39,10 +33,10 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.mark.slow
-def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path: Path) -> None:
+def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
 
-    def save(shift: float) -> None:
+    def save(shift):
         np.savez("mine.npz", x=x + shift, y=y)
 
     save(0)
@@ -73,7 +67,7 @@ def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path: Path) -> N
 # Clients that are short of samples ------------------------------------------------------------------------
 
 
-def test_a_client_with_fewer_samples_than_a_batch_trains() -> None:
+def test_a_client_with_fewer_samples_than_a_batch_trains():
     counts = [[1] + [0] * 9, [2] * 10, [1] * 10, [0] * 9 + [3]]
     changes = {
         "partition": {"name": "counts", "counts": counts},
@@ -87,7 +81,7 @@ def test_a_client_with_fewer_samples_than_a_batch_trains() -> None:
     assert "refused" not in "".join(made)
 
 
-def test_an_empty_client_is_never_drawn() -> None:
+def test_an_empty_client_is_never_drawn():
     counts = [[5] * 10, [0] * 10, [5] * 10, [0] * 10]
     succeeded(run({"partition": {"name": "counts", "counts": counts}, "rounds": 6}, "--out", "out"))
     cohorts = [re.search(r'"cohort": (\[.*?\])', line) for line in records(Path("out") / RUN)]
@@ -100,7 +94,7 @@ def test_an_empty_client_is_never_drawn() -> None:
 # Runs that go wrong ---------------------------------------------------------------------------------------
 
 
-def test_training_that_diverges_names_clients_and_reason() -> None:
+def test_training_that_diverges_names_clients_and_reason():
     outcome = run({"train": {"lr": 1e30, "lr_decay": 1.0}, "rounds": 50}, "--out", "out")
     refused(outcome, "0 good uploads of 2", "(clients ", "NaN or infinity", "learning rate")
     assert outcome.err.count("NaN or infinity") == 1, "what both clients have in common is told once"
@@ -114,17 +108,6 @@ def test_training_that_diverges_names_clients_and_reason() -> None:
     assert stands["state"] == "failed"
     assert "learning rate" in stands["reason"]
     assert lines_of(Path("out") / RUN) == stands["round"] + 1
-
-
-@pytest.mark.slow
-def test_one_failed_run_stops_no_other() -> None:
-    outcome = run({"grid": {"train.lr": [1e30, 0.05]}, "rounds": 4}, "--out", "out", "--jobs", 1)
-    refused(outcome, "fedavg-lr-1e+30-seed0: ", "learning rate")
-    assert "lr=0.05" in outcome.out, "the table must tell the runs apart"
-    assert {path.parent.name: status(path.parent)["state"] for path in Path("out").rglob("status.json")} == {
-        "fedavg-lr-1e+30-seed0": "failed",
-        "fedavg-lr-0.05-seed0": "done",
-    }
 
 
 WHOLE = """
@@ -143,7 +126,7 @@ class Whole(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs: int) -> None:
+def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs):
     Path("whole.py").write_text(WHOLE)
     model = {"name": "module", "path": "whole:Whole"}
     methods = ["fedavg", {"label": "broken", "name": "fedmix"}]
@@ -165,7 +148,7 @@ def test_a_run_that_fails_in_its_trial_is_failed_with_its_reason_and_a_row(jobs:
     assert len(by_data(find_runs([Path("out")]))) == 1
 
 
-def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_status() -> None:
+def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_status():
     settings = {"grid": {"train.cohort": [2, 5]}, "partition": {"name": "iid", "clients": 4}, "rounds": 1}
     refused(run(settings, "--out", "out", "--jobs", 1), "fedavg-cohort-5-seed0: train.cohort: 5 clients a round")
 
@@ -176,7 +159,7 @@ def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_
     refused(here("export", failed, "--out", "model.pt2"), f"{failed}: failed before it began: train.cohort: 5 clients")
 
 
-def test_a_run_of_a_version_that_sent_frozen_tensors_goes_on_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_version_that_sent_frozen_tensors_goes_on_with_a_warning(monkeypatch):
     Path("frozen_net.py").write_text(
         WHOLE.replace("nn.Linear(128, 10)", "nn.Linear(128, 10)\n        self.e.requires_grad_(False)")
     )
@@ -197,12 +180,10 @@ def test_a_run_of_a_version_that_sent_frozen_tensors_goes_on_with_a_warning(monk
 
 
 @pytest.mark.parametrize("place", ["make_setup", "engines.plan_engine", "engines.make"])
-def test_a_run_from_python_that_fails_before_it_begins_is_failed_and_goes_on_once_mended(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_from_python_that_fails_before_it_begins_is_failed_and_goes_on_once_mended(place, monkeypatch):
     made = resolve({**TINY, "rounds": 1})
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise ZeroDivisionError("nothing to divide by")
 
     with monkeypatch.context() as broken:
@@ -217,8 +198,8 @@ def test_a_run_from_python_that_fails_before_it_begins_is_failed_and_goes_on_onc
     assert find_runs([Path("own")])[0].facts()["clients"]["number"] == 4
 
 
-def test_a_run_that_is_interrupted_before_it_begins_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
+def test_a_run_that_is_interrupted_before_it_begins_leaves_no_folder(monkeypatch):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedblend.runs.runner.engines.plan_engine", interrupt)
@@ -227,7 +208,7 @@ def test_a_run_that_is_interrupted_before_it_begins_leaves_no_folder(monkeypatch
     assert not Path("own").exists()
 
 
-def test_a_mistake_that_runs_share_is_told_once() -> None:
+def test_a_mistake_that_runs_share_is_told_once():
     missing = {"name": "npz", "path": "nowhere.npz"}
     shared = run({"data": missing, "methods": ["fedavg", "fedmix"], "seeds": [0, 1, 2]}, "--jobs", 1)
     refused_at_once(shared, "all 6 runs: data.path: ")
@@ -238,7 +219,7 @@ def test_a_mistake_that_runs_share_is_told_once() -> None:
 
 BROKEN = '''
 from fedblend import part
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 
 @part("objective", "broken")
 class Broken(Objective):
@@ -250,7 +231,7 @@ class Broken(Objective):
 
 
 @pytest.mark.slow
-def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
+def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run():
     Path("broken_part.py").write_text(BROKEN)
     several = [{"label": "broken", "objective": "broken_part:Broken"}, "fedavg"]
     outcome = run({"methods": several}, "--out", "out", "--jobs", 1)
@@ -264,7 +245,7 @@ def test_a_fault_in_ones_own_code_is_shown_and_stops_no_other_run() -> None:
 
 
 @pytest.mark.slow
-def test_mistakes_leave_a_finished_run_as_it_was() -> None:
+def test_mistakes_leave_a_finished_run_as_it_was():
     succeeded(run({}, "--out", "out"))
     before = contents(Path("out"))
     refused(run({}, "--out", "out"), "already holds files")
@@ -276,7 +257,7 @@ def test_mistakes_leave_a_finished_run_as_it_was() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("federated", [False, True])
-def test_no_study_begins_in_the_folder_of_a_run(federated: bool) -> None:
+def test_no_study_begins_in_the_folder_of_a_run(federated):
     succeeded(run({}, "--out", "out"))
     (path,) = find_runs([Path("out")])
     told = "is itself a run directory, and no folder for runs; go on with its run (fedblend resume "
@@ -297,49 +278,8 @@ LARGE = {"model": {"name": "mlp", "hidden": [600]}, "rounds": 4}
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_a_checkpoint(small_disk: Path) -> None:
-    folder, whole = small_disk / "out", Path("whole")
-    succeeded(run(LARGE, "--out", whole))
-    succeeded(run({**LARGE, "rounds": 2}, "--out", folder))
-    for report in folder.glob("report.*"):
-        report.unlink()
-    filler = small_disk / "filler"
-    _fill(filler, small_disk, leave=100_000)
-    outcome = run(LARGE, "--resume", "--out", folder)
-    refused(outcome, "checkpoint.safetensors", "No space left", "fedblend resume")
-    kept = checkpoint.read(folder / RUN)
-    assert kept is not None
-    assert kept.round == 2
-    filler.unlink()
-    succeeded(here("resume", folder))
-    same_end(folder / RUN, whole / RUN)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 24 MB, of the machine's memory."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting needs rights that this user lacks; the next test limits file sizes instead")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def _fill(filler: Path, disk: Path, leave: int) -> None:
-    """Fill a disk but for ``leave`` bytes."""
-    room = os.statvfs(disk)
-    filler.write_bytes(bytes(room.f_bavail * room.f_frsize - leave))
-
-
-@pytest.mark.slow
-def test_a_file_that_may_not_grow_to_a_checkpoint() -> None:
-    def limit() -> None:
+def test_a_file_that_may_not_grow_to_a_checkpoint():
+    def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     file = write(Path("large.toml"), LARGE)
@@ -348,13 +288,7 @@ def test_a_file_that_may_not_grow_to_a_checkpoint() -> None:
     outcome = call("run", file, "--resume", "--out", "out", before=limit)
     refused(outcome, "checkpoint.safetensors", "File too large", "fedblend resume")
     kept = checkpoint.read(Path("out") / RUN)
-    assert kept is not None
     assert kept.round == 2
     assert status(Path("out") / RUN)["state"] == "failed"
     succeeded(here("resume", Path("out") / RUN))
     same_end(Path("out") / RUN, Path("whole") / RUN)
-
-
-def test_changes_lay_over_the_tiny_experiment() -> None:
-    assert changed(TINY, {"train": {"lr": 1}})["train"] == {**TINY["train"], "lr": 1}
-    assert changed(TINY, fedmix())["method"] == {"name": "fedmix"}

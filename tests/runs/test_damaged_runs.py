@@ -1,13 +1,8 @@
 """Files of a run that hold something else than fedblend wrote: each ends in one message that names file and field."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import TINY, here, refused, succeeded, write
@@ -20,7 +15,7 @@ RUN = "fedavg-seed0"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A finished study of one run."""
     folder = tmp_path_factory.mktemp("study")
     succeeded(here("run", write(folder / "tiny.toml", {"rounds": 1}), "--out", folder / "out", "--jobs", 1))
@@ -28,12 +23,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def study(finished: Path, tmp_path: Path) -> Path:
+def study(finished, tmp_path):
     """A copy that a test may damage."""
     return shutil.copytree(finished, tmp_path / "out")
 
 
-def set_in(path: Path, *keys: Any, value: Any) -> None:
+def set_in(path, *keys, value):
     """Set a value in a JSON file, or in the last line of JSON lines."""
     *before, last = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     table = inside = json.loads(last)
@@ -82,7 +77,7 @@ def set_in(path: Path, *keys: Any, value: Any) -> None:
         ("metrics.jsonl", ["refused"], [{"client": 1}], "line 2: refused.0.reason: is missing"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_file(study: Path, file: str, keys: list[Any], value: Any, words: str) -> None:
+def test_a_wrong_value_is_named_with_its_file(study, file, keys, value, words):
     set_in(study / RUN / file, *keys, value=value)
     for command in (["report", study, "--out", study / "new.html"], ["inspect", study]):
         if (file, command[0]) != ("split.json", "inspect"):
@@ -102,7 +97,7 @@ def test_a_wrong_value_is_named_with_its_file(study: Path, file: str, keys: list
         ("seed = 0", f"seed = {'9' * 5_000}", "is not valid TOML"),
     ],
 )
-def test_a_wrong_configuration_is_named(study: Path, before: str, after: str, words: str) -> None:
+def test_a_wrong_configuration_is_named(study, before, after, words):
     path = study / RUN / "config.toml"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after, 1))
@@ -110,14 +105,14 @@ def test_a_wrong_configuration_is_named(study: Path, before: str, after: str, wo
 
 
 @pytest.mark.parametrize("name", ["..", "../out2", "/tmp/x", "a/b", ""])
-def test_a_study_names_no_folder_outside_of_its_own(study: Path, name: str) -> None:
+def test_a_study_names_no_folder_outside_of_its_own(study, name):
     set_in(study / "study.json", "experiments", value={name: TINY})
     with pytest.raises(FedblendError, match=r"study.json: experiments"):
         read_study(study)
     refused(here("resume", study), f"{study / 'study.json'}: experiments")
 
 
-REPLACED: dict[str, Callable[[Path], object]] = {
+REPLACED = {
     "a folder": lambda path: path.mkdir(),
     "a link to nowhere": lambda path: path.symlink_to("nowhere"),
     "a link to itself": lambda path: path.symlink_to(path.name),
@@ -132,7 +127,7 @@ REPLACED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("what", REPLACED)
 @pytest.mark.parametrize("file", ["status.json", "facts.json", "metrics.jsonl", "study.json"])
-def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) -> None:
+def test_something_else_in_place_of_a_file(study, file, what):
     path = study / file if file == "study.json" else study / RUN / file
     path.unlink()
     REPLACED[what](path)
@@ -150,9 +145,7 @@ def test_something_else_in_place_of_a_file(study: Path, file: str, what: str) ->
     ],
 )
 @pytest.mark.parametrize("command", ["export", "predict"])
-def test_a_model_is_not_used_without_what_its_facts_say_of_it(
-    study: Path, command: str, keys: list[str], words: str
-) -> None:
+def test_a_model_is_not_used_without_what_its_facts_say_of_it(study, command, keys, words):
     facts = study / RUN / "facts.json"
     if keys:
         table = inside = json.loads(facts.read_text())
@@ -168,7 +161,7 @@ def test_a_model_is_not_used_without_what_its_facts_say_of_it(
 
 
 @pytest.mark.parametrize("what", slow_except(["a folder"], ["a folder", "a pipe", "a device without end"]))
-def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None:
+def test_something_else_in_place_of_a_checkpoint(study, what):
     path = study / RUN / "checkpoint.safetensors"
     path.unlink(missing_ok=True)
     REPLACED[what](path)
@@ -177,13 +170,13 @@ def test_something_else_in_place_of_a_checkpoint(study: Path, what: str) -> None
 
 @pytest.mark.parametrize("what", slow_after_first(["a folder", "a pipe"]))
 @pytest.mark.parametrize("file", ["study.lock", f"{RUN}/run.lock"])
-def test_something_else_in_place_of_a_lock(study: Path, file: str, what: str) -> None:
+def test_something_else_in_place_of_a_lock(study, file, what):
     (study / file).unlink(missing_ok=True)
     REPLACED[what](study / file)
     refused(here("resume", study), "cannot be used as a folder for runs: ")
 
 
-def test_a_record_may_hold_further_fields_and_numbers_that_diverged(study: Path) -> None:
+def test_a_record_may_hold_further_fields_and_numbers_that_diverged(study):
     path = study / RUN / "metrics.jsonl"
     set_in(path, "loss", value=float("inf"))
     set_in(path, "of_a_later_version", value=[1])

@@ -83,10 +83,7 @@ def test_differences_are_certain_together_by_holms_steps(p_values, certain):
 
 
 def test_the_baseline_is_fedavg_or_the_first_unless_one_is_chosen():
-    sets = {
-        "a": [Group("fedmix", []), Group("fedavg", [])],
-        "b": [Group("fedmix", []), Group("fedavg (lr=0.1)", [])],
-    }
+    sets = {"a": [Group("fedmix", []), Group("fedavg", [])], "b": [Group("fedmix", []), Group("fedavg (lr=0.1)", [])]}
     assert baselines(sets, None) == {"a": "fedavg", "b": "fedmix"}
     assert baselines(sets, "fedavg (lr=0.1)") == {"a": None, "b": "fedavg (lr=0.1)"}
     with pytest.raises(FedblendError, match=r"baseline: 'fedprox' .* valid: fedmix, fedavg, fedavg \(lr=0.1\)$"):

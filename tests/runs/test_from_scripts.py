@@ -3,14 +3,11 @@
 The processes that they start must not run the script again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +38,7 @@ print("rows", len(frame))
 """
 
 OWN_PART = """
-from fedblend.methods.objectives import Objective
+from fedblend.core.objective import Objective
 
 @fedblend.part("objective", "own")
 class Own(Objective):
@@ -52,20 +49,20 @@ table["method"] = {"objective": Own()}
 """
 
 
-def run_python(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run_python(folder, *words, stdin=""):
     command = [sys.executable, *words]
     return subprocess.run(
         command, input=stdin, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
-def states(study: Path) -> list[str]:
+def states(study):
     return [json.loads(path.read_text(encoding="utf-8"))["state"] for path in sorted(study.glob("*/status.json"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["file", "standard input", "-c", "interactive"])
-def test_ranks_and_jobs_run_without_a_guard_in_the_script(way: str, tmp_path: Path) -> None:
+def test_ranks_and_jobs_run_without_a_guard_in_the_script(way, tmp_path):
     code = SCRIPT + (RANKS + STUDY if way == "file" else RANKS if way == "-c" else STUDY)
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
     words = {"file": ["script.py"], "standard input": ["-"], "-c": ["-c", code], "interactive": ["-i"]}[way]
@@ -82,7 +79,7 @@ def test_ranks_and_jobs_run_without_a_guard_in_the_script(way: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ranks_and_jobs_run_in_a_notebook(tmp_path: Path) -> None:
+def test_ranks_and_jobs_run_in_a_notebook(tmp_path):
     nbformat = pytest.importorskip("nbformat", reason="Jupyter (nbclient, ipykernel) is not installed")
     nbclient = pytest.importorskip("nbclient", reason="Jupyter (nbclient, ipykernel) is not installed")
     pytest.importorskip("ipykernel", reason="Jupyter (nbclient, ipykernel) is not installed")
@@ -96,7 +93,7 @@ def test_ranks_and_jobs_run_in_a_notebook(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path: Path) -> None:
+def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT + OWN_PART + STUDY + RANKS, encoding="utf-8")
 
     done = run_python(tmp_path, "script.py")
@@ -110,8 +107,8 @@ def test_a_part_of_the_script_itself_runs_in_one_process_and_says_so(tmp_path: P
 
 PRINTING_PART = """
 import warnings
-from fedblend.core.registry import part
-from fedblend.methods.objectives import Objective
+from fedblend import part
+from fedblend.core.objective import Objective
 
 
 @part("objective", "printing")
@@ -128,9 +125,7 @@ class Printing(Objective):
 
 
 @pytest.mark.slow
-def test_what_user_code_prints_reads_and_warns_of_does_not_disturb_the_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_user_code_prints_reads_and_warns_of_does_not_disturb_the_processes(tmp_path, monkeypatch):
     (tmp_path / "printing.py").write_text(PRINTING_PART, encoding="utf-8")
     (tmp_path / "site" / "sitecustomize.py").parent.mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("print('Python starts')", encoding="utf-8")
@@ -146,7 +141,7 @@ def test_what_user_code_prints_reads_and_warns_of_does_not_disturb_the_processes
     assert done.stderr.count("UserWarning: a warning of the part") == 1, "one warning of all processes is enough"
 
 
-def test_run_takes_an_experiment_its_file_and_its_table(tmp_path: Path) -> None:
+def test_run_takes_an_experiment_its_file_and_its_table(tmp_path):
     table = {**TINY, "rounds": 0, "method": "fedavg"}
     file = write(tmp_path / "my.toml", table)
     given = [fedblend.Experiment(**table), table, file, str(file)]
@@ -155,11 +150,11 @@ def test_run_takes_an_experiment_its_file_and_its_table(tmp_path: Path) -> None:
     with pytest.raises(FedblendError, match=r"^experiment: it describes 2 runs; fedblend.run_study makes them all$"):
         fedblend.run(table | {"seeds": [0, 1]}, tmp_path / "two")
     with pytest.raises(FedblendError, match=r"^experiment: 3 is none; valid: an Experiment, a file, or"):
-        fedblend.run(3, tmp_path / "three")  # type: ignore[arg-type]
+        fedblend.run(3, tmp_path / "three")
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_of_other_files_is_no_folder_for_a_run(tmp_path: Path, resume: bool) -> None:
+def test_a_folder_of_other_files_is_no_folder_for_a_run(tmp_path, resume):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "facts.json").write_text('{"mine": 1}', encoding="utf-8")
     (tmp_path / "own" / "metrics.jsonl").write_text("mine\n", encoding="utf-8")
@@ -174,13 +169,13 @@ def test_a_folder_of_other_files_is_no_folder_for_a_run(tmp_path: Path, resume: 
     assert contents(tmp_path) == before
 
 
-def test_a_run_begins_anew_where_one_was_cut_before_its_configuration_was_written(tmp_path: Path) -> None:
+def test_a_run_begins_anew_where_one_was_cut_before_its_configuration_was_written(tmp_path):
     (tmp_path / "run.lock").touch()
     (tmp_path / "facts.json").write_text("{}", encoding="utf-8")
     assert fedblend.run(TINY | {"rounds": 0}, tmp_path).path == tmp_path
 
 
-def test_a_study_takes_no_folder_with_files_unless_it_resumes(tmp_path: Path) -> None:
+def test_a_study_takes_no_folder_with_files_unless_it_resumes(tmp_path):
     table = TINY | {"rounds": 0, "method": "fedavg"}
     (tmp_path / "mine.txt").touch()
     with pytest.raises(FedblendError) as error:
@@ -193,14 +188,14 @@ def test_a_study_takes_no_folder_with_files_unless_it_resumes(tmp_path: Path) ->
 
 @each("function", ["run", "run_study", "read_run", "read_study"])
 @each("path", ["", 3])
-def test_what_is_no_path_is_refused(function: str, path: object) -> None:
+def test_what_is_no_path_is_refused(function, path):
     given = [TINY, path] if function.startswith("run") else [path]
     field = "out" if function.startswith("run") else "path"
     with pytest.raises(FedblendError, match=rf"^{field}: {path!r} is not valid; give a path$"):
         getattr(fedblend, function)(*given)
 
 
-def test_a_tilde_is_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     write(tmp_path / "my.toml", {"rounds": 0, "method": "fedavg"})
@@ -215,7 +210,7 @@ def test_a_tilde_is_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert written == [tmp_path / "model.safetensors", tmp_path / "model.json"]
 
 
-def test_run_study_takes_experiments(tmp_path: Path) -> None:
+def test_run_study_takes_experiments(tmp_path):
     one, two = (fedblend.Experiment(**TINY, seed=seed, method="fedavg") for seed in (0, 1))
     alone = fedblend.run_study(one, tmp_path / "alone")
     both = fedblend.run_study([one, two], tmp_path / "both", jobs=1)
@@ -229,23 +224,23 @@ def test_run_study_takes_experiments(tmp_path: Path) -> None:
         ([], "study: [] is none; valid: a file, a file's table, or a list of Experiments"),
     ):
         with pytest.raises(FedblendError) as error:
-            fedblend.run_study(given, tmp_path / "not")  # type: ignore[arg-type]
+            fedblend.run_study(given, tmp_path / "not")
         assert str(error.value) == fault
     for jobs in (0, -1, 1.5, "2"):
         with pytest.raises(FedblendError) as error:
-            fedblend.run_study(one, tmp_path / "not", jobs=jobs)  # type: ignore[arg-type]
+            fedblend.run_study(one, tmp_path / "not", jobs=jobs)
         assert str(error.value) == f"jobs: {jobs!r} is not valid; give a whole number from 1"
     assert not (tmp_path / "not").exists()
 
 
 @pytest.mark.parametrize("start", [fedblend.run, fedblend.run_study])
-def test_a_resume_that_is_no_truth_value_is_refused(start: Any, tmp_path: Path) -> None:
+def test_a_resume_that_is_no_truth_value_is_refused(start, tmp_path):
     with pytest.raises(FedblendError, match="resume: 'yes' is not valid; give True or False"):
         start(TINY | {"method": "fedavg"}, tmp_path / "out", resume="yes")
     assert not (tmp_path / "out").exists()
 
 
-def test_run_study_resumes_the_newest_runs_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_study_resumes_the_newest_runs_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = TINY | {"method": "fedavg", "checkpoint_every": 1}
     with pytest.warns(UserWarning, match=r"^runs.tiny: nothing to resume; its runs start from round 0$"):
@@ -259,10 +254,10 @@ def test_run_study_resumes_the_newest_runs_of_its_name(tmp_path: Path, monkeypat
     assert [str(path) for path in Path("runs").iterdir()] == [str(run.parent)]
 
 
-def test_values_of_python_and_numpy_are_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_python_and_numpy_are_those_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("my.npz", x=np.eye(40, 5), y=np.arange(40) % 3)
-    table: dict[str, Any] = TINY | {"rounds": 1, "method": "fedavg"}
+    table = TINY | {"rounds": 1, "method": "fedavg"}
     first = fedblend.run(table | {"seed": 1}, "first")
     given = table | {
         "seed": np.int64(1), "start": None, "train": table["train"] | {"lr": np.float64(0.05), "cohort": np.int32(2)},

@@ -1,10 +1,6 @@
 """Runs that version 0.1 made are read and resumed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ from fedblend.core.state import ClientState
 from fedblend.experiment.config import as_table, resolve
 from fedblend.runs import checkpoint
 
-OLD: dict[str, Any] = {
+OLD = {
     "data": "toy",
     "partition": "natural",
     "train": {"cohort": 3},
@@ -25,7 +21,7 @@ OLD: dict[str, Any] = {
 }
 
 
-def test_fields_of_version_0_1_are_read_with_a_warning_each() -> None:
+def test_fields_of_version_0_1_are_read_with_a_warning_each():
     with pytest.warns(FutureWarning) as warned:
         made = resolve(OLD)
 
@@ -36,7 +32,7 @@ def test_fields_of_version_0_1_are_read_with_a_warning_each() -> None:
         resolve({**OLD, "evaluate_model": "each"})
 
 
-def test_a_checkpoint_of_version_0_1_is_read_into_todays_state(tmp_path: Path) -> None:
+def test_a_checkpoint_of_version_0_1_is_read_into_todays_state(tmp_path):
     one = torch.ones(1)
     tensors = {
         "weights/w": one,
@@ -52,7 +48,6 @@ def test_a_checkpoint_of_version_0_1_is_read_into_todays_state(tmp_path: Path) -
 
     state = checkpoint.read(tmp_path)
 
-    assert state is not None
     assert (state.round, state.has_pool.tolist()) == (7, [True, False, True])
     assert state.server_part("server_step") == {"points": 2 * one}
     assert state.global_outputs == {"outputs": 3 * one}

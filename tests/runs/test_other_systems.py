@@ -3,16 +3,13 @@
 Linux imitates them: these modules, functions and paths are hidden in a process of their own.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_helpers import PATIENCE_S, here, succeeded, write
+from cli_helpers import PATIENCE_S, write
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs import files
@@ -56,23 +53,14 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.slow
-def test_each_run_of_a_study_gives_freed_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
-    monkeypatch.setattr("fedblend.runs.parallel._return_memory", lambda: given.append(1))
-    file = write(tmp_path / "x.toml", {"rounds": 1, "seeds": [0, 1]})
-    succeeded(here("run", file, "--jobs", 1, "--out", tmp_path / "out"))
-    assert len(given) == 2
-
-
-def without_unix(folder: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+def without_unix(folder, code, *words):
     """Run Python code in a process without Unix's modules; opening a text without naming its encoding is an error."""
     command = [sys.executable, "-X", "warn_default_encoding", "-c", HIDE + code, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.slow
-def test_a_simulation_its_table_and_its_report_need_nothing_of_unix(tmp_path: Path) -> None:
+def test_a_simulation_its_table_and_its_report_need_nothing_of_unix(tmp_path):
     file = write(tmp_path / "file.toml", {"engine": "auto", "rounds": 2})
 
     done = without_unix(tmp_path, MAIN, "run", str(file), "--out", "out")
@@ -90,7 +78,7 @@ def test_a_simulation_its_table_and_its_report_need_nothing_of_unix(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_stacked_run_needs_nothing_of_unix_either(tmp_path: Path) -> None:
+def test_a_stacked_run_needs_nothing_of_unix_either(tmp_path):
     code = """
 import fedblend
 table = {"data": "digits", "partition": {"name": "iid", "clients": 4}, "model": {"name": "mlp", "hidden": [8]}}
@@ -105,11 +93,11 @@ print(len(fedblend.run(fedblend.Experiment(**table), out="stacked").metrics))
     assert any(reason in facts["kernels"] for reason in reasons)
 
 
-def windows_locks() -> SimpleNamespace:
+def windows_locks():
     """Python's module ``msvcrt`` as its documentation describes it: a lock excludes every other, also shared ones."""
-    held: list[tuple[int, int]] = []
+    held = []
 
-    def locking(number: int, mode: int, length: int) -> None:
+    def locking(number, mode, length):
         import os
 
         place = (os.fstat(number).st_ino, os.lseek(number, 0, os.SEEK_CUR))
@@ -121,7 +109,7 @@ def windows_locks() -> SimpleNamespace:
     return SimpleNamespace(locking=locking, LK_NBLCK=2)
 
 
-def test_windows_locks_exclude_a_second_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_locks_exclude_a_second_process(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "FCNTL", None)
     monkeypatch.setattr(files, "MSVCRT", windows_locks())
     run = RunDirectory(tmp_path / "run")
@@ -132,7 +120,7 @@ def test_windows_locks_exclude_a_second_process(tmp_path: Path, monkeypatch: pyt
             pass
 
 
-def test_without_locks_a_warning_says_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_a_warning_says_what_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "FCNTL", None)
     monkeypatch.setattr(files, "MSVCRT", None)
     run = RunDirectory(tmp_path / "run")

@@ -1,12 +1,9 @@
 """A run's model for use: predictions from Python and the command line, and programs without fedblend."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
-from fedblend.runs.api import Result, run
+from fedblend.runs.api import run
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor
 
@@ -34,18 +31,18 @@ assert not any(name.startswith("fedblend") for name in sys.modules)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def finished(tmp_path_factory):
     """A run on digits whose accuracy is far from chance."""
     table = {**TINY, "rounds": 4, "train": {**TINY["train"], "cohort": 4, "batch_size": 10, "epochs": 2}}
     return run(resolve(table), tmp_path_factory.mktemp("predictor") / "run")
 
 
 @pytest.fixture(scope="module")
-def data(finished: Result) -> Dataset:
+def data(finished):
     return finished.experiment.data.load()
 
 
-def test_predictions_are_those_of_the_evaluated_model(finished: Result, data: Dataset) -> None:
+def test_predictions_are_those_of_the_evaluated_model(finished, data):
     x, labels = data.test.x, np.array(data.classes)[data.test.y]
     assert (finished.predict(x) == labels).mean() == pytest.approx(finished.metrics["accuracy"].iloc[-1], abs=1e-12)
     probabilities = finished.predictor.predict_proba(x)
@@ -55,16 +52,14 @@ def test_predictions_are_those_of_the_evaluated_model(finished: Result, data: Da
     assert np.array_equal(finished.predictor.predict_proba(x[:, 0].numpy()), probabilities)
 
 
-def test_a_run_on_disk_predicts_the_same_without_its_data(
-    finished: Result, data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_disk_predicts_the_same_without_its_data(finished, data, monkeypatch):
     monkeypatch.setattr(type(finished.experiment.data), "load", lambda self: pytest.fail("reads the data"))
     again = Predictor.of_run(RunDirectory(finished.path))
     assert np.array_equal(again.predict_proba(data.test.x), finished.predictor.predict_proba(data.test.x))
     assert again.description == finished.predictor.description
 
 
-def test_regression_and_text_are_predicted_too(tmp_path: Path) -> None:
+def test_regression_and_text_are_predicted_too(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))
     np.savez(tmp_path / "plane.npz", x=x, y=np.stack([x.sum(1), x[:, 0]], 1))
@@ -95,7 +90,7 @@ def test_regression_and_text_are_predicted_too(tmp_path: Path) -> None:
         (np.array(["a"]), "samples: <U1 of shape [1]"),
     ],
 )
-def test_samples_of_another_form_are_refused(finished: Result, samples: np.ndarray, said: str) -> None:
+def test_samples_of_another_form_are_refused(finished, samples, said):
     with pytest.raises(FedblendError) as error:
         finished.predict(samples)
     assert said in str(error.value)
@@ -104,7 +99,7 @@ def test_samples_of_another_form_are_refused(finished: Result, samples: np.ndarr
 # Export ----------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_exported_with_the_scale_and_the_classes(finished: Result, data: Dataset, tmp_path: Path) -> None:
+def test_weights_are_exported_with_the_scale_and_the_classes(finished, data, tmp_path):
     model, description = finished.predictor.export(tmp_path / "new" / "model.safetensors")
     about = json.loads(description.read_text())
     weights = load_file(model)
@@ -115,26 +110,19 @@ def test_weights_are_exported_with_the_scale_and_the_classes(finished: Result, d
     assert np.array_equal(np.array(about["classes"])[outputs.argmax(1)], finished.predict(data.test.x))
 
 
-def test_a_path_may_be_text(finished: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert finished.predictor.export("model.safetensors") == [Path("model.safetensors"), Path("model.json")]
-    with pytest.raises(FedblendError, match=r"model\.pkl: '\.pkl' is not a format of models"):
-        finished.predictor.export("model.pkl")
-
-
-def test_a_tensor_that_requires_a_gradient_is_predicted(tmp_path: Path) -> None:
+def test_a_tensor_that_requires_a_gradient_is_predicted(tmp_path):
     x = torch.rand(20, 2)
     np.savez(tmp_path / "two.npz", x=x.numpy(), y=(x.sum(1) > 1).to(torch.int64).numpy())
     done = run(TINY | {"data": {"name": "npz", "path": tmp_path / "two.npz"}}, tmp_path / "run")
     assert done.predict(x.clone().requires_grad_()).tolist() == done.predict(x).tolist()
 
 
-def test_the_notebook_tells_right_predictions_from_wrong_ones(finished: Result, data: Dataset) -> None:
+def test_the_notebook_tells_right_predictions_from_wrong_ones(finished, data):
     plt = pytest.importorskip("matplotlib.pyplot")
     cells = json.loads((ROOT / "docs" / "notebooks" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
     programs = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (code,) = [program for program in programs if "first.predict(" in program]
-    names: dict[str, Any] = {"first": finished, "np": np, "plt": plt}
+    names = {"first": finished, "np": np, "plt": plt}
     exec(code, names)
     titles = [panel.get_title() for panel in names["panels"]]
     plt.close(names["figure"])
@@ -144,9 +132,7 @@ def test_the_notebook_tells_right_predictions_from_wrong_ones(finished: Result, 
     assert titles == [p if p == r else f"{p}, not {r}" for p, r in zip(predicted, right, strict=True)]
 
 
-def test_the_export_that_the_notebook_names_runs(
-    finished: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_export_that_the_notebook_names_runs(finished, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "docs" / "notebooks" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
     (call,) = re.findall(r"`(first\.predictor\.export\(.+?\))`", "".join(cells[-1]["source"]))
@@ -155,7 +141,7 @@ def test_the_export_that_the_notebook_names_runs(
 
 
 @pytest.mark.slow
-def test_a_program_runs_where_fedblend_is_not(finished: Result, data: Dataset, tmp_path: Path) -> None:
+def test_a_program_runs_where_fedblend_is_not(finished, data, tmp_path):
     program, _ = finished.predictor.export(tmp_path / "model.pt2")
     np.savez(tmp_path / "x.npz", x=data.test.x.numpy())
     words = ["-I", "-c", SCALED, program, tmp_path / "x.npz", tmp_path / "out.npy"]
@@ -167,7 +153,7 @@ def test_a_program_runs_where_fedblend_is_not(finished: Result, data: Dataset, t
 
 
 @pytest.mark.slow
-def test_a_program_of_onnx_runs(finished: Result, data: Dataset, tmp_path: Path) -> None:
+def test_a_program_of_onnx_runs(finished, data, tmp_path):
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package, reason="the extra 'onnx' is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -179,7 +165,7 @@ def test_a_program_of_onnx_runs(finished: Result, data: Dataset, tmp_path: Path)
     assert json.loads(session.get_modelmeta().custom_metadata_map["fedblend"]) == finished.predictor.description
 
 
-def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path):
     experiment = write(tmp_path / "fd.toml", {"method": "fd", "rounds": 1})
     assert here("run", experiment, "--out", tmp_path / "fd", "--jobs", 1).code == 0
     refused(
@@ -188,7 +174,7 @@ def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", ["fd", {"name": "fedper"}, {"upload": "silent", "stateful_clients": True}])
-def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method: object, tmp_path: Path) -> None:
+def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method, tmp_path):
     result = run({**TINY, "method": method, "rounds": 1, "holdout": 0.2}, tmp_path / "run")
     assert result.metrics["round"].tolist() == [0, 1]
     told = f"^{tmp_path / 'run'}: its clients keep models or layers of their own, so that there is no one model$"
@@ -200,7 +186,7 @@ def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method: obj
 # Commands --------------------------------------------------------------------------------------------------
 
 
-def test_pictures_archives_and_folders_are_predicted(finished: Result, data: Dataset, tmp_path: Path) -> None:
+def test_pictures_archives_and_folders_are_predicted(finished, data, tmp_path):
     x = data.test.x[:30].numpy()
     np.savez(tmp_path / "x.npz", x=x)
     (tmp_path / "pictures").mkdir()
@@ -219,7 +205,7 @@ def test_pictures_archives_and_folders_are_predicted(finished: Result, data: Dat
     assert lines[31][0].endswith("0.png")
 
 
-def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
+def test_a_table_of_features_is_predicted(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
     np.savez(tmp_path / "two.npz", x=x, y=np.where(x[:, 0] > 0, "right", "left"))
     table = {**TINY, "data": {"name": "npz", "path": str(tmp_path / "two.npz")}}
@@ -228,40 +214,30 @@ def test_a_table_of_features_is_predicted(tmp_path: Path) -> None:
     told = here("predict", tmp_path / "run", tmp_path / "x.csv", "--out", tmp_path / "out.csv")
     assert told.code == 0, told.err
     assert [line.split(",")[1] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == [*done.predict(x)]
-    (tmp_path / "wrong.csv").write_text("a\n1\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "wrong.csv"),
-        "has 1 columns (0 of text); valid: 2 columns of numbers",
-    )
-    (tmp_path / "bare.csv").write_text("0.5,1.5\n0.25,1\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "bare.csv"),
-        "bare.csv: the header holds numbers (0.5, 1.5); valid: a first line with names",
-    )
     (tmp_path / "counted.csv").write_text("0,1\n0.25,1\n")
     assert here("predict", tmp_path / "run", tmp_path / "counted.csv").code == 0
     np.savez(tmp_path / "gap.npz", x=np.array([[1, np.nan], [0, 1]]))
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "gap.npz"),
-        "samples: 1 of 2 hold NaN or infinity; all numbers must be finite",
-    )
-    (tmp_path / "text.csv").write_text("a,b\n1,x\n")
-    refused(here("predict", tmp_path / "run", tmp_path / "text.csv"), "has 2 columns (1 of text)")
-    (tmp_path / "header.csv").write_text("a,b\n")
-    refused(
-        here("predict", tmp_path / "run", tmp_path / "header.csv"),
-        "header.csv: holds no rows; there is nothing to predict",
-    )
+    for name, text, said in (
+        ("wrong.csv", "a\n1\n", "has 1 columns (0 of text); valid: 2 columns of numbers"),
+        ("bare.csv", "0.5,1.5\n0.25,1\n", "the header holds numbers (0.5, 1.5); valid: a first line with names"),
+        ("text.csv", "a,b\n1,x\n", "has 2 columns (1 of text)"),
+        ("header.csv", "a,b\n", "header.csv: holds no rows; there is nothing to predict"),
+        ("gap.npz", None, "samples: 1 of 2 hold NaN or infinity; all numbers must be finite"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        refused(here("predict", tmp_path / "run", tmp_path / name), said)
 
 
-def test_messages_of_predict_and_export(finished: Result, tmp_path: Path) -> None:
-    refused(here("predict", finished.path, tmp_path / "none.png"), "there is no such file; valid: pictures")
-    refused(here("predict", finished.path, tmp_path), "holds no pictures")
+def test_messages_of_predict_and_export(finished, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    refused(here("predict", finished.path, tmp_path / "bad.png"), "is damaged or no image")
-    refused(here("export", finished.path, "--out", tmp_path / "model.pkl"), "'.pkl' is not a format of models")
-    refused(here("export", finished.path, "--out", "/proc/none/model.safetensors"), "cannot be written")
-    refused(
-        here("predict", finished.path, tmp_path, "--out", "/proc/none/p.csv"), "/proc/none/p.csv: cannot be written"
-    )
-    refused(here("export", tmp_path), "holds no run ")
+    for command, path, words, said in (
+        ("predict", finished.path, [tmp_path / "none.png"], "there is no such file; valid: pictures"),
+        ("predict", finished.path, [finished.path], "holds no pictures"),
+        ("predict", finished.path, [tmp_path / "bad.png"], "is damaged or no image"),
+        ("predict", finished.path, [tmp_path, "--out", "/proc/none/p.csv"], "/proc/none/p.csv: cannot be written"),
+        ("export", finished.path, ["--out", tmp_path / "model.pkl"], "'.pkl' is not a format of models"),
+        ("export", finished.path, ["--out", "/proc/none/model.safetensors"], "cannot be written"),
+        ("export", tmp_path, [], "holds no run "),
+    ):
+        refused(here(command, path, *words), said)

@@ -1,7 +1,5 @@
 """Variants of a study, clients that stay alone, and accuracy by site."""
 
-from __future__ import annotations
-
 import io
 import re
 
@@ -29,7 +27,7 @@ BASE = {
 }
 
 
-def two_sites(test: int = 12) -> Dataset:
+def two_sites(test=12):
     """Forty samples of two sites, 10 and 30; its test samples are theirs by turns."""
     data = images(40, client=np.repeat([0, 1], [10, 30]), test=test)
     return Dataset(data.name, data.kind, data.train, data.test, data.classes, ("north", "south"))

@@ -4,10 +4,8 @@ import io
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
-from helpers import each
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.errors import FedblendError
@@ -18,10 +16,10 @@ from fedblend.report.columns import rounds_note
 from fedblend.report.description import describe_runs
 from fedblend.report.privacy import epsilon_text
 from fedblend.report.sections import dataset_sections
-from fedblend.report.tables import metrics_table, results_table
+from fedblend.report.tables import results_table, section_tables
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import group
-from fedblend.runs.summary import averaged, curves, megabytes, rounds_to_target, score, table
+from fedblend.runs.summary import averaged, curves, rounds_to_target, score, table
 
 
 def record(round, accuracy=None, up=None, down=None, seconds=None, loss=1.0, **more):
@@ -30,7 +28,7 @@ def record(round, accuracy=None, up=None, down=None, seconds=None, loss=1.0, **m
     return {"round": round, **measured, "bytes_up": up or {}, "bytes_down": down or {}, "machine": machine, **more}
 
 
-def write_run(path: Path, records, state="done", method="fedmix", **fields) -> RunDirectory:
+def write_run(path, records, state="done", method="fedmix", **fields):
     experiment = {
         "name": "by hand",
         "data": "digits",
@@ -49,6 +47,26 @@ def write_run(path: Path, records, state="done", method="fedmix", **fields) -> R
         run.add_record(RoundRecord.from_dict(one))
     run.set_status(state, len(records) - 1)
     return run
+
+
+def curve(*accuracies, **last):
+    """Records of rounds 0, 1, ... with these accuracies; ``last`` are fields of the last one."""
+    *before, end = enumerate(accuracies)
+    return [*(record(*one) for one in before), record(*end, **last)]
+
+
+def write_runs(folder, by_method, **fields):
+    """A run for each method and seed: ``by_method`` has the records of each seed."""
+    return [
+        write_run(folder / f"{method}{seed}", records, method=method, seed=seed, **fields)
+        for method, seeds in by_method.items()
+        for seed, records in enumerate(seeds)
+    ]
+
+
+def plain(text):
+    """A text without styles."""
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 @pytest.fixture
@@ -72,7 +90,7 @@ def two_seeds(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path):
     write_run(tmp_path / "fedavg-seed0", [record(0, 0.1)])
     (tmp_path / "flower").mkdir()
     (tmp_path / "flower" / "config.toml").write_text("[superlink]\n", encoding="utf-8")
@@ -95,7 +113,7 @@ def test_a_folder_of_another_program_with_a_configuration_is_no_run(tmp_path: Pa
 def test_how_a_seed_was_executed_does_not_split_its_method(tmp_path, fields, names):
     """A resume may change these fields, such as `fedblend resume --ranks 2` of one seed."""
     for seed, more in ((0, {}), (1, fields)):
-        write_run(tmp_path / f"fedmix-seed{seed}", [record(0, 0.1), record(1, 0.5)], seed=seed, **more)
+        write_run(tmp_path / f"fedmix-seed{seed}", curve(0.1, 0.5), seed=seed, **more)
 
     groups = group(find_runs([tmp_path]))
 
@@ -130,7 +148,7 @@ def test_rounds_that_were_not_evaluated_still_count_in_the_totals(tmp_path):
 
 
 def test_the_untrained_model_reaches_no_target_and_is_no_best_round(tmp_path):
-    run = write_run(tmp_path / "a", [record(0, 0.6), record(1, 0.4), record(2, 0.5)], target=0.5)
+    run = write_run(tmp_path / "a", curve(0.6, 0.4, 0.5), target=0.5)
     [row] = table([run]).to_dict("records")
     assert row["target_by_seed"] == {0: 2}
     assert row["best"] == pytest.approx(0.5)
@@ -138,13 +156,13 @@ def test_the_untrained_model_reaches_no_target_and_is_no_best_round(tmp_path):
 
 def test_table_averages_over_seeds(two_seeds):
     [row] = table(two_seeds).to_dict("records")
-    assert (row["method"], row["seeds"], row["finished"], row["unfinished"], row["status"]) == (
+    assert [row[name] for name in ("method", "seeds", "finished", "unfinished", "status")] == [
         "fedmix",
         2,
         2,
         0,
         "done",
-    )
+    ]
     assert row["measure"] == "accuracy"
     assert row["final"] == pytest.approx(0.55)
     assert row["final_std"] == pytest.approx(0.3 / math.sqrt(2))  # a sample's: sqrt((0.15^2 + 0.15^2) / 1)
@@ -162,7 +180,7 @@ def test_table_averages_over_seeds(two_seeds):
 
 def test_mean_of_last_takes_ten_evaluations(tmp_path):
     values = [0.0] * 3 + [0.1 * i for i in range(1, 11)]
-    run = write_run(tmp_path / "a", [record(i, v) for i, v in enumerate(values)], rounds=12, target=None)
+    run = write_run(tmp_path / "a", curve(*values), rounds=12, target=None)
     [row] = table([run]).to_dict("records")
     assert row["last_n"] == 10
     assert row["last"] == pytest.approx(0.55)
@@ -172,7 +190,7 @@ def test_mean_of_last_takes_ten_evaluations(tmp_path):
 
 
 def test_unfinished_runs_are_told_and_left_out_of_averages(tmp_path):
-    whole, cut = [record(0, 0.1), record(1, 0.2), record(2, 0.6)], [record(0, 0.1), record(1, 0.9)]
+    whole, cut = curve(0.1, 0.2, 0.6), curve(0.1, 0.9)
     runs = [write_run(tmp_path / "a", whole), write_run(tmp_path / "b", cut, "failed", seed=1)]
     runs.append(write_run(tmp_path / "c", cut, "done", seed=2))  # marked done, but its metrics end early
     [row] = table(runs).to_dict("records")
@@ -183,7 +201,7 @@ def test_unfinished_runs_are_told_and_left_out_of_averages(tmp_path):
 
 
 def test_how_unfinished_runs_stand_is_counted(tmp_path):
-    cut = [record(0, 0.1), record(1, 0.9)]
+    cut = curve(0.1, 0.9)
     stands = ["failed", "stopped", "stopped", "running"]
     runs = [write_run(tmp_path / str(seed), cut, state, seed=seed) for seed, state in enumerate(stands)]
     [row] = table(runs).to_dict("records")
@@ -198,24 +216,11 @@ def test_how_unfinished_runs_stand_is_counted(tmp_path):
 
 
 def test_the_number_of_evaluations_averaged_is_that_of_each_seed(tmp_path):
-    counts = [(0, [0.1, 0.2]), (1, [0.1, 0.2, 0.4])]
-    runs = [
-        write_run(tmp_path / str(seed), [record(i, a) for i, a in enumerate(values)], "stopped", seed=seed, rounds=9)
-        for seed, values in counts
-    ]
+    runs = write_runs(tmp_path, {"fedmix": [curve(0.1, 0.2), curve(0.1, 0.2, 0.4)]}, state="stopped", rounds=9)
     [row] = table(runs).to_dict("records")
     assert (row["last_n_least"], row["last_n"]) == (1, 2)
     assert averaged(row) == "1 to 2"
     assert row["last"] == pytest.approx((0.2 + 0.3) / 2)
-
-
-def test_where_no_run_is_finished_all_are_averaged(tmp_path):
-    runs = [
-        write_run(tmp_path / str(s), [record(0, 0.1), record(1, a)], "running", seed=s) for s, a in [(0, 0.2), (1, 0.4)]
-    ]
-    [row] = table(runs).to_dict("records")
-    assert (row["seeds"], row["finished"], row["unfinished"]) == (2, 0, 2)
-    assert row["final"] == pytest.approx(0.3)
 
 
 def test_a_run_without_any_metrics_has_a_row_of_its_own(tmp_path):
@@ -249,16 +254,11 @@ def test_real_sites_that_test_their_own_models_send_no_losses_and_count(tmp_path
 
 def losses(folder, **by_method):
     """Runs of regression: a method's final loss for each seed."""
-    return [
-        write_run(
-            folder / f"{method}{seed}",
-            [{**record(i), "loss": loss} for i, loss in enumerate([3.0, 2.0, final])],
-            method=method,
-            seed=seed,
-        )
+    made = {
+        method: [[{**record(i), "loss": loss} for i, loss in enumerate([3.0, 2.0, final])] for final in finals]
         for method, finals in by_method.items()
-        for seed, final in enumerate(finals)
-    ]
+    }
+    return write_runs(folder, made)
 
 
 def test_a_method_that_diverged_does_not_keep_others_from_being_compared(tmp_path):
@@ -278,21 +278,14 @@ def test_a_seed_that_diverged_is_named_in_place_of_a_mean_that_does_not_exist(tm
 
 
 def test_one_label_for_two_configurations_makes_two_rows_named_by_what_differs(tmp_path):
-    done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
-    runs = [write_run(tmp_path / f"a{lr}", done, train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]
+    runs = [write_run(tmp_path / f"a{lr}", curve(0.1, 0.2, 0.3), train={"cohort": 2, "lr": lr}) for lr in (0.1, 0.2)]
     assert [g.name for g in group(runs)] == ["fedmix (lr=0.1)", "fedmix (lr=0.2)"]
 
 
 def test_a_seed_run_twice_is_not_two_seeds(tmp_path):
-    done = [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
-    runs = [write_run(tmp_path / study / "fedmix-seed0", done) for study in ("first", "second")]
+    runs = [write_run(tmp_path / study / "fedmix-seed0", curve(0.1, 0.2, 0.3)) for study in ("first", "second")]
     assert [(g.name, len(g.outcomes)) for g in group(runs)] == [("fedmix (first)", 1), ("fedmix (second)", 1)]
     assert len(group([runs[0], runs[0]])) == 1
-
-
-def test_a_label_names_the_method(tmp_path):
-    run = write_run(tmp_path / "a", [record(0, 0.1)], method={"name": "fedmix", "label": "ours"})
-    assert [g.name for g in group([run])] == ["ours"]
 
 
 def test_a_last_line_cut_short_by_a_kill_is_left_out(two_seeds):
@@ -313,14 +306,6 @@ def test_a_configuration_that_is_no_experiment_is_refused(tmp_path):
         table([RunDirectory(tmp_path)])
 
 
-@each(
-    ("number", "text"),
-    [(0, "0 MB"), (1, "<0.001 MB"), (4_200, "0.004 MB"), (420_000, "0.42 MB"), (4_936_480, "4.9 MB"), (math.nan, "—")],
-)
-def test_megabytes(number, text):
-    assert megabytes(number) == text
-
-
 def printed(runs, width=120, **options):
     from rich.console import Console
 
@@ -331,11 +316,10 @@ def printed(runs, width=120, **options):
 
 def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, two_seeds):
     sent = {"up": {"weights": 5_000_000}, "down": {"weights": 7_000_000}, "seconds": {"train": 90.0}}
-    low = [record(0, 0.1), record(1, 0.2), record(2, 0.25, **sent)]
-    fedavg = write_run(tmp_path / "fedavg", low, method={"name": "fedavg", "label": "[red]avg[/]"})
-    cut = write_run(tmp_path / "cut", [record(0, 0.99)], "stopped", method="naivemix")
-    again = write_run(tmp_path / "again", low, method={"name": "fedavg", "label": "[red]avg[/]"}, seed=1)
-    text = printed([*two_seeds, fedavg, again, cut])
+    low, avg = curve(0.1, 0.2, 0.25, **sent), {"name": "fedavg", "label": "[red]avg[/]"}
+    both = [write_run(tmp_path / f"avg{seed}", low, method=avg, seed=seed) for seed in (0, 1)]
+    cut = write_run(tmp_path / "cut", curve(0.99), "stopped", method="naivemix")
+    text = printed([*two_seeds, *both, cut])
     assert not re.search(r"\x1b\[1m *55.0 ± 21.2", text)  # the best, but its differences are 15 and 45 points
     assert not re.search(r"\x1b\[1m *<0.001", text)  # fewest bytes, the same with every seed
     assert not re.search(r"\x1b\[1m *99.0", text)  # the best, but unfinished
@@ -348,18 +332,15 @@ def test_terminal_table_marks_the_best_and_tells_what_is_unfinished(tmp_path, tw
 
 
 def test_terminal_table_has_differences_to_the_baseline_over_equal_seeds(tmp_path):
-    runs = []
-    for method, finals in (("fedmix", (0.75, 0.74)), ("fedavg", (0.25, 0.26, 0.9)), ("naivemix", (0.5,))):
-        for seed, final in enumerate(finals):
-            made = [record(0, 0.1), record(1, 0.2), record(2, final)]
-            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
-    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200)).split())
+    finals = {"fedmix": (0.75, 0.74), "fedavg": (0.25, 0.26, 0.9), "naivemix": (0.5,)}
+    runs = write_runs(tmp_path, {method: [curve(0.1, 0.2, one) for one in of] for method, of in finals.items()})
+    words = " ".join(plain(printed(runs, 200)).split())
     assert "to fedavg" in words
     # 50 and 48 points: deviation 1.414, and 12.706 * 1.414 / sqrt(2) = 12.7
     assert "+49.0 [+36.3, +61.7]" in words
     assert words.count("baseline") == 1
     assert "naivemix 1 50.0 —" in words
-    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200, baseline="fedmix")).split())
+    words = " ".join(plain(printed(runs, 200, baseline="fedmix")).split())
     assert "-49.0 [-61.7, -36.3] (2 seeds)" in words
     with pytest.raises(FedblendError, match="baseline: 'fedprox' is none of these runs' methods"):
         compare(runs, baseline="fedprox")
@@ -385,9 +366,9 @@ def test_a_target_on_validation_samples_says_so_and_is_no_line_among_test_scores
 
 
 def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
-    short, long = [record(0, 0.1), record(1, 0.2)], [record(0, 0.1), record(1, 0.2), record(2, 0.3)]
-    runs = [write_run(tmp_path / f"a{seed}", short, method="fedavg", seed=seed, rounds=1) for seed in (0, 1)]
-    runs += [write_run(tmp_path / f"b{seed}", long, seed=seed) for seed in (0, 1)]
+    short = curve(0.1, 0.2)
+    runs = write_runs(tmp_path, {"fedavg": [short] * 2}, rounds=1)
+    runs += write_runs(tmp_path, {"fedmix": [curve(0.1, 0.2, 0.3)] * 2})
     assert "Rounds differ: fedavg 1, fedmix 2." in printed(runs, 200)
     assert "Rounds differ" not in printed(runs[:2], 200)
     stopped = write_run(tmp_path / "b2", short, "stopped", seed=2)
@@ -419,12 +400,9 @@ def test_what_is_taken_over_evaluations_is_not_bold_where_methods_are_evaluated_
 
 
 def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
-    runs = []
-    for method, gain in (("fedmix", 0.3), ("fedavg", 0.0)):
-        for seed in (0, 1):
-            made = [record(0, 0.1), record(1, 0.5 + gain, best_round=1), record(2, 0.4, best_round=1)]
-            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
-    text = re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200))
+    made = [[record(0, 0.1), record(1, best, best_round=1), record(2, 0.4, best_round=1)] for best in (0.8, 0.5)]
+    runs = write_runs(tmp_path, {"fedmix": made[:1] * 2, "fedavg": made[1:] * 2})
+    text = plain(printed(runs, 200))
     assert "+30.0 [-80.0, +140.0]" in text  # two equal differences: 12.706 * 30 / sqrt(6) / sqrt(2) = 110.0
     assert re.search(r" to fedavg \(best .*\n.* on validation\) ", text)
     [section] = dataset_sections(runs)
@@ -437,11 +415,8 @@ def test_differences_are_of_the_round_best_on_validation_where_all_methods_valid
 
 
 def test_differences_are_of_the_last_round_where_one_method_does_not_validate(tmp_path):
-    runs = []
-    for method, best in (("fedmix", {"best_round": 1}), ("fedavg", {})):
-        for seed in (0, 1):
-            made = [record(0, 0.1), record(1, 0.8, **best), record(2, 0.4, **best)]
-            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    best = [record(0, 0.1), record(1, 0.8, best_round=1), record(2, 0.4, best_round=1)]
+    runs = write_runs(tmp_path, {"fedmix": [best] * 2, "fedavg": [curve(0.1, 0.8, 0.4)] * 2})
     [section] = dataset_sections(runs)
     headings = dict(results_table(section.rows, "fedavg").headings)
     assert headings["difference to fedavg"].startswith("percentage points of accuracy after the last round: ")
@@ -465,39 +440,35 @@ def bold_in_page(runs):
 def test_fewest_rounds_to_the_target_are_bold_in_the_page_if_every_seed_reached_it_clearly_sooner(
     fedmix, bold, tmp_path
 ):
-    runs = []
-    for method, reached in (("fedmix", fedmix), ("fedavg", (6, 6, 7, 6)[: len(fedmix)])):
-        for seed, at in enumerate(reached):
-            made = [record(i, 0.6 if at is not None and i >= at else 0.1) for i in range(9)]
-            more = {"method": method, "seed": seed, "rounds": 8}
-            runs.append(write_run(tmp_path / f"{method}{seed}", made, **more))
+    made = {
+        method: [curve(*(0.6 if at is not None and i >= at else 0.1 for i in range(9))) for at in reached]
+        for method, reached in (("fedmix", fedmix), ("fedavg", (6, 6, 7, 6)[: len(fedmix)]))
+    }
+    runs = write_runs(tmp_path, made, rounds=8)
     assert (("fedmix", "rounds to 50 %") in bold_in_page(runs)) == bold
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("more", [0, 100_000])
 def test_the_fewest_bytes_are_bold_unless_they_are_the_same_with_every_seed(more, way, tmp_path):
-    runs = []
-    for method, sent in (("fedavg", 9_000_000), ("fedmix", 8_000_000)):
-        for seed in range(2):
-            number = sent + seed * more
-            made = [record(0, 0.1), record(1, 0.6), record(2, 0.6 + sent / 1e8, **{way: {"weights": number}})]
-            runs.append(write_run(tmp_path / f"{method}{seed}", made, method=method, seed=seed))
+    made = {
+        method: [curve(0.1, 0.6, 0.6 + sent / 1e8, **{way: {"weights": sent + seed * more}}) for seed in range(2)]
+        for method, sent in (("fedavg", 9_000_000), ("fedmix", 8_000_000))
+    }
+    runs = write_runs(tmp_path, made)
     assert bold_in_page(runs) == ({("fedmix", f"{way} (MB)")} if more else set())
     assert bool(re.search(r"\x1b\[1m *8\.[01]\x1b", printed(runs, 200))) == bool(more)
 
 
 def test_metrics_have_a_table_of_their_own_in_the_page_and_long_names_are_wrapped_in_the_terminal(tmp_path):
-    runs = []
-    for seed in range(2):
-        made = [record(0, 0.1), record(1, 0.2), record(2, 0.3, metrics={"balanced-accuracy": 0.25, "ece": 0.5})]
-        runs.append(write_run(tmp_path / str(seed), made, seed=seed))
+    made = curve(0.1, 0.2, 0.3, metrics={"balanced-accuracy": 0.25, "ece": 0.5})
+    runs = write_runs(tmp_path, {"fedmix": [made] * 2})
     [section] = dataset_sections(runs)
-    assert [heading for heading, _ in metrics_table(section.rows).headings] == ["balanced-accuracy", "ece"]
+    assert [heading for heading, _ in section_tables(section)["metrics"].headings] == ["balanced-accuracy", "ece"]
     assert not {"balanced-accuracy", "ece"} & {heading for heading, _ in results_table(section.rows).headings}
-    assert re.search(r" balanced- .*\n.* accuracy ", re.sub(r"\x1b\[[\d;]*m", "", printed(runs, 200)))
-    [section] = dataset_sections([write_run(tmp_path / "none", [record(0, 0.1), record(1, 0.2), record(2, 0.3)])])
-    assert metrics_table(section.rows) is None
+    assert re.search(r" balanced- .*\n.* accuracy ", plain(printed(runs, 200)))
+    [section] = dataset_sections([write_run(tmp_path / "none", curve(0.1, 0.2, 0.3))])
+    assert "metrics" not in section_tables(section)
 
 
 def test_terminal_has_a_table_for_each_data_set(tmp_path):
@@ -533,10 +504,10 @@ def test_terminal_table_has_epsilon_where_a_run_adds_noise(tmp_path):
         runs.append(write_run(tmp_path / label, records, method=method, protection=noise, delta=1e-3))
     text = printed(runs)
     epsilons = [epsilon_text(epsilon([Release("gaussian", m / 2, 2, (0, 2))], 1e-3)) for m in (1.0, 8.0)]
-    rows = {line.split()[0]: line.split() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()}
+    rows = {line.split()[0]: line.split() for line in plain(text).splitlines() if line.strip()}
     place = rows["method"].index("epsilon") - len(rows["method"])
     assert [rows[name][place] for name in ("fedavg", "some", "much", "weighted")] == ["—", *epsilons, "none"]
-    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", text).split())
+    words = " ".join(plain(text).split())
     assert f"! epsilon {epsilons[0]} of some protects nothing: a guess is right" in words
     assert "of much protects" not in words
     assert "epsilon: of the weights sent in one whole run, for a client, at delta = 0.001" in words
@@ -554,7 +525,7 @@ def test_terminal_table_continues_below_where_its_columns_do_not_fit(tmp_path):
         more = {"protection": noise, "delta": 1e-3, "target": 0.6, "seed": seed}
         runs.append(write_run(tmp_path / f"run{seed}", records, method=method, **more))
 
-    wide, narrow = (re.sub(r"\x1b\[[\d;]*m", "", printed(runs, width)) for width in (120, 80))
+    wide, narrow = (plain(printed(runs, width)) for width in (120, 80))
 
     assert "…" not in narrow
     assert max(map(len, narrow.splitlines())) <= 80

@@ -1,10 +1,7 @@
 """A run that begins with another run's last weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import here, records, refused, succeeded, write
@@ -31,7 +28,7 @@ MEANS = {"name": "fedmix", "sharing": {"samples_per_mean": 4}}
 
 
 @pytest.fixture(scope="module")
-def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shot(tmp_path_factory):
     """XorMixFL's one shot, seed 1."""
     path = tmp_path_factory.mktemp("study") / "xormixfl-seed1"
     execute(experiment(**{**SMALL, "rounds": 1}, method=SHOT, seed=1), path)
@@ -39,7 +36,7 @@ def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", slow_after_first(["fedavg", MEANS]), ids=["fedavg", "fedmix"])
-def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: object) -> None:
+def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot, method):
     warm = experiment(**SMALL, method=method, seed=1, start="xormixfl-seed{seed}")
     name = "warm" if method == "fedavg" else "warm-means"
     made = execute(warm, shot.parent / name)
@@ -62,7 +59,7 @@ def test_fedavg_and_fedmix_go_on_from_the_one_shot_model(shot: Path, method: obj
     assert not same(begun.weights, ended.weights)
 
 
-def test_a_warm_run_that_goes_on_ends_as_if_nothing_had_happened(shot: Path, tmp_path: Path) -> None:
+def test_a_warm_run_that_goes_on_ends_as_if_nothing_had_happened(shot, tmp_path):
     warm = {**SMALL, "method": "fedavg", "seed": 1, "start": str(shot)}
     whole = execute(experiment(**warm), tmp_path / "whole")
     execute(experiment(**{**warm, "rounds": 1}), tmp_path / "half")
@@ -70,7 +67,7 @@ def test_a_warm_run_that_goes_on_ends_as_if_nothing_had_happened(shot: Path, tmp
     assert same_state(resumed.state, whole.state)
 
 
-def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_begun_with_is_named(shot, tmp_path):
     with pytest.raises(FedblendError, match=r"start: 'fedavg-seed\{seed\}': .*fedavg-seed0 has no checkpoint"):
         execute(experiment(**SMALL, start="fedavg-seed{seed}"), tmp_path / "none")
     other = {**SMALL, "model": {"name": "mlp", "hidden": [9]}, "start": str(shot)}
@@ -87,7 +84,7 @@ def test_a_run_that_cannot_be_begun_with_is_named(shot: Path, tmp_path: Path) ->
         federation_of(make_setup(experiment(**SMALL, start=str(shot)))).start()
 
 
-def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_not_done_is_no_beginning(shot, tmp_path):
     execute(experiment(**{**SMALL, "rounds": 1}), tmp_path / "half")
     half = RunDirectory(tmp_path / "half")
     half.set_status("stopped", 1, "interrupted")
@@ -102,8 +99,8 @@ def test_a_run_that_is_not_done_is_no_beginning(shot: Path, tmp_path: Path) -> N
         assert str(error.value) == f"start: 'half': {half.path} is not done; finish it first with: {how}"
 
 
-def test_what_others_begin_with_is_run_before_them() -> None:
-    def named(label: str, **more: object) -> dict[str, object]:
+def test_what_others_begin_with_is_run_before_them():
+    def named(label, **more):
         return {"method": {"name": "fedavg", "label": label}, **more}
 
     variants = [named("c", start="b-seed{seed}"), named("b", start="a-seed{seed}"), named("d", start="../e/a-seed0")]
@@ -115,14 +112,14 @@ def test_what_others_begin_with_is_run_before_them() -> None:
         waves(expand(round_about, [0]))
 
 
-def test_a_name_is_kept_and_a_folder_made_absolute() -> None:
+def test_a_name_is_kept_and_a_folder_made_absolute():
     assert experiment(start="xormixfl-seed{seed}").start == "xormixfl-seed{seed}"
     assert experiment(start="runs/one").start == str(Path("runs/one").absolute())
     assert experiment().start is None
 
 
 @pytest.mark.slow
-def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path: Path) -> None:
+def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path):
     file = {
         **SMALL,
         "name": "both",
@@ -149,9 +146,7 @@ def test_one_file_makes_the_shot_and_what_goes_on_from_it(tmp_path: Path) -> Non
     [{"method": "fd"}, {"method": {"upload": "silent", "stateful_clients": True}}, {"channel": NEVER_DOWN}],
     ids=["fd", "silent", "lost"],
 )
-def test_clients_that_begin_with_models_of_their_own_begin_with_the_earlier_run(
-    table: dict[str, Any], shot: Path, tmp_path: Path
-) -> None:
+def test_clients_that_begin_with_models_of_their_own_begin_with_the_earlier_run(table, shot, tmp_path):
     still = {**SMALL, "seed": 1, "start": str(shot), "evaluate_model": "device", **table}
     still["train"] = {"cohort": 3, "epochs": 1, "lr": 1e-9}
     execute(experiment(**{**still, "rounds": 1}), tmp_path / "run")

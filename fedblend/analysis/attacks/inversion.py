@@ -160,7 +160,7 @@ def _pixel_range(victim: Victim, shape: Sequence[int], like: torch.Tensor) -> Bo
 
 def _known_labels(victim: Victim, observed: Tensors, shape: Sequence[int], attack: Attack) -> torch.Tensor | None:
     """Return labels inferred before the search, or ``None`` if the attack searches for labels."""
-    if attack.searches_labels():
+    if attack.searches_labels:
         return None
     # An update is about -lr times the gradient at each step.
     factor = 1.0 if victim.steps is None else -1 / (victim.steps.lr * victim.steps.count)

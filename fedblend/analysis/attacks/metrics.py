@@ -12,8 +12,7 @@ from torch.nn import functional
 from fedblend.core.context import Scale
 from fedblend.core.errors import FedblendError, missing_package
 
-WINDOW = 7
-"""Side of SSIM's window in pixels."""
+WINDOW = 7  # Side of SSIM's window in pixels
 
 C1, C2 = 0.01**2, 0.03**2
 """SSIM's constants for images in [0, 1]: (K1 L)^2 and (K2 L)^2 with K1 = 0.01, K2 = 0.03, L = 1 (Wang et al. 2004)."""

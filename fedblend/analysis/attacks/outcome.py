@@ -25,8 +25,7 @@ from fedblend.runs.files import write_atomically, write_json
 Labels = Literal["true", "inferred"]
 """Whether the attacker has the true labels or infers them."""
 
-FOLDER = "attacks"
-"""Folder in a run's folder that has one folder for each attack."""
+FOLDER = "attacks"  # Folder in a run's folder that has one folder for each attack
 TABLE, PICTURE = "attack.json", "images.png"
 DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictures in [0, 1]; means over the images"
 
@@ -47,7 +46,7 @@ class AttackResult:
         """Return everything except the images, as plain data. An infinite PSNR (equal images) is ``None``."""
         attack_setup, similarity = self.attack_setup, self.similarity
         experiment = attack_setup.snapshot.setup.experiment
-        order = similarity.order.tolist()
+        by_name = [("mse", similarity.mse), ("psnr", similarity.psnr), ("ssim", similarity.ssim)]
         return {
             "run": attack_setup.snapshot.run.path.name,
             "method": experiment.method.label or experiment.method.name,
@@ -66,16 +65,14 @@ class AttackResult:
             "cost": _json_number(self.rebuilt.cost),
             "costs": [_json_number(cost) for cost in self.rebuilt.costs],
             "definitions": DEFINITIONS,
-            "mse": _json_number(similarity.mse.mean()),
-            "psnr": _json_number(similarity.psnr.mean()),
-            "ssim": _json_number(similarity.ssim.mean()),
+            **{name: _json_number(of.mean()) for name, of in by_name},
             "each": [
                 {
-                    "label": int(label),
+                    "label": label,
                     "rebuilt_as": int(self.rebuilt.y[row]),
-                    **dict(zip(MEASURES, measured, strict=True)),
+                    **{n: _json_number(of[k]) for n, of in by_name},
                 }
-                for label, row, measured in zip(attack_setup.y.tolist(), order, _measure_rows(similarity), strict=True)
+                for k, (label, row) in enumerate(zip(attack_setup.y.tolist(), similarity.order.tolist(), strict=True))
             ],
             "seconds": round(self.seconds, 2),
         }
@@ -108,13 +105,9 @@ class AttackResult:
     def folder(self) -> Path:
         """Return the attack's default folder in the run's folder; it depends on the settings only."""
         attack_setup = self.attack_setup
-        words = [
-            self.attack,
-            f"round{attack_setup.snapshot.round}",
-            f"client{attack_setup.client}",
-            f"{len(attack_setup.y)}x{attack_setup.steps}",
-        ]
-        words += [attack_setup.attacker] + (["inferred"] if self.labels == "inferred" else [])
+        words = [self.attack, f"round{attack_setup.snapshot.round}", f"client{attack_setup.client}"]
+        words += [f"{len(attack_setup.y)}x{attack_setup.steps}", attack_setup.attacker]
+        words += ["inferred"] if self.labels == "inferred" else []
         words += changed_options(self.attack, asdict(self.options), "")
         return attack_setup.snapshot.run.path / FOLDER / "-".join(words)
 
@@ -127,9 +120,6 @@ def changed_options(attack: str, options: Mapping[str, Any], between: str = " ")
         for name, value in sorted(options.items())
         if name not in default or default[name] != value
     ]
-
-
-MEASURES = ("mse", "psnr", "ssim")
 
 
 def attack_run(
@@ -166,15 +156,8 @@ def attack_run(
     rng = stream(snapshot.setup.experiment.seed, "attack", round, client)
     known = attack_setup.y if labels == "true" else None
     start = time.perf_counter()
-    rebuilt = invert(
-        attack_setup.victim,
-        attack_setup.observed,
-        attack_setup.x.shape,
-        attack=search,
-        labels=known,
-        rng=rng,
-        progress=progress,
-    )
+    given = attack_setup.victim, attack_setup.observed, attack_setup.x.shape
+    rebuilt = invert(*given, attack=search, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
     similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
     return AttackResult(attack_setup, attack, labels, search, rebuilt, similarity, seconds)
@@ -201,11 +184,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None
-
-
-def _measure_rows(similarity: ImageSimilarity) -> list[list[float | None]]:
-    columns = np.stack([similarity.mse, similarity.psnr, similarity.ssim], 1)
-    return [[_json_number(value) for value in row] for row in columns]
 
 
 def _count_text(number: int, what: str) -> str:

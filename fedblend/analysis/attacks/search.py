@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
@@ -36,13 +36,15 @@ Iterate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Images, their targets and their cost, detached."""
 
 COSTS = {"cosine": cosine_distance, "squared": squared_distance}
-DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
-"""Fractions of the iterations after which InvGrad's learning rate is divided by ten."""
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # Fractions of the iterations after which InvGrad's learning rate is divided by ten
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Attack:
     """Base class of the attacks."""
+
+    searches_labels: ClassVar[bool] = False
+    """Whether unknown labels are optimised with the images, as logits, instead of inferred before."""
 
     iterations: Count = 300
     """Iterations from each starting point."""
@@ -50,10 +52,6 @@ class Attack:
     """Number of starting points; the result of the least cost is kept."""
     cost: Literal["cosine", "squared"] = "squared"
     """Distance between the observed update and the update of the attacker's images."""
-
-    def searches_labels(self) -> bool:
-        """Return whether unknown labels are optimised with the images, instead of inferred before."""
-        return False
 
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
@@ -115,14 +113,11 @@ class DLG(Attack):
     Each iteration is one L-BFGS step with up to ``inner`` updates. Given labels stay fixed.
     """
 
+    searches_labels = True
     lr: Positive = 1.0
     """Learning rate of L-BFGS."""
     inner: Count = 20
     """Updates of L-BFGS in one iteration."""
-
-    def searches_labels(self) -> bool:
-        """Return true: labels are optimised as logits."""
-        return True
 
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
@@ -155,6 +150,4 @@ class DLG(Attack):
 class IDLG(DLG):
     """Improved DLG (Zhao et al. 2020): the label is inferred first, and only the images are optimised."""
 
-    def searches_labels(self) -> bool:
-        """Return false: labels are inferred from the last layer's gradient."""
-        return False
+    searches_labels = False

@@ -8,14 +8,13 @@ decision boundaries. Fed-AugMix: :func:`switches`, the batches in which loss sca
 from __future__ import annotations
 
 from fedblend.analysis.points.boundaries import Plane, plane
-from fedblend.analysis.points.features import Distances, distance, distances
+from fedblend.analysis.points.features import Distances, Vae, distance, distances, train_vae
 from fedblend.analysis.points.gradients import alignment, alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, read
 from fedblend.analysis.points.loss_scaling import ClientSwitches, switches
 from fedblend.analysis.points.point_metrics import PointMeasurements, measure_points
 from fedblend.analysis.points.replay import replay, replay_run
-from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy, fresh_model
-from fedblend.analysis.points.vae import Vae, train_vae
+from fedblend.analysis.points.training import TrainingSettings, fresh_accuracy, fresh_model
 
 __all__ = [
     "ClientSwitches",

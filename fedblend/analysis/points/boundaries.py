@@ -19,14 +19,12 @@ from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Group, by_data
 from fedblend.runs.predictor import require_one_model
 
-GRID = 160
-"""Grid points along each axis."""
+GRID = 160  # Grid points along each axis
 
 MIN_EPOCHS = 100
 """Least number of epochs for the models on one client's samples and on all samples, so that they nearly converge."""
 
-PADDING = 0.05
-"""Fraction of the data's range that is added on each side."""
+PADDING = 0.05  # Fraction of the data's range that is added on each side
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from fedblend.analysis.plotting import COLOURS, DASHES, DPI, INK, MUTED, style_axes
+from fedblend.analysis import plotting
 from fedblend.analysis.points.point_metrics import PointMeasurements
 from fedblend.analysis.points.replay import Row
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-SIZE = (6.4, 4.2)
-"""Width and height of a figure in inches."""
+SIZE = (6.4, 4.2)  # Width and height of a figure in inches
 
 LEVELS = {
     "noise": "uniform noise",
@@ -32,29 +26,28 @@ def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]
     """Draw a PNG for each available measure; return them by file name."""
     frame, levels = measurements.rounds, measurements.levels
     trained = frame.dropna(subset="accuracy")
-    percent = [100 * value for value in trained["accuracy"].tolist()]
-    pngs = {
-        "accuracy.png": draw_curves(
-            {"new model, trained on the points alone": (trained["round"].tolist(), percent)},
+    percent = 100 * trained["accuracy"]
+    until = "kept points made until round" if measurements.kept else "points made until round"
+    made, rounds = "round the points were made in", frame["round"].tolist()
+    drawn: dict[str, tuple[dict[str, Curve], dict[str, float], tuple[str, str]]] = {
+        "accuracy": (
+            {"new model, trained on the points alone": (trained["round"].tolist(), percent.tolist())},
             {LEVELS["accuracy"]: 100 * levels["accuracy"]},
-            ("kept points made until round" if measurements.kept else "points made until round", "test accuracy (%)"),
-            title,
+            (until, "test accuracy (%)"),
         ),
-        "alignment.png": draw_curves(
-            {"points of the round, at the last model": (frame["round"].tolist(), frame["alignment"].tolist())},
+        "alignment": (
+            {"points of the round, at the last model": (rounds, frame["alignment"].tolist())},
             {"": 0.0},
-            ("round the points were made in", "cosine with the gradient on clients' data"),
-            title,
+            (made, "cosine with the gradient on clients' data"),
         ),
     }
     if frame["distance"].notna().any():
-        pngs["distance.png"] = draw_curves(
-            {"points of the round": (frame["round"].tolist(), frame["distance"].tolist())},
+        drawn["distance"] = (
+            {"points of the round": (rounds, frame["distance"].tolist())},
             {LEVELS[name]: levels[name] for name in ("noise", "test", "train")},
-            ("round the points were made in", "mean cosine distance to training samples"),
-            title,
+            (made, "mean cosine distance to training samples"),
         )
-    return pngs
+    return {f"{name}.png": draw_curves(*given, title) for name, given in drawn.items()}
 
 
 def draw_replay(rows: Sequence[Row], title: str, kept: bool = False) -> bytes:
@@ -73,17 +66,10 @@ def draw_replay(rows: Sequence[Row], title: str, kept: bool = False) -> bytes:
 
 def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
     """Draw a PNG of curves by round with horizontal levels; a level without a name has no legend entry."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.ticker import MaxNLocator
-
-    spacing = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
-    figure = Figure(figsize=SIZE, dpi=DPI, layout=spacing, facecolor="white")
-    FigureCanvasAgg(figure)
-    axes: Axes = figure.add_subplot()
-    figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
-    for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
+    figure = plotting.blank_figure(*SIZE, (0.1, 0.08))
+    axes = figure.add_subplot()
+    plotting.head_figure(figure, title, 11)
+    for (name, (x, y)), colour in zip(lines.items(), plotting.COLOURS, strict=False):
         shown = [math.nan if value is None else value for value in y]
         axes.plot(x, shown, color=colour, linewidth=1.8, marker="o" if len(x) <= 20 else None, markersize=4, label=name)
     named = [name for name in levels if name]
@@ -91,18 +77,14 @@ def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels:
         at = named.index(name) if name else 0
         axes.axhline(
             value,
-            color=COLOURS[(len(lines) + at) % len(COLOURS)] if name else MUTED,
-            linestyle=DASHES[1 + at % 3] if name else "-",
+            color=plotting.COLOURS[(len(lines) + at) % len(plotting.COLOURS)] if name else plotting.MUTED,
+            linestyle=plotting.DASHES[1 + at % 3] if name else "-",
             linewidth=1.4 if name else 0.8,
             label=name or None,
             zorder=1,
         )
-    style_axes(axes, *labels)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    plotting.style_axes(axes, *labels)
+    plotting.even_ticks(axes.xaxis)
     axes.margins(x=0.03, y=0.08)
-    legend = figure.legend(loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK, ncols=2)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    plotting.add_legend(figure, *axes.get_legend_handles_labels(), fontsize=8.5, ncols=2)
+    return plotting.png_bytes(figure)

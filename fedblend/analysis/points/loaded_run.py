@@ -18,11 +18,8 @@ from fedblend.data.scale import Scaler
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 
-CHUNK = 500
-"""Samples in one forward pass."""
-
-POINTS = ("points", "labels", "rounds")
-"""Tensors in the state of a server step that generates points."""
+CHUNK = 500  # Samples in one forward pass
+POINTS = ("points", "labels", "rounds")  # Tensors in the state of a server step that generates points
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedblend.analysis.plotting import evenly_spaced
-from fedblend.analysis.points.features import distances
+from fedblend.analysis.points.features import distances, train_vae
 from fedblend.analysis.points.gradients import alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun
-from fedblend.analysis.points.train_on_points import TrainingSettings, fresh_accuracy
-from fedblend.analysis.points.training import accuracy
-from fedblend.analysis.points.vae import train_vae
+from fedblend.analysis.points.training import TrainingSettings, accuracy, fresh_accuracy
 
-SHOWN = 8
-"""Number of rounds for which a new model is trained, evenly spaced among the rounds with points."""
+SHOWN = 8  # Number of rounds for which a new model is trained, evenly spaced among the rounds with points
 
 Watch = Callable[[str, int, int], None]
 """Called with the name of a task, its finished steps and its total steps."""

@@ -14,8 +14,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 
-MOST_ROUNDS = 8
-"""Largest number of rounds for one run, evenly spaced."""
+MOST_ROUNDS = 8  # Largest number of rounds for one run, evenly spaced
 
 
 @dataclass(frozen=True)

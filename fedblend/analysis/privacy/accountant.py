@@ -25,17 +25,10 @@ class Release:
     """(n, m) where each release uses m of n records, drawn in secret and without replacement."""
 
 
-GRID = 50_000
-"""Most steps of a privacy-loss distribution, from 0 to the sum of all losses: tens of megabytes."""
-
-MIN_STEP = 1e-4
-"""Smallest step of the grid, as in dp-accounting."""
-
-MAX_LOSS = 500.0
-"""Largest loss of one Laplace release on a grid, so that its exponential does not overflow."""
-
-MIN_MU = 1e-6
-"""Smallest mu of Gaussian releases; for a smaller one delta would have rounding errors."""
+GRID = 50_000  # Most steps of a privacy-loss distribution, from 0 to the sum of all losses: tens of megabytes
+MIN_STEP = 1e-4  # Smallest step of the grid, as in dp-accounting
+MAX_LOSS = 500.0  # Largest loss of one Laplace release on a grid, so that its exponential does not overflow
+MIN_MU = 1e-6  # Smallest mu of Gaussian releases; for a smaller one delta would have rounding errors
 
 ERFCX_BY_FRACTION, ERFCX_TERMS = 5.0, 60
 """From where on erfcx is a continued fraction, and its number of terms: enough for a double at this value."""

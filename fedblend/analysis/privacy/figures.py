@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedblend.analysis.plotting import png_bytes
+from fedblend.analysis import plotting
 from fedblend.analysis.privacy.mixup import Mixtures, nearest_rows, smallest_distances
 from fedblend.analysis.privacy.xor import SharedSeeds
 from fedblend.methods.sharing.inverse_mixup import inverse_ratio
@@ -23,8 +23,7 @@ MIXTURE_ROWS, SEED_ROWS = 5, 6
 
 MIXTURE_COLUMNS = ("raw i", "raw j", "mixed", "raw i'", "raw j'", "mixed'", "inversely mixed", "nearest raw")
 
-SEED_SIDE = 1.55
-"""Height of a row of seeds in inches."""
+SEED_SIDE = 1.55  # Height of a row of seeds in inches
 
 INK, MUTED = "#22303c", "#5c6873"
 
@@ -44,7 +43,7 @@ def draw_mixtures(mixtures: Mixtures, classes: Sequence[str], lam: float, path: 
     grid = figure.subplots(len(rows), len(MIXTURE_COLUMNS), squeeze=False)
     for number, cells in enumerate(rows):
         for axes, (image, text) in zip(grid[number], cells, strict=True):
-            _hide_frame(axes)
+            plotting.hide_frame(axes)
             _show_image(axes, image)
             axes.set_xlabel(text, fontsize=8, color=INK, parse_math=False)
         grid[number, 0].set_ylabel(f"sample {number + 1}", fontsize=9, color=MUTED)
@@ -58,7 +57,7 @@ def draw_mixtures(mixtures: Mixtures, classes: Sequence[str], lam: float, path: 
         x=0.01,
         ha="left",
     )
-    write_atomically(path, png_bytes(figure))
+    write_atomically(path, plotting.png_bytes(figure))
 
 
 def _mixture_rows(mixtures: Mixtures, classes: Sequence[str], lam: float) -> list[list[Cell]]:
@@ -124,7 +123,7 @@ def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[
     grid = figure.subplots(len(rows), len(heads), squeeze=False)
     for number, (row, name) in enumerate(zip(rows, names, strict=True)):
         for axes in grid[number]:
-            _hide_frame(axes)
+            plotting.hide_frame(axes)
             # A cell without an image keeps the size of one with an image.
             axes.set_box_aspect(row["target"].shape[1] / row["target"].shape[2])
         for head, image in row.items():
@@ -132,23 +131,13 @@ def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[
         grid[number, 0].set_ylabel(name, fontsize=9, color=INK, parse_math=False)
     for axes, head in zip(grid[0], heads, strict=True):
         axes.set_title(head, fontsize=9, color=MUTED)
-    write_atomically(path, png_bytes(figure))
+    write_atomically(path, plotting.png_bytes(figure))
 
 
 def _new_figure(size: tuple[float, float], title: str, fontsize: int) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = plotting.blank_figure(*size, dpi=110)
     figure.suptitle(title, x=0.01, ha="left", fontsize=fontsize, fontweight="bold", color=INK, parse_math=False)
     return figure
-
-
-def _hide_frame(axes: Any) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
 
 
 def _show_image(axes: Any, image: torch.Tensor) -> None:

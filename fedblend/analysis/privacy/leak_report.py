@@ -287,24 +287,20 @@ def _from_sharing(setup: Setup, sharing: Any, state: RunState | None) -> tuple[M
         return [("raw samples", _measures(RAW))], []
     if isinstance(sharing, Features):
         return [(FEATURES, {})], []
-    images = _has_images(setup)
-    if isinstance(sharing, MatchedSamples) and images and state is not None and len(state.entries):
+    if not _has_images(setup):
+        return [], []
+    if isinstance(sharing, MatchedSamples) and state is not None and len(state.entries):
         nearest = _measures(similarity_of_entries(setup, state.entries))
         return [("synthetic samples, compared with the nearest raw sample", nearest)], []
-    means = isinstance(sharing, SharedMeans) and not isinstance(sharing, HiddenMeans)
-    if not means and not isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
-        return [], []
-    if not images:
-        return [], []
-    if not means:
+    if isinstance(sharing, MixedSeeds | XorSeeds | MixedTargetSeeds):
+        measure: Any = similarity_of_mixed_seeds if isinstance(sharing, MixedSeeds) else similarity_of_target_seeds
         try:
-            if isinstance(sharing, MixedSeeds):
-                found = similarity_of_mixed_seeds(setup, sharing)
-            else:
-                found = similarity_of_target_seeds(setup, sharing)
+            found = measure(setup, sharing)
         except FedblendError as error:
             return [(f"not measured: {error}", {})], []
         return [(SEED_MEASURES[name], _measures(measured)) for name, measured in found.items()], []
+    if not isinstance(sharing, SharedMeans) or isinstance(sharing, HiddenMeans):
+        return [], []
     own = similarity_of_means(setup, sharing)
     rows: list[dict[str, Any]] = []
     for size in mean_sizes(setup, sharing):

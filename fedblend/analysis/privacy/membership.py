@@ -19,14 +19,9 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors
 
-SAMPLES = 2000
-"""Most samples of each half, training and test, that are scored."""
-
-ENOUGH = 200
-"""Fewest samples that clients hold out for them to be scored as the half that was not used."""
-
-AT_ONCE = 250
-"""Samples in one forward pass, or in one table of distances."""
+SAMPLES = 2000  # Most samples of each half, training and test, that are scored
+ENOUGH = 200  # Fewest samples that clients hold out for them to be scored as the half that was not used
+AT_ONCE = 250  # Samples in one forward pass, or in one table of distances
 
 
 def of_model(

@@ -24,28 +24,17 @@ import torch
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
-from fedblend.methods.sharing.inverse_mixup import (
-    Pairs,
-    coordinate,
-    inverse_ratios,
-    mix,
-    pair_across,
-    pairs_of_labels,
-    pairs_to_mix,
-    unmix_pairs,
-)
+from fedblend.methods.sharing import inverse_mixup
 
 LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 """Mixing ratios of Tables II and III; the paper heads the first and last column 0.001 and 0.499."""
 
-SAMPLES = 100
-"""N_S of Tables II and III."""
+SAMPLES = 100  # N_S of Tables II and III
 
 STEPS, TOLERANCE = 300, 1e-8
 """Multidimensional scaling: most steps of a start, and the relative change of stress at which it has converged."""
 
-CHUNK = 4096
-"""Raw samples that shared samples are compared with at a time."""
+CHUNK = 4096  # Raw samples that shared samples are compared with at a time
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Mixtures:
     """Rows i and j of ``raw`` of each mixture, int64 [mixtures, 2]."""
     owner: np.ndarray
     """Device of each mixture, int64 [mixtures]."""
-    pairs: Pairs
+    pairs: inverse_mixup.Pairs
     """Mixtures that are inversely mixed."""
 
     @property
@@ -72,11 +61,11 @@ class Mixtures:
 
     def mixup(self, lam: float) -> torch.Tensor:
         """All mixtures at one lambda."""
-        return mix(self.raw, self.mixed, lam)
+        return inverse_mixup.mix(self.raw, self.mixed, lam)
 
     def mix2up(self, lam: float) -> torch.Tensor:
         """All inversely mixed samples at one lambda."""
-        return unmix_pairs(self.mixup(lam), self.labels, self.pairs, lam)[0]
+        return inverse_mixup.unmix_pairs(self.mixup(lam), self.labels, self.pairs, lam)[0]
 
     @property
     def contributors(self) -> np.ndarray:
@@ -190,16 +179,20 @@ def make_mixtures(
     requested: Sequence[np.ndarray | None] = [None] * devices
     if coordinated:
         held = np.stack([np.bincount(labels[own], minlength=len(data.classes)) > 0 for own in rows])
-        requested = list(coordinate(held, samples, rng))
+        requested = list(inverse_mixup.coordinate(held, samples, rng))
     mixed, start = [], 0
     for own, wanted in zip(rows, requested, strict=True):
         y = labels[own]
-        mixed.append(start + (pairs_to_mix(y, samples, rng) if wanted is None else pairs_of_labels(y, wanted, rng)))
+        if wanted is None:
+            pairs_of = inverse_mixup.pairs_to_mix(y, samples, rng)
+        else:
+            pairs_of = inverse_mixup.pairs_of_labels(y, wanted, rng)
+        mixed.append(start + pairs_of)
         start += len(own)
     all_rows, owner = np.concatenate(rows), np.repeat(np.arange(devices), samples)
     y, all_mixed = labels[all_rows], np.concatenate(mixed)
     try:
-        pairs = pair_across(y[all_mixed], owner, samples, rng)
+        pairs = inverse_mixup.pair_across(y[all_mixed], owner, samples, rng)
     except FedblendError as error:
         raise FedblendError(f"--samples {samples}: {error} (--coordinated)") from None
     holder = np.repeat(np.arange(devices), [len(own) for own in rows])
@@ -215,7 +208,7 @@ def measure_mixtures(drawn: Sequence[Mixtures], lambdas: Sequence[float]) -> lis
     """
     rows = []
     for lam in lambdas:
-        inverse_ratios([lam, 1 - lam])
+        inverse_mixup.inverse_ratios([lam, 1 - lam])
         rows.append(MixupPrivacy(lam, *np.mean([_measure_one(one, lam) for one in drawn], axis=0).tolist()))
     return rows
 
@@ -234,7 +227,7 @@ def measure_scaled(drawn: Sequence[Mixtures], lam: float, seed: int) -> dict[str
 def _shared(one: Mixtures, lam: float) -> list[tuple[torch.Tensor, np.ndarray]]:
     """The mixtures of one device, and the inversely mixed samples of all, each with their contributors."""
     own = one.mixed[one.owner == 0]
-    return [(mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
+    return [(inverse_mixup.mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
 
 
 def _measure_one(one: Mixtures, lam: float) -> list[float]:

@@ -7,22 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedblend.analysis.privacy.statements import Statement, statements
-from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup, cohort_of
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.parts import has_option
 from fedblend.experiment.privacy import noise_facts
 from fedblend.experiment.tables import set_field
 
 FIELDS = {"weights": "protection.multiplier", "means": "method.sharing.multiplier"}
 """The field with the noise on each kind of payload, as a multiple of the most that one client or sample changes it."""
 
-FARTHEST = 2.0**40
-"""Largest factor on the noise that a search tries; one over it is the smallest."""
-
-PRECISION = 1e-3
-"""Relative precision of the search; multipliers are then rounded up to three digits."""
+FARTHEST = 2.0**40  # Largest factor on the noise that a search tries; one over it is the smallest
+PRECISION = 1e-3  # Relative precision of the search; multipliers are then rounded up to three digits
 
 
 def planned(setup: Setup, secret_cohorts: bool = True) -> list[Statement]:
@@ -90,7 +87,7 @@ def least_noise(setup: Setup, target: float, secret_cohorts: bool = True) -> tup
 def _multipliers(experiment: Experiment) -> dict[str, float]:
     """The multiplier of each kind of payload that may have noise, by field; 1 where it has none."""
     noise = noise_facts(experiment)
-    fields = [FIELDS[kind] for kind in noise if registry.has_option(experiment, FIELDS[kind])]
+    fields = [FIELDS[kind] for kind in noise if has_option(experiment, FIELDS[kind])]
     table = as_table(experiment)
     parts = {"protection.multiplier": table["protection"], "method.sharing.multiplier": table["method"]["sharing"]}
     return {field: parts[field].get("multiplier") or 1.0 for field in fields}

@@ -26,17 +26,10 @@ from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-MAX_SAMPLES = 300
-"""Most shared samples that are measured: the first of a random order of all."""
-
-SIZES = (2, 3, 5, 10, 20, 50)
-"""M_k that are measured besides the run's own, as far as clients hold that many samples."""
-
-IDENTICAL_PSNR = 100.0
-"""PSNR in dB of an identical image, in averages: the mean of two equal samples is one of them."""
-
-REPEATS, DEVICES = 5, 10
-"""Draws of mixed seeds that are measured, and most devices in each."""
+MAX_SAMPLES = 300  # Most shared samples that are measured: the first of a random order of all
+SIZES = (2, 3, 5, 10, 20, 50)  # M_k that are measured besides the run's own, as far as clients hold that many samples
+IDENTICAL_PSNR = 100.0  # PSNR in dB of an identical image, in averages: the mean of two equal samples is one of them
+REPEATS, DEVICES = 5, 10  # Draws of mixed seeds that are measured, and most devices in each
 
 
 @dataclass(frozen=True)
@@ -57,8 +50,7 @@ class Similarity:
     """Number of shared samples."""
 
 
-RAW = Similarity(0.0, math.inf, 1.0, 0.0, 1.0, 0)
-"""Similarity of a raw sample to itself."""
+RAW = Similarity(0.0, math.inf, 1.0, 0.0, 1.0, 0)  # Similarity of a raw sample to itself
 
 
 def similarity(shared: torch.Tensor, raw: torch.Tensor, rows: np.ndarray, own: np.ndarray, scale: Scaler) -> Similarity:

@@ -13,8 +13,7 @@ from fedblend.core.record import RoundRecord
 Noise = Mapping[str, Any] | str
 """The noise on a kind of payload, or why it gives no epsilon (:func:`fedblend.experiment.privacy.noise_facts`)."""
 
-MOST_ROUNDS = 12
-"""Most rounds at which epsilon is computed, for a curve."""
+MOST_ROUNDS = 12  # Most rounds at which epsilon is computed, for a curve
 
 SCOPE = (
     "A guarantee covers the payloads that it names, when all data of one client (or one sample) are replaced by "

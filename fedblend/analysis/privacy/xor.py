@@ -26,8 +26,7 @@ from fedblend.core.sharing import Pool
 from fedblend.methods.sharing.xor import blend
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-STARTS = 4
-"""Random starts of multidimensional scaling, of which the one of least stress is used."""
+STARTS = 4  # Random starts of multidimensional scaling, of which the one of least stress is used
 
 
 @dataclass(frozen=True)

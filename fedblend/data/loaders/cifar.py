@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, check, data_folder, fingerprints, regular_file
+from fedblend.data.loaders.files import DataFiles, data_folder, fingerprints, made, read_ascii, regular_file
 
 SHAPE = (3, 32, 32)
 """Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""
@@ -54,13 +52,20 @@ class Cifar10:
         """Load x uint8 [n, 3, 32, 32] and y int64 [n]."""
         root = _find(CIFAR10, self.folder)
         paths = [root / name for name in CIFAR10.files]
-        if (names := root / "batches.meta.txt").exists():
-            _require_names(names, _read_names(names, 10), CIFAR10_CLASSES)
-        facts: dict[str, Any] = {"source": f"CIFAR10, {ORIGIN}", "files": fingerprints(paths, root), "notes": NOTES}
+        if (listing := root / "batches.meta.txt").exists():
+            # Another order gives labels another meaning.
+            for i, (name, wanted) in enumerate(zip(_read_names(listing, 10), CIFAR10_CLASSES, strict=True)):
+                if name != wanted:
+                    raise FedblendError(f"{listing}: names label {i} '{name}'; in CIFAR10 it is '{wanted}'")
+        facts = f"CIFAR10, {ORIGIN}", fingerprints(paths, root), NOTES
         records = [read_records(path, {"label": 10}) for path in paths]
-        _require_equal_sizes({path: len(labels) for path, (labels, _) in zip(paths[:-1], records[:-1], strict=True)})
-        train, test = _samples(records[:-1], 0), _samples(records[-1:], 0)
-        return check(Dataset("cifar10", "image", train, test, CIFAR10_CLASSES, facts=facts))
+        sizes = [len(labels) for labels, _ in records[:-1]]
+        for path, size in zip(paths, sizes, strict=False):
+            # A file may be truncated between two records.
+            if size < max(sizes):
+                found = f"it has {size:,} images, others {max(sizes):,}"
+                raise FedblendError(f"{path}: is truncated: {found}; download it again")
+        return made("cifar10", "image", [_half(records[:-1], 0), _half(records[-1:], 0)], CIFAR10_CLASSES, facts)
 
 
 @part("dataset", "cifar100")
@@ -82,14 +87,20 @@ class Cifar100:
         """Load x uint8 [n, 3, 32, 32] and y int64 [n]."""
         root = _find(CIFAR100, self.folder)
         paths = [root / name for name in CIFAR100.files]
-        facts: dict[str, Any] = {"source": f"CIFAR100, {ORIGIN}", "files": fingerprints(paths, root), "notes": NOTES}
+        facts = f"CIFAR100, {ORIGIN}", fingerprints(paths, root), NOTES
         records = [read_records(path, {"coarse label": 20, "fine label": 100}) for path in paths[:2]]
-        _require_fifth(paths, [len(labels) for labels, _ in records])
-        _require_nested(np.concatenate([labels for labels, _ in records]), root)
+        train, test = (len(labels) for labels, _ in records)
+        if train != 5 * test:
+            found = f"the training half has {train:,} images, the test half {test:,}; valid: a fifth of it"
+            raise FedblendError(f"{paths[int(train > 5 * test)]}: is truncated: {found}; download it again")
+        groups: dict[int, int] = {}
+        for coarse, fine in np.unique(np.concatenate([labels for labels, _ in records]), axis=0).tolist():
+            if (other := groups.setdefault(fine, coarse)) != coarse:
+                both = [other, coarse]
+                raise FedblendError(f"{root}: the fine label {fine} comes with the coarse labels {both}; valid: one")
         column, classes = (1, 100) if self.labels == "fine" else (0, 20)
         names = _read_names(root / f"{self.labels}_label_names.txt", classes)
-        train, test = (_samples([half], column) for half in records)
-        return check(Dataset("cifar100", "image", train, test, names, facts=facts))
+        return made("cifar100", "image", [_half([half], column) for half in records], names, facts)
 
 
 def _find(files: DataFiles, folder: str | None) -> Path:
@@ -116,68 +127,24 @@ def read_records(path: Path, labels: dict[str, int]) -> tuple[np.ndarray, np.nda
     raw = np.fromfile(regular_file(path), np.uint8)
     width = len(labels) + PIXELS
     if not len(raw) or len(raw) % width:
-        raise FedblendError(
-            f"{path}: is truncated or another file: {len(raw)} bytes are no whole number of records of {width}; "
-            "download it again"
-        )
+        found = f"{len(raw)} bytes are no whole number of records of {width}"
+        raise FedblendError(f"{path}: is truncated or another file: {found}; download it again")
     records = raw.reshape(-1, width)
     for column, (name, classes) in enumerate(labels.items()):
-        bad = np.flatnonzero(records[:, column] >= classes)
-        if len(bad):
-            raise FedblendError(
-                f"{path}: record {bad[0]} has the {name} {records[bad[0], column]}; valid: 0 to {classes - 1}"
-            )
+        for bad in np.flatnonzero(records[:, column] >= classes):
+            found = f"record {bad} has the {name} {records[bad, column]}"
+            raise FedblendError(f"{path}: {found}; valid: 0 to {classes - 1}")
     return records[:, : len(labels)], records[:, len(labels) :].reshape(-1, *SHAPE)
 
 
-def _samples(records: list[tuple[np.ndarray, np.ndarray]], column: int) -> Samples:
-    x = np.concatenate([images for _, images in records])
+def _half(records: list[tuple[np.ndarray, np.ndarray]], column: int) -> tuple[np.ndarray, np.ndarray]:
     y = np.concatenate([labels[:, column] for labels, _ in records]).astype(np.int64)
-    return Samples(torch.from_numpy(x), torch.from_numpy(y))
+    return np.concatenate([images for _, images in records]), y
 
 
 def _read_names(path: Path, number: int) -> tuple[str, ...]:
     """Read the names of labels, one a line. Raises unless they are ``number`` different ones."""
-    try:
-        names = regular_file(path).read_text(encoding="ascii").split()
-    except UnicodeDecodeError:
-        raise FedblendError(f"{path}: is no list of names in plain text; download it again") from None
+    names = read_ascii(path).split()
     if len(set(names)) != number or len(names) != number:
         raise FedblendError(f"{path}: has {len(set(names))} different names in {len(names)}; expected {number}")
     return tuple(names)
-
-
-def _require_equal_sizes(sizes: Mapping[Path, int]) -> None:
-    """Raise an error unless all files have the same number of images: one may be truncated between two records."""
-    most = max(sizes.values())
-    for path, size in sizes.items():
-        if size < most:
-            raise FedblendError(f"{path}: is truncated: it has {size:,} images, others {most:,}; download it again")
-
-
-def _require_fifth(paths: Sequence[Path], sizes: Sequence[int]) -> None:
-    """Raise an error unless the test half has a fifth of the training half's images."""
-    train, test = sizes
-    if train != 5 * test:
-        short = paths[0] if train < 5 * test else paths[1]
-        raise FedblendError(
-            f"{short}: is truncated: the training half has {train:,} images, the test half {test:,}; valid: a fifth of "
-            "the training half; download it again"
-        )
-
-
-def _require_names(path: Path, found: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Raise unless a file has these names in this order: another order gives labels another meaning."""
-    if found != names:
-        wrong = next(i for i, pair in enumerate(zip(found, names, strict=True)) if pair[0] != pair[1])
-        raise FedblendError(f"{path}: names label {wrong} '{found[wrong]}'; in CIFAR10 it is '{names[wrong]}'")
-
-
-def _require_nested(labels: np.ndarray, root: Path) -> None:
-    """Raise unless every fine label has one coarse label."""
-    pairs = np.unique(labels, axis=0)
-    fine, times = np.unique(pairs[:, 1], return_counts=True)
-    if len(fine) < len(pairs):
-        bad = int(fine[times > 1][0])
-        groups = pairs[pairs[:, 1] == bad][:, 0].tolist()
-        raise FedblendError(f"{root}: the fine label {bad} comes with the coarse labels {groups}; each belongs to one")

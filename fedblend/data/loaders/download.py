@@ -17,31 +17,6 @@ BLOCK = 1 << 16
 """Bytes that are written at a time."""
 
 
-class Progress:
-    """A progress bar of a download that starts at ``done`` bytes of ``total``, if ``total`` is known."""
-
-    def __init__(self, name: str, done: int, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bar
-
-        label = TextColumn("downloading {task.description}")
-        columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(name, completed=done, total=total)
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, count: int) -> None:
-        """Add ``count`` bytes."""
-        self._bar.update(self._task, advance=count)
-
-
 @dataclass
 class ResumingDownloader:
     """A downloader for pooch that stores received bytes in ``part``, and requests only the remaining bytes.
@@ -55,7 +30,12 @@ class ResumingDownloader:
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
         """Download ``url`` into ``output_file``. Raises the errors of ``requests``."""
         import requests
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+        label = TextColumn("downloading {task.description}")
+        columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        progress = Progress(*columns, console=Console(stderr=True), transient=True)
         done = self.part.stat().st_size if self.part.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
@@ -69,10 +49,10 @@ class ResumingDownloader:
             self.part.parent.mkdir(parents=True, exist_ok=True)
             done = done if is_partial else 0
             total = done + int(length) if length else None
-            with open(self.part, "ab" if is_partial else "wb") as file, Progress(self.part.stem, done, total) as bar:
+            with open(self.part, "ab" if is_partial else "wb") as file, progress:
+                task = progress.add_task(self.part.stem, completed=done, total=total)
                 for block in response.iter_content(BLOCK):
-                    file.write(block)
-                    bar.update(len(block))
+                    progress.advance(task, file.write(block))
         if total is not None and self.part.stat().st_size < total:
             raise requests.ConnectionError("the connection was lost; the next attempt resumes here")
         os.replace(self.part, output_file)
@@ -94,10 +74,8 @@ def download(url: str, sha256: str, folder: str, remedy: str) -> Path:
         downloader = ResumingDownloader(cache / f"{name}.part")
         return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=cache, downloader=downloader))
     except (requests.RequestException, OSError, ValueError) as error:
-        cause = getattr(error.args[0], "reason", None) if error.args else None
-        if cause is not None and isinstance(error, requests.ConnectionError):
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if error.args and getattr(error.args[0], "reason", None) and isinstance(error, requests.ConnectionError):
             # The message of requests has several lines.
             reason = f"no connection to {urlsplit(url).netloc}"
-        else:
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise FedblendError(f"{folder}: cannot download {name} from {url} ({reason}); {remedy}") from None

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, check, fingerprints
+from fedblend.data.loaders.files import DataFiles, fingerprints, made
 from fedblend.data.loaders.mnist import read_pair
 
 SIDE = 28
@@ -49,45 +48,30 @@ class Emnist:
 
     def load(self) -> Dataset:
         """Load x uint8 [n, 1, 28, 28], ink as 255, and y int64 [n]."""
-        stems = [
-            f"emnist-{self.split}-{half}-{kind}-ubyte"
-            for half in ("train", "test")
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-        root, paths = _find(self.folder, stems)
-        classes = CLASSES[self.split]
-        halves = [_read(paths[i], paths[i + 1], len(classes), self.split == "letters") for i in (0, 2)]
-        facts = {
-            "source": f"Cohen et al. 2017: EMNIST, '{self.split}' (NIST Special Database 19, public domain)",
-            "files": fingerprints(paths, root),
-            "notes": "the publisher's own split; images transposed",
-        }
-        return check(Dataset(f"emnist-{self.split}", "image", halves[0], halves[1], classes, facts=facts))
-
-
-def _find(folder: str | None, stems: list[str]) -> tuple[Path, list[Path]]:
-    """Find the folder and the paths of four idx files, gzipped or not."""
-    for ending in (".gz", ""):
         files = DataFiles(
             name="emnist",
-            files=tuple(stem + ending for stem in stems),
+            files=tuple(
+                f"emnist-{self.split}-{half}-{kind}-ubyte"
+                for half in ("train", "test")
+                for kind in ("images-idx3", "labels-idx1")
+            ),
             folders=("EMNIST/raw", "EMNIST", "emnist"),
             address="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            gzipped=True,
         )
-        try:
-            root = files.find(folder)
-        except FedblendError:
-            if not ending:
-                raise
-            continue
-        return root, [root / name for name in files.files]
-    raise AssertionError("unreachable")
+        root = files.find(self.folder)
+        paths = [files.paths(root)[name] for name in files.files]
+        classes = CLASSES[self.split]
+        halves = [_read(paths[i], paths[i + 1], len(classes), self.split == "letters") for i in (0, 2)]
+        source = f"Cohen et al. 2017: EMNIST, '{self.split}' (NIST Special Database 19, public domain)"
+        facts = source, fingerprints(paths, root), "the publisher's own split; images transposed"
+        return made(f"emnist-{self.split}", "image", halves, classes, facts)
 
 
-def _read(images: Path, labels: Path, classes: int, from_one: bool) -> Samples:
+def _read(images: Path, labels: Path, classes: int, from_one: bool) -> tuple[np.ndarray, np.ndarray]:
     x, y = read_pair(images, labels, SIDE, classes + from_one)
     y = y - from_one
     if len(y) and y.min() < 0:
         raise FedblendError(f"{labels}: has the label 0; valid: 1 to {classes}")
     # Stored column by column.
-    return Samples(torch.from_numpy(np.ascontiguousarray(x.transpose(0, 1, 3, 2))), torch.from_numpy(y))
+    return np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y

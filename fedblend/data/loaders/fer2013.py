@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, printable
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, check, fingerprints, parse_numbers, regular_file
+from fedblend.data.loaders.files import DataFiles, fingerprints, made, parse_numbers, regular_file
 
 SIDE = 48
 CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
@@ -47,27 +46,19 @@ class Fer2013:
         """Load x uint8 [n, 1, 48, 48] and y int64 [n]."""
         root = FILES.find(self.folder)
         path = root / FILES.files[0]
-        images: dict[str, list[np.ndarray]] = {"train": [], "test": []}
-        labels: dict[str, list[int]] = {"train": [], "test": []}
+        halves: dict[str, list[tuple[np.ndarray, int]]] = {"train": [], "test": []}
         for where, label, pixels, usage in _rows(path):
             half = "train" if usage == "train" else "test"
-            if half == "test" and self.test not in ("both", usage):
-                continue
-            images[half].append(_parse_image(pixels, where))
-            labels[half].append(label)
-        halves = []
-        for half in ("train", "test"):
-            if not labels[half]:
-                usage = "Training" if half == "train" else "of the kind in data.test"
-                raise FedblendError(f"{path}: holds no samples {usage}; is it truncated?")
-            x = np.stack(images[half]).reshape(-1, 1, SIDE, SIDE)
-            halves.append(Samples(torch.from_numpy(x), torch.tensor(labels[half])))
-        facts: dict[str, Any] = {
-            "source": "Goodfellow et al. 2013: FER2013 (research use)",
-            "files": fingerprints([path], root),
-            "notes": f"the publisher's own split; test: {self.test}",
-        }
-        return check(Dataset("fer2013", "image", halves[0], halves[1], CLASSES, facts=facts))
+            if half == "train" or self.test in ("both", usage):
+                halves[half].append((_parse_image(pixels, where), label))
+        for half, samples in halves.items():
+            if not samples:
+                kind = "Training" if half == "train" else "of the kind in data.test"
+                raise FedblendError(f"{path}: holds no samples {kind}; is it truncated?")
+        rule = f"the publisher's own split; test: {self.test}"
+        facts = "Goodfellow et al. 2013: FER2013 (research use)", fingerprints([path], root), rule
+        arrays = [[np.stack(column) for column in zip(*samples, strict=True)] for samples in halves.values()]
+        return made("fer2013", "image", arrays, CLASSES, facts)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
@@ -77,32 +68,27 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
             reader = csv.reader(file)
             header = [word.strip().lower() for word in next(reader, [])]
             if sorted(header) != sorted(COLUMNS):
-                raise FedblendError(
-                    f"{path}: has the columns {printable(', '.join(header), 120)}; expected emotion, pixels, Usage"
-                )
+                found = printable(", ".join(header), 120)
+                raise FedblendError(f"{path}: has the columns {found}; expected emotion, pixels, Usage")
             emotion, pixels, usage = (header.index(name) for name in COLUMNS)
             for row in reader:
                 where = f"{path}: line {reader.line_num}"
                 if len(row) != len(COLUMNS) or row[usage].strip() not in USAGES:
-                    raise FedblendError(
-                        f"{where} is truncated or damaged: it must have three columns, with Usage one of "
-                        f"{', '.join(USAGES)}"
-                    )
+                    valid = f"it must have three columns, with Usage one of {', '.join(USAGES)}"
+                    raise FedblendError(f"{where} is truncated or damaged: {valid}")
                 if row[emotion].strip() not in map(str, range(len(CLASSES))):
-                    raise FedblendError(
-                        f"{where} has the emotion {brief(row[emotion])}; valid: 0 to {len(CLASSES) - 1}"
-                    )
+                    raise FedblendError(f"{where} has the emotion {brief(row[emotion])}; valid: 0 to 6")
                 yield where, int(row[emotion]), row[pixels], USAGES[row[usage].strip()]
     except (UnicodeDecodeError, csv.Error) as error:
         raise FedblendError(f"{path}: is damaged or no CSV file ({str(error)[:100]}); download it again") from None
 
 
 def _parse_image(text: str, where: str) -> np.ndarray:
-    """An image's 2,304 pixels, uint8."""
+    """An image, uint8 [1, 48, 48]."""
     numbers = parse_numbers(text)
     if numbers is None or len(numbers) != SIDE * SIDE:
         found = "words that are no numbers" if numbers is None else f"{len(numbers)} pixels"
         raise FedblendError(f"{where} is truncated or damaged: it has {found}; expected {SIDE * SIDE} pixels")
     if not np.isin(numbers, np.arange(256)).all():
         raise FedblendError(f"{where} has pixels that are no whole numbers from 0 to 255")
-    return numbers.astype(np.uint8)
+    return numbers.astype(np.uint8).reshape(1, SIDE, SIDE)

@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import math
 import os
-import stat
 import struct
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ TestShare = Annotated[Float, Field(gt=0, lt=1)]
 """Share of the samples that becomes the test half of data without a test half."""
 
 BLOCK = 1 << 20
-"""Bytes of a file that are read at a time."""
+"""Words that are compared at a time."""
 
 
 # Finding files --------------------------------------------------------------------------------------------
@@ -38,31 +37,30 @@ BLOCK = 1 << 20
 
 def existing_path(path: str, field: str) -> Path:
     """The path given in the option ``field``. Raises :class:`FedblendError` if there is no such file or folder."""
-    found = Path(path)
-    if not found.exists():
-        raise FedblendError(
-            f"{field}: there is no '{found}'; give an existing path (in an experiment file it is relative to that file)"
-        )
-    return found
+    if not Path(path).exists():
+        raise FedblendError(f"{field}: there is no '{path}'; give an existing path (relative to the experiment file)")
+    return Path(path)
 
 
 def regular_file(path: Path) -> Path:
     """``path`` itself if it is a file. Raises :class:`FedblendError` otherwise: pipes and devices may have no end."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise FedblendError(f"{path}: there is no such file; repair or remove the link") from None
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-        raise FedblendError(f"{path}: is {kind}; valid: a file of the data set")
+    if not path.exists():
+        raise FedblendError(f"{path}: there is no such file; repair or remove the link")
+    if not path.is_file():
+        raise FedblendError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; valid: a file of data")
     return path
 
 
-def set_data_folder(folder: Path) -> Path:
-    """Set $FEDBLEND_DATA to ``folder`` for this process and its child processes.
+def read_ascii(path: Path) -> str:
+    """The text of a file. Raises :class:`FedblendError` for other bytes."""
+    try:
+        return regular_file(path).read_text(encoding="ascii")
+    except UnicodeDecodeError:
+        raise FedblendError(f"{path}: is no plain text; download it again") from None
 
-    Raises :class:`FedblendError` if ``folder`` is no folder.
-    """
+
+def set_data_folder(folder: Path) -> Path:
+    """Set $FEDBLEND_DATA for this process and its child processes. Raises :class:`FedblendError` without a folder."""
     if not folder.is_dir():
         raise FedblendError(f"--data {folder}: there is no such folder; give the one that holds your data sets")
     os.environ["FEDBLEND_DATA"] = str(folder.resolve())
@@ -77,56 +75,62 @@ def data_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a data set that fedblend does not download.
+    """The files of a data set that fedblend does not download: no SHA-256 of the files at ``address`` is known.
 
-    No SHA-256 of the files at ``address`` is known, so a download could not be verified.
+    ``files`` are the paths of all files, relative to their folder ("*" stands for any characters); ``gzipped`` ones may
+    end in .gz. ``folders`` are the usual folders, relative to ``$FEDBLEND_DATA``, in the order of their search.
+    ``option`` is the data set's option for the folder. ``archive`` is one file there that may stand in its place.
     """
 
     name: str
-    """The data set's name."""
     files: tuple[str, ...]
-    """Paths of all files, relative to their folder; "*" stands for any number of characters."""
     folders: tuple[str, ...]
-    """Usual folders, relative to ``$FEDBLEND_DATA``, in the order of the search."""
     address: str
-    """Where the publisher offers the files."""
     option: str = "folder"
-    """The data set's option for the folder."""
+    archive: str = ""
+    gzipped: bool = False
 
-    def find(self, folder: str | None) -> Path:
-        """Find the folder with all files: ``folder``, or the first usual folder that has all files.
+    def paths(self, root: Path) -> dict[str, Path]:
+        """The path of each file that is in ``root``, by its name."""
+        endings = (".gz", "") if self.gzipped else ("",)
+        found = {name: next((path for end in endings for path in root.glob(name + end)), None) for name in self.files}
+        return {name: path for name, path in found.items() if path is not None}
+
+    def find(self, given: str | None) -> Path:
+        """The folder with all files, or the archive: ``given``, or else the first usual one.
 
         Raises :class:`FedblendError` with the missing file, its address, and the folder for it.
         """
-        if folder is not None:
-            root = existing_path(folder, f"data.{self.option}")
-            missing = [name for name in self.files if not any(root.glob(name))]
-            if missing:
-                raise FedblendError(
-                    f"data.{self.option}: '{root}' holds no {missing[0]}; the data set '{self.name}' needs "
-                    f"{listed(self.files)} (from {self.address})"
-                )
-            return root
-        found = self.find_usual()
-        if found is None:
-            raise self.missing_error()
-        return found
+        if given is None:
+            if (found := self.find_usual()) is None:
+                raise self.missing_error()
+            return found
+        root = existing_path(given, f"data.{self.option}")
+        lacking = [name for name in self.files if name not in self.paths(root)]
+        if lacking and not (self.archive and root.is_file()):
+            raise FedblendError(
+                f"data.{self.option}: '{root}' holds no {lacking[0]}; the data set '{self.name}' needs "
+                f"{listed(self.files)}{', gzipped or not' if self.gzipped else ''} (from {self.address})"
+            )
+        return root
+
+    def usual(self) -> list[Path]:
+        """The archive and the folders that are searched, in this order."""
+        base = data_folder()
+        return [base / name for name in (self.archive, *self.folders) if name] if base else []
 
     def find_usual(self) -> Path | None:
-        """The first usual folder that has all files, or ``None``."""
-        base = data_folder()
-        for root in [base / folder for folder in self.folders] if base else []:
-            if all(any(root.glob(name)) for name in self.files):
+        """The archive or the first usual folder that has all files, or ``None``."""
+        for root in self.usual():
+            if (root.name == self.archive and root.is_file()) or len(self.paths(root)) == len(self.files):
                 return root
         return None
 
     def missing_error(self) -> FedblendError:
         """The error for files that are in no usual folder."""
-        base = data_folder()
-        if base is None:
+        searched = f"they are not in {' nor in '.join(map(str, self.usual()))}"
+        if data_folder() is None:
             searched = "$FEDBLEND_DATA is not set, so there is no folder to search"
-        else:
-            searched = f"they are not in {' nor in '.join(str(base / folder) for folder in self.folders)}"
         return FedblendError(
             f"data: '{self.name}' needs {listed(self.files)}, but {searched}. fedblend does not download them: get "
             f"them from {self.address} and put them into {self.folders[0]}/ under the folder that $FEDBLEND_DATA "
@@ -139,11 +143,8 @@ class DataFiles:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with open(regular_file(path), "rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_array(array: np.ndarray) -> str:
@@ -186,18 +187,14 @@ def read_table(path: Path, columns: int) -> np.ndarray:
 
     Raises :class:`FedblendError` with the file for any other content.
     """
-    try:
-        text = regular_file(path).read_text(encoding="ascii")
-    except UnicodeDecodeError:
-        raise FedblendError(f"{path}: is no plain text; download it again") from None
+    text = read_ascii(path)
     lines = text.count("\n") + (not text.endswith("\n"))
     numbers = parse_numbers(text)
     if numbers is None or not len(numbers):
         raise FedblendError(f"{path}: must hold only numbers separated by blanks; download it again")
     if len(numbers) != lines * columns:
-        raise FedblendError(
-            f"{path}: is truncated or another file: {len(numbers)} numbers in {lines} lines; expected {columns} a line"
-        )
+        found = f"{len(numbers)} numbers in {lines} lines"
+        raise FedblendError(f"{path}: is truncated or another file: {found}; expected {columns} a line")
     return numbers.reshape(-1, columns)
 
 
@@ -231,10 +228,8 @@ def converted(image: Image, mode: str | None, where: object, upright: bool = Tru
     from PIL import Image, ImageOps
 
     if image.mode[0] in "IF":
-        raise FedblendError(
-            f"{where}: has more than 8 bits a channel (mode {image.mode}); valid: images of 8 bits, or an .npz file of "
-            "floats"
-        )
+        valid = "valid: images of 8 bits, or an .npz file of floats"
+        raise FedblendError(f"{where}: has more than 8 bits a channel (mode {image.mode}); {valid}")
     frames = False
     # A GIF that was closed has only the frame that was loaded.
     with contextlib.suppress(ValueError):
@@ -350,7 +345,35 @@ def _rows(tensor: torch.Tensor) -> np.ndarray:
     return tensor.reshape(len(tensor), -1).contiguous().numpy().view(np.uint8)
 
 
-# Checks ----------------------------------------------------------------------------------------------------
+# Data sets ---------------------------------------------------------------------------------------------------
+
+
+def by_half(test: np.ndarray, *arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """The arrays of the training half and of the test half, whose samples are ``test``, bool [n]."""
+    return [tuple(array[rows] for array in arrays) for rows in (~test, test)]
+
+
+def made(
+    name: str,
+    kind: Literal["image", "text", "features", "tokens"],
+    halves: Sequence[Sequence[np.ndarray]],
+    classes: Sequence[str],
+    facts: tuple[str, dict[str, str], str],
+    clients: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    vocabulary: int = 0,
+) -> Dataset:
+    """A checked data set of two halves, each of the arrays x and y, and perhaps the client of each sample.
+
+    ``facts`` are the source, the SHA-256 of its files, and the rule of the split.
+    """
+    # Tensors must be writable, which arrays over the bytes of a file are not.
+    train, test = (
+        Samples(*(torch.from_numpy(np.require(array, requirements="W")) for array in (x, y)), *client)  # type: ignore[arg-type]
+        for x, y, *client in halves
+    )
+    named = dict(zip(("source", "files", "notes"), facts, strict=True))
+    return check(Dataset(name, kind, train, test, tuple(classes), tuple(clients), vocabulary, named, tuple(labels)))
 
 
 def _test_share_hint(data: Dataset) -> str:
@@ -369,38 +392,26 @@ def check(data: Dataset) -> Dataset:
     classes lie in ``0..classes-1``, and labels are 0 or 1.
     """
     for half, samples in (("train", data.train), ("test", data.test)):
-        where = f"data set '{data.name}', {half} half"
-        if len(samples.x) != len(samples.y):
-            raise FedblendError(f"{where}: x has {len(samples.x)} samples but y has {len(samples.y)}; they must match")
-        if len(samples.y) == 0:
-            hint = _test_share_hint(data) if half == "test" else ""
-            raise FedblendError(f"{where}: it is empty; at least one sample is needed{hint}")
-        if samples.x.shape[1:] != data.train.x.shape[1:]:
-            raise FedblendError(
-                f"{where}: samples are of shape {list(samples.x.shape[1:])}, the training ones of "
-                f"{list(data.train.x.shape[1:])}; they must match"
-            )
-        for name, tensor in (("x", samples.x), ("y", samples.y)):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = (
-                    int((~torch.isfinite(tensor)).flatten(1).any(1).sum())
-                    if tensor.dim() > 1
-                    else int((~torch.isfinite(tensor)).sum())
-                )
-                raise FedblendError(
-                    f"{where}: {name} holds NaN or infinity in {bad} samples; all numbers must be finite"
-                )
-        if data.labels and (
-            samples.y.dim() != 2
-            or samples.y.shape[1] != len(data.labels)
-            or not bool(((samples.y == 0) | (samples.y == 1)).all())
-        ):
-            raise FedblendError(
-                f"{where}: y is of shape {list(samples.y.shape)}; valid: 0 or 1 for each of "
-                f"the {len(data.labels)} labels"
-            )
-        if data.classes:
-            low, high = int(samples.y.min()), int(samples.y.max())
-            if low < 0 or high >= len(data.classes):
-                raise FedblendError(f"{where}: labels reach from {low} to {high}; valid: 0 to {len(data.classes) - 1}")
+        for fault in _faults(data, samples, half):
+            raise FedblendError(f"data set '{data.name}', {half} half: {fault}")
     return _with_joined_names(data)
+
+
+def _faults(data: Dataset, samples: Samples, half: str) -> Iterator[str]:
+    """What is wrong with one half; a check may rely on those before it."""
+    x, y, shape = samples.x, samples.y, list(data.train.x.shape[1:])
+    if len(x) != len(y):
+        yield f"x has {len(x)} samples but y has {len(y)}; they must match"
+    if len(y) == 0:
+        yield f"it is empty; at least one sample is needed{_test_share_hint(data) if half == 'test' else ''}"
+    if list(x.shape[1:]) != shape:
+        yield f"samples are of shape {list(x.shape[1:])}, the training ones of {shape}; they must match"
+    for name, tensor in (("x", x), ("y", y)):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.reshape(len(tensor), -1).isfinite()).any(1).sum())
+            yield f"{name} holds NaN or infinity in {bad} samples; all numbers must be finite"
+    count = len(data.labels)
+    if count and (y.dim() != 2 or y.shape[1] != count or not bool(((y == 0) | (y == 1)).all())):
+        yield f"y is of shape {list(y.shape)}; valid: 0 or 1 for each of the {count} labels"
+    if data.classes and (y.min() < 0 or y.max() >= len(data.classes)):
+        yield f"labels reach from {int(y.min())} to {int(y.max())}; valid: 0 to {len(data.classes) - 1}"

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import (
-    DataFiles,
-    TestShare,
-    check,
-    data_folder,
-    draw_test_half,
-    existing_path,
-    fingerprints,
-    read_table,
-)
-from fedblend.data.loaders.npz import read_arrays
+from fedblend.data.loaders.files import DataFiles, TestShare, by_half, draw_test_half, fingerprints, made, read_table
+from fedblend.data.loaders.npz import read_arrays, wrong_form
 
 SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """The channels of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g."""
@@ -30,37 +19,20 @@ TIME = 128
 """Steps of a window: 2.56 s at 50 Hz."""
 FEATURES = 561
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
-ARCHIVE = "uci-har.npz"
+HALVES = ("train", "test")
 
 FILES = DataFiles(
     name="har",
     files=tuple(
         f"{half}/{name}_{half}.txt"
-        for half in ("train", "test")
+        for half in HALVES
         for name in ("y", "subject", *(f"Inertial Signals/{signal}" for signal in SIGNALS))
     ),
     folders=("UCI HAR Dataset", "har", "uci-har"),
     address="https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
     option="path",
+    archive="uci-har.npz",
 )
-
-
-@dataclass(frozen=True)
-class Windows:
-    """All windows of both halves."""
-
-    signals: np.ndarray
-    """float32 [n, 9, 128]."""
-    features: np.ndarray | None
-    """float32 [n, 561], or ``None`` if there are none."""
-    labels: np.ndarray
-    """int64 [n], 0 to 5."""
-    people: np.ndarray
-    """Number of the person of each window, int64 [n]."""
-    test: np.ndarray
-    """The publisher's test half, bool [n]."""
-    files: dict[str, str]
-    """SHA-256 by file."""
 
 
 @part("dataset", "har")
@@ -89,40 +61,26 @@ class Har:
 
     def load(self) -> Dataset:
         """Load x float32 [n, 9, 128] or [n, 561], y int64 [n], and the people as ``client``."""
-        base = data_folder()
-        if self.path is not None:
-            path = existing_path(self.path, "data.path")
-        elif base and (base / ARCHIVE).is_file():
-            path = base / ARCHIVE
-        else:
-            path = FILES.find(None)
-        windows = _read_archive(path) if path.is_file() else _read_folder(path)
-        x = windows.signals if self.inputs == "windows" else windows.features
+        path = FILES.find(self.path)
+        arrays, files = (_read_archive if path.is_file() else _read_folder)(path)
+        labels, numbers = arrays["y"], arrays["client"]
+        x = arrays["x" if self.inputs == "windows" else "features"]
         if x is None:
             raise FedblendError(f'{path}: holds no features (X_train.txt and X_test.txt); valid: inputs = "windows"')
-        test, rule = windows.test, "the file's own split"
+        test, rule = arrays["split"] == "test", "the file's own split"
         if self.split == "recordings":
-            test = self._draw_recordings(windows)
+            recording = recordings(arrays["x"])
+            first = np.unique(recording, return_index=True)[1]
+            test = draw_test_half((numbers * len(CLASSES) + labels)[first], self.test_share, "har")[recording]
             rule = f"test: {self.test_share:g} of the recordings of each person and activity, drawn by name"
-        people, client = np.unique(windows.people, return_inverse=True)
-        chosen = np.ones(len(client), bool) if self.person is None else windows.people == self.person
+        people, client = np.unique(numbers, return_inverse=True)
+        chosen = np.full(len(client), self.person is None) | (numbers == self.person)
         if not chosen.any():
             raise FedblendError(f"data.person: {self.person} is not in {path}; valid: {people.tolist()}")
-        halves = []
-        for rows in (chosen & ~test, chosen & test):
-            owner = client[rows].astype(np.int64)
-            halves.append(Samples(torch.from_numpy(x[rows]), torch.from_numpy(windows.labels[rows]), owner))
-        names = tuple(f"person {number}" for number in people)
+        halves = by_half(test[chosen], x[chosen], labels[chosen], client[chosen].astype(np.int64))
         source = "Anguita et al. 2013: Human activity recognition using smartphones (UCI; CC BY 4.0)"
-        facts: dict[str, Any] = {"source": source, "files": windows.files, "notes": rule}
-        return check(Dataset("har", "features", halves[0], halves[1], CLASSES, names, facts=facts))
-
-    def _draw_recordings(self, windows: Windows) -> np.ndarray:
-        """Draw the test windows, bool [n]: whole recordings of each person and activity."""
-        recording = recordings(windows.signals)
-        first = np.unique(recording, return_index=True)[1]
-        group = windows.people.astype(np.int64) * len(CLASSES) + windows.labels
-        return draw_test_half(group[first], self.test_share, "har")[recording]
+        names = [f"person {number}" for number in people]
+        return made("har", "features", halves, CLASSES, (source, files, rule), names)
 
 
 def recordings(signals: np.ndarray) -> np.ndarray:
@@ -148,70 +106,51 @@ def recordings(signals: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(first))[recording]
 
 
-def _read_archive(path: Path) -> Windows:
-    """Read windows from an archive with the arrays x, y, client and split."""
-    arrays = read_arrays(path)
-    missing = [name for name in ("x", "y", "client", "split") if name not in arrays]
-    if missing:
-        raise FedblendError(f"{path}: holds no array '{missing[0]}'; x, y, client and split are needed")
-    x, n = arrays["x"], len(np.atleast_1d(arrays["y"]))
-    if x.dtype.kind != "f" or x.shape != (n, len(SIGNALS), TIME):
-        raise FedblendError(f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; expected floats [{n}, 9, {TIME}]")
-    for name in ("y", "client", "split"):
-        kinds = "U" if name == "split" else "iu"
-        if arrays[name].dtype.kind not in kinds or arrays[name].shape != (n,):
-            raise FedblendError(
-                f"{path}: '{name}' is {arrays[name].dtype} of shape {list(arrays[name].shape)}; expected "
-                f"{'train or test' if name == 'split' else 'whole numbers'} [{n}]"
-            )
+def _read_archive(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays x, y, client and split of an archive, without features, and its SHA-256."""
+    arrays: dict[str, Any] = {**read_arrays(path, ("x", "y", "client", "split")), "features": None}
+    n = len(np.atleast_1d(arrays["y"]))
+    whole = "iu", (n,), f"whole numbers [{n}]"
+    forms = {"x": ("f", (n, 9, TIME), f"floats [{n}, 9, {TIME}]"), "y": whole, "client": whole}
+    for name, (kinds, shape, valid) in {**forms, "split": ("U", (n,), f"train or test [{n}]")}.items():
+        if arrays[name].dtype.kind not in kinds or arrays[name].shape != shape:
+            raise wrong_form(path, name, arrays[name], valid)
     if not np.isin(arrays["split"], ["train", "test"]).all():
         raise FedblendError(f"{path}: 'split' must hold only 'train' and 'test'")
-    labels = _labels(arrays["y"], str(path), 0)
-    files = fingerprints([path], path.parent)
-    test = arrays["split"] == "test"
-    return Windows(x.astype(np.float32), None, labels, arrays["client"].astype(np.int64), test, files)
+    arrays |= {"x": arrays["x"].astype(np.float32), "client": arrays["client"].astype(np.int64)}
+    return {**arrays, "y": _labels(arrays["y"], path, 0)}, fingerprints([path], path.parent)
 
 
-def _read_folder(folder: Path) -> Windows:
-    """Read windows from the publisher's folder: the training half, then the test half."""
-    root = FILES.find(str(folder))
-    paths = [root / name for name in FILES.files]
-    halves = ("train", "test")
-    features = [root / half / f"X_{half}.txt" for half in halves]
-    parts = [_read_half(root, half) for half in halves]
-    has_features = all(path.exists() for path in features)
-    tables = [read_table(path, FEATURES).astype(np.float32) for path in features] if has_features else None
-    for path, table, (_, labels, _) in zip(features, tables or [], parts, strict=bool(tables)):
-        if len(table) != len(labels):
-            raise FedblendError(f"{path}: has {len(table)} windows, but there are {len(labels)} labels")
-    return Windows(
-        np.concatenate([signals for signals, _, _ in parts]),
-        np.concatenate(tables) if tables else None,
-        np.concatenate([labels for _, labels, _ in parts]),
-        np.concatenate([people for _, _, people in parts]),
-        np.repeat([False, True], [len(labels) for _, labels, _ in parts]),
-        fingerprints(paths + (features if has_features else []), root),
-    )
+def _read_folder(root: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays of the publisher's folder, the training half first, and the SHA-256 of its files."""
+    features = [root / half / f"X_{half}.txt" for half in HALVES]
+    features = features if all(path.exists() for path in features) else []
+    halves = [_read_half(root, half, bool(features)) for half in HALVES]
+    arrays: dict[str, Any] = {name: np.concatenate([half[name] for half in halves]) for name in halves[0]}
+    paths = [*(root / name for name in FILES.files), *features]
+    return {"features": None, **arrays}, fingerprints(paths, root)
 
 
-def _read_half(root: Path, half: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read signals, labels and people of one half of the publisher's folder."""
+def _read_half(root: Path, half: str, has_features: bool) -> dict[str, np.ndarray]:
+    """The arrays of one half of the publisher's folder."""
     path = root / half / f"y_{half}.txt"
-    labels = _labels(read_table(path, 1)[:, 0], str(path), 1)
-    columns = {root / half / f"subject_{half}.txt": 1}
-    columns |= {root / half / "Inertial Signals" / f"{name}_{half}.txt": TIME for name in SIGNALS}
-    tables = []
-    for other, width in columns.items():
-        table = read_table(other, width)
-        if len(table) != len(labels):
-            raise FedblendError(f"{other}: has {len(table)} windows, but {path} has {len(labels)} labels")
-        tables.append(table)
-    return np.stack(tables[1:], axis=1).astype(np.float32), labels, tables[0][:, 0].astype(np.int64)
+    y = _labels(read_table(path, 1)[:, 0], path, 1)
+
+    def table(name: str, width: int) -> np.ndarray:
+        read = read_table(root / half / f"{name}_{half}.txt", width)
+        if len(read) != len(y):
+            found = f"{root / half / name}_{half}.txt: has {len(read)} windows"
+            raise FedblendError(f"{found}, but {path} has {len(y)} labels; valid: as many")
+        return read
+
+    client = table("subject", 1)[:, 0].astype(np.int64)
+    x = np.stack([table(f"Inertial Signals/{name}", TIME) for name in SIGNALS], axis=1).astype(np.float32)
+    more = {"features": table("X", FEATURES).astype(np.float32)} if has_features else {}
+    return {"x": x, "y": y, "client": client, "split": np.full(len(y), half), **more}
 
 
-def _labels(y: np.ndarray, where: str, first: int) -> np.ndarray:
+def _labels(y: np.ndarray, where: Path, first: int) -> np.ndarray:
     """Labels from 0, int64. Raises unless they are whole numbers from ``first`` to ``first`` + 5."""
-    valid = np.isin(y, np.arange(first, first + len(CLASSES)))
-    if not valid.all():
-        raise FedblendError(f"{where}: has the label {y[~valid][0]}; valid: {first} to {first + len(CLASSES) - 1}")
+    for bad in y[~np.isin(y, np.arange(first, first + len(CLASSES)))]:
+        raise FedblendError(f"{where}: has the label {bad}; valid: {first} to {first + len(CLASSES) - 1}")
     return y.astype(np.int64) - first

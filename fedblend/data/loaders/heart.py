@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import DataFiles, TestShare, check, draw_test_half, fingerprints, regular_file
+from fedblend.data.loaders.files import DataFiles, TestShare, by_half, draw_test_half, fingerprints, made, read_ascii
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 CLASSES = ("healthy", "disease")
 
 
-@dataclass(frozen=True)
-class Column:
-    """One of the publisher's columns: a number within bounds, or a code."""
+class Column(NamedTuple):
+    """One of the publisher's columns: a number from ``low`` to ``high``, or one of the ``codes``.
+
+    ``zero_is_missing``: 0 stands for a missing measurement, such as of the blood pressure.
+    """
 
     name: str
-    """The publisher's name."""
     low: float = 0.0
-    """Smallest valid number."""
     high: float = 0.0
-    """Largest valid number."""
     codes: tuple[int, ...] = ()
-    """Valid codes; empty for a column of numbers."""
     zero_is_missing: bool = False
-    """Whether 0 stands for a missing measurement, such as of the blood pressure."""
 
 
 COLUMNS = (
@@ -94,22 +89,16 @@ class Heart:
             rows = client == HOSPITALS.index(self.hospital)
             values, client, y, test = values[rows], client[rows], y[rows], test[rows]
         x, names = features(values[:, :-1], ~test)
-        halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]), client[rows]) for rows in (~test, test)]
-        facts: dict[str, Any] = {
-            "source": "Detrano et al. 1989: Heart Disease (UCI; CC BY 4.0)",
-            "files": fingerprints(paths, root),
-            "notes": f"test: {self.test_share:g} of each hospital's patients with and without disease, drawn by name",
-            "features": names,
-        }
-        return check(Dataset("heart", "features", halves[0], halves[1], CLASSES, HOSPITALS, facts=facts))
+        rule = f"test: {self.test_share:g} of each hospital's patients with and without disease, drawn by name"
+        facts = "Detrano et al. 1989: Heart Disease (UCI; CC BY 4.0)", fingerprints(paths, root), rule
+        data = made("heart", "features", by_half(test, x, y, client), CLASSES, facts, HOSPITALS)
+        data.facts["features"] = names
+        return data
 
 
 def read_patients(path: Path) -> np.ndarray:
     """Read a hospital's patients, float64 [n, 14], missing values as NaN."""
-    try:
-        lines = regular_file(path).read_text(encoding="ascii").splitlines()
-    except UnicodeDecodeError:
-        raise FedblendError(f"{path}: is no plain text; download it again") from None
+    lines = read_ascii(path).splitlines()
     rows = [_parse_patient(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise FedblendError(f"{path}: holds no patients; download it again")
@@ -119,10 +108,8 @@ def read_patients(path: Path) -> np.ndarray:
 def _parse_patient(line: str, where: str) -> list[float]:
     """A line's 14 values. Raises for another number of values, and for invalid values."""
     words = [word.strip() for word in line.split(",")]
-    if len(words) != len(COLUMNS):
-        raise FedblendError(
-            f"{where} is truncated, or a line of another file: {len(words)} values; expected {len(COLUMNS)}"
-        )
+    if (count := len(words)) != len(COLUMNS):
+        raise FedblendError(f"{where} is truncated, or a line of another file: {count} values; expected {len(COLUMNS)}")
     return [_parse_value(word, column, where) for word, column in zip(words, COLUMNS, strict=True)]
 
 

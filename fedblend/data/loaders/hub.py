@@ -95,21 +95,17 @@ class Hub:
         modes = {"grey": "L", "rgb": "RGB"}
         images: list[np.ndarray] = []
         for image in split[column]:
+            where = f"data.inputs: '{column}' in row {len(images)}"
             if image is None:
-                raise FedblendError(
-                    f"data.inputs: '{column}' is empty in row {len(images)}; valid: an image in each row"
-                )
-            where = f"data.dataset: an image of '{column}'"
+                raise FedblendError(f"{where} is empty; valid: an image in each row")
             images.append(np.asarray(converted(image, modes.get(self.colour), where), np.uint8))
         self._require_one_shape([image.shape for image in images], column)
         return np.stack(images)
 
     def _require_one_shape(self, shapes: Sequence[tuple[int, ...]], column: str) -> None:
         if len(set(shapes)) > 1:
-            raise FedblendError(
-                f"data.dataset: '{self.dataset}' has entries of several shapes in '{column}' "
-                f"({listed(sorted(map(list, set(shapes))))}); all must have one shape"
-            )
+            found = f"entries of several shapes in '{column}' ({listed(sorted(map(list, set(shapes))))})"
+            raise FedblendError(f"data.dataset: '{self.dataset}' has {found}; all must have one shape")
 
 
 def fetch_splits(dataset: str, subset: str | None, names: Sequence[str]) -> list[Any]:
@@ -126,9 +122,8 @@ def fetch_splits(dataset: str, subset: str | None, names: Sequence[str]) -> list
         return [whole.load_split(name) for name in names]
     # Several libraries raise here: no such data set, no internet, a damaged file, no such split.
     except Exception as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise FedblendError(
             f"data.dataset: cannot load the splits {listed(names)} of '{dataset}' ({reason}); give a name of "
-            "https://huggingface.co/datasets or a folder of Parquet files, and its splits as data.train and data.test "
-            '(test = "" for none)'
+            'https://huggingface.co/datasets or a folder of Parquet files, data.train and data.test ("" for none)'
         ) from None

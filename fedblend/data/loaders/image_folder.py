@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.files import (
     TestShare,
-    check,
+    by_half,
     draw_test_half,
     existing_path,
+    made,
     read_image,
     regular_file,
     warn_of_repeats,
@@ -65,21 +65,25 @@ class ImageFolder:
 
         images: list[np.ndarray] = []
         for file in files:
-            raw = regular_file(file).read_bytes()
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
+            read_counted(file, root, digest)
             image = read_image(file, FORMATS, "L" if self.grey else "RGB", "repair or remove it")
             if self.size:
                 image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, np.uint8)
             if images and pixels.shape != images[0].shape:
                 this, first = ("{1} x {0}".format(*p.shape) for p in (pixels, images[0]))
-                raise FedblendError(
-                    f"{file}: has {this} pixels (width x height), {files[0].name} has {first}; "
-                    "give data.size to resize all images"
-                )
+                found = f"has {this} pixels (width x height), {files[0].name} has {first}"
+                raise FedblendError(f"{file}: {found}; give data.size to resize all images")
             images.append(pixels)
         stacked = np.stack(images)
         return stacked[:, None] if self.grey else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+
+
+def read_counted(file: Path, root: Path, digest: hashlib._Hash) -> bytes:
+    """The bytes of a file, which are added to ``digest`` with its path below ``root``."""
+    raw = regular_file(file).read_bytes()
+    digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
+    return raw
 
 
 def load_classes(
@@ -107,26 +111,18 @@ def load_classes(
     digest = hashlib.sha256()
     arrays = []
     for half in files:
-        x = read([path for path, _ in half], root, digest)
-        owner = np.array([clients.index(path.parent.parent.name) if clients else 0 for path, _ in half], np.int64)
-        arrays.append((x, np.array([label for _, label in half], np.int64), owner))
+        x, y = read([path for path, _ in half], root, digest), np.array([label for _, label in half], np.int64)
+        owner = [np.array([clients.index(path.parent.parent.name) for path, _ in half], np.int64)] if clients else []
+        arrays.append((x, y, *owner))
     if not has_halves:
-        ((x, y, owner),) = arrays
-        test = draw_test_half(owner if clients else y, test_share, root.name)
-        arrays = [(x[~test], y[~test], owner[~test]), (x[test], y[test], owner[test])]
-    if arrays[0][0].shape[1:] != arrays[1][0].shape[1:]:
-        shapes = [list(x.shape[1:]) for x, *_ in arrays]
+        arrays = by_half(draw_test_half(arrays[0][-1], test_share, root.name), *arrays[0])
+    shapes = [list(x.shape[1:]) for x, *_ in arrays]
+    if shapes[0] != shapes[1]:
         raise FedblendError(f"{root}: samples of train/ are of shape {shapes[0]}, those of test/ of {shapes[1]}")
-    group = "client" if clients else "class"
-    facts = {
-        "source": str(root),
-        "files": {f"{sum(map(len, files))} files, paths and contents": digest.hexdigest()},
-        "notes": "the folder's own split" if has_halves else f"test: {test_share:g} of each {group}, drawn by name",
-    }
-    train, test_half = (
-        Samples(torch.from_numpy(x), torch.from_numpy(y), owner if clients else None) for x, y, owner in arrays
-    )
-    data = check(Dataset(root.name, kind, train, test_half, tuple(classes), tuple(clients), facts=facts))
+    hashes = {f"{sum(map(len, files))} files, paths and contents": digest.hexdigest()}
+    drawn = f"test: {test_share:g} of each {'client' if clients else 'class'}, drawn by name"
+    facts = str(root), hashes, "the folder's own split" if has_halves else drawn
+    data = made(root.name, kind, arrays, classes, facts, clients)
     warn_of_repeats(data)
     return data
 
@@ -137,10 +133,8 @@ def _halves(root: Path) -> list[Path]:
     found = [path for names in HALVES for path in [folders[name] for name in names if name in folders][:1]]
     # A class may have such a name, as a train among vehicles has.
     if len(found) == 1 and any(one.is_dir() and not one.name.startswith(".") for one in found[0].iterdir()):
-        raise FedblendError(
-            f"{root}: has the folder '{found[0].name}', but no other half; valid: 'train' and 'test' (or 'val', "
-            f"'valid', 'validation'), or data.path = '{found[0]}', of which data.test_share is then test"
-        )
+        valid = f"'train' and 'test' (or 'val', 'valid', 'validation'), or data.path = '{found[0]}'"
+        raise FedblendError(f"{root}: has the folder '{found[0].name}', but no other half; valid: {valid}")
     return found if len(found) == 2 else [root]
 
 

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.emnist import CHARACTERS as FEMNIST_CLASSES
-from fedblend.data.loaders.files import DataFiles, check, data_folder, existing_path, fingerprints, regular_file
+from fedblend.data.loaders.files import DataFiles, check, fingerprints, made, regular_file
 from fedblend.data.loaders.npz import Npz
-from fedblend.data.loaders.shakespeare import CHARACTERS
+from fedblend.data.loaders.shakespeare import CHARACTERS, codes_of
 
 # LEAF's JSON ----------------------------------------------------------------------------------------------
 
@@ -28,30 +27,23 @@ Parser = Callable[[list[Any], list[Any], str], UserSamples]
 """A function from a user's lists x and y to arrays; its third argument names file and user, for messages."""
 
 
-def read_leaf(root: Path, parse: Parser) -> tuple[list[Samples], tuple[str, ...], dict[str, str]]:
-    """Read ``train/*.json`` and ``test/*.json``: both halves, the users' names, and the files' SHA-256.
+def read_leaf(root: Path, parse: Parser) -> tuple[list[list[np.ndarray]], tuple[str, ...], dict[str, str]]:
+    """Read ``train/*.json`` and ``test/*.json``: x, y and client of both halves, the users' names, and SHA-256.
 
     Users are numbered in alphabetical order. Raises :class:`FedblendError` with the file for damaged files and for
     other formats.
     """
-    files = [_json_files(root / half) for half in ("train", "test")]
+    files = [sorted((root / half).glob("*.json")) for half in ("train", "test")]
     hashes = fingerprints([path for half in files for path in half], root)
     halves = [_read_users(half, parse) for half in files]
-    for half, users in zip(files, halves, strict=True):
-        if not any(len(y) for _, y in users.values()):
-            raise FedblendError(f"{half[0].parent}: holds no samples; at least one is needed")
     names = tuple(sorted({name for users in halves for name in users}))
-    numbers = {name: i for i, name in enumerate(names)}
-    return [_join_users(users, numbers) for users in halves], names, hashes
-
-
-def _json_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    if not files:
-        raise FedblendError(
-            f"{folder}: holds no .json file; LEAF's preprocess.sh with '-t sample' writes train/*.json and test/*.json"
-        )
-    return files
+    arrays = []
+    for half, users in zip(files, halves, strict=True):
+        parts = [(x, y, np.full(len(y), names.index(user))) for user, (x, y) in users.items() if len(y)]
+        if not parts:
+            raise FedblendError(f"{half[0].parent}: holds no samples; at least one is needed")
+        arrays.append([np.concatenate(column) for column in zip(*parts, strict=True)])
+    return arrays, names, hashes
 
 
 def _read_users(files: list[Path], parse: Parser) -> dict[str, UserSamples]:
@@ -67,47 +59,33 @@ def _read_users(files: list[Path], parse: Parser) -> dict[str, UserSamples]:
     return samples
 
 
-def _join_users(users: dict[str, UserSamples], numbers: dict[str, int]) -> Samples:
-    """The samples of all users of one half, user by user."""
-    parts = [(numbers[user], x, y) for user, (x, y) in users.items() if len(y)]
-    client = np.repeat([number for number, _, _ in parts], [len(y) for _, _, y in parts]).astype(np.int64)
-    x, y = np.concatenate([x for _, x, _ in parts]), np.concatenate([y for _, _, y in parts])
-    return Samples(torch.from_numpy(x), torch.from_numpy(y), client)
-
-
 def _read_json(path: Path) -> dict[str, dict[str, list[Any]]]:
     """Read the table ``user_data`` of one file, and check it against the lists ``users`` and ``num_samples``."""
     try:
         document = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FedblendError(
-            f"{path}: is truncated or no JSON ({str(error)[:100]}); make or download it again"
-        ) from None
-    keys = ("users", "num_samples", "user_data")
-    if not isinstance(document, dict) or any(key not in document for key in keys):
-        raise FedblendError(f"{path}: is not in LEAF's form, an object with {', '.join(keys)}")
-    users, counts, table = (document[key] for key in keys)
+        reason = str(error)[:100]
+        raise FedblendError(f"{path}: is truncated or no JSON ({reason}); make or download it again") from None
+    users, counts, table = map(
+        document.get if isinstance(document, dict) else str, ("users", "num_samples", "user_data")
+    )
     if not (isinstance(users, list) and isinstance(counts, list) and isinstance(table, dict)):
         raise FedblendError(f"{path}: is not in LEAF's form: lists users and num_samples, and a table user_data")
-    if len(counts) != len(users) or set(map(str, users)) != set(table) or len(set(map(str, users))) != len(users):
-        raise FedblendError(
-            f"{path}: has {len(users)} users, {len(counts)} numbers of samples and the data of {len(table)} users; "
-            "they must be the same users"
-        )
+    if len(counts) != len(users) or sorted(map(str, users)) != sorted(table):
+        found = f"{len(users)} users, {len(counts)} numbers of samples and the data of {len(table)} users"
+        raise FedblendError(f"{path}: has {found}; they must be the same users")
     for user, count in zip(map(str, users), counts, strict=True):
-        data = table[user]
-        lists = [data.get(name) for name in ("x", "y")] if isinstance(data, dict) else [None]
-        if not all(isinstance(values, list) and len(values) == count for values in lists):
-            found = [len(values) if isinstance(values, list) else "none" for values in lists]
-            raise FedblendError(
-                f"{path}: user '{user}' has {count} samples by num_samples, but lists x and y of {found}; download it "
-                "again"
-            )
+        lists = [table[user].get(name) for name in ("x", "y")] if isinstance(table[user], dict) else [None]
+        lengths = [len(values) if isinstance(values, list) else "none" for values in lists]
+        if lengths != [count, count]:
+            wanted = f"user '{user}' has {count} samples by num_samples"
+            raise FedblendError(f"{path}: {wanted}, but lists x and y of {lengths}; download it again")
     return {str(user): table[str(user)] for user in users}
 
 
 # FEMNIST --------------------------------------------------------------------------------------------------
 
+SPLIT = "the folder's own split"
 SIDE = 28
 PIXELS = SIDE * SIDE
 
@@ -117,8 +95,8 @@ FEMNIST = DataFiles(
     folders=("femnist", "leaf/femnist", "femnist/data"),
     address="https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh -s niid -t sample)",
     option="path",
+    archive="femnist.npz",
 )
-FEMNIST_ARCHIVE = "femnist.npz"
 FEMNIST_SOURCE = "Caldas et al. 2018: LEAF, FEMNIST (NIST Special Database 19, public domain)"
 
 
@@ -138,30 +116,21 @@ class Femnist:
 
     def load(self) -> Dataset:
         """Load x uint8 [n, 1, 28, 28], y int64 [n], and the writers as ``client``."""
-        base = data_folder()
-        if self.path is not None:
-            path = existing_path(self.path, "data.path")
-        elif base and (base / FEMNIST_ARCHIVE).is_file():
-            path = base / FEMNIST_ARCHIVE
-        else:
-            path = FEMNIST.find(None)
+        path = FEMNIST.find(self.path)
         if path.is_file():
             return _read_femnist_archive(path)
-        (train, test), writers, hashes = read_leaf(path, _parse_femnist)
-        facts: dict[str, Any] = {"source": FEMNIST_SOURCE, "files": hashes, "notes": "the folder's own split"}
-        return check(Dataset("femnist", "image", train, test, FEMNIST_CLASSES, writers, facts=facts))
+        halves, writers, hashes = read_leaf(path, _parse_femnist)
+        return made("femnist", "image", halves, FEMNIST_CLASSES, (FEMNIST_SOURCE, hashes, SPLIT), writers)
 
 
 def _read_femnist_archive(path: Path) -> Dataset:
     """Read the archive as the data set ``npz``, with the names of the 62 classes."""
-    classes = len(FEMNIST_CLASSES)
-    data = Npz(path=str(path)).load()
-    high = max(int(half.y.max()) for half in (data.train, data.test)) if data.classes else classes
-    if tuple(data.train.x.shape[1:]) != (1, SIDE, SIDE) or data.kind != "image" or high >= classes:
-        raise FedblendError(
-            f"{path}: is not FEMNIST: samples of shape {list(data.train.x.shape[1:])} and {len(data.classes)} "
-            f"classes; expected images [1, {SIDE}, {SIDE}] and labels 0 to {classes - 1}"
-        )
+    data, high = Npz(path=str(path)).load(), len(FEMNIST_CLASSES) - 1
+    shape = list(data.train.x.shape[1:])
+    labels = max(int(half.y.max()) for half in (data.train, data.test)) if data.classes else -1
+    if shape != [1, SIDE, SIDE] or data.kind != "image" or not 0 <= labels <= high:
+        found = f"samples of shape {shape} and {len(data.classes)} classes"
+        raise FedblendError(f"{path}: is not FEMNIST: {found}; expected images [1, 28, 28] and labels 0 to {high}")
     if data.train.client is None:
         raise FedblendError(f"{path}: holds no array 'client'; FEMNIST needs the writer of each sample")
     facts = {**data.facts, "source": f"{FEMNIST_SOURCE}; {path.name}"}
@@ -176,9 +145,8 @@ def _parse_femnist(x: list[Any], y: list[Any], where: str) -> UserSamples:
     except (ValueError, TypeError, OverflowError):
         raise FedblendError(f"{where}: x holds no lists of {PIXELS} numbers; is it another data set's file?") from None
     if not (np.all(values >= 0) and np.all(values <= 1)):
-        raise FedblendError(
-            f"{where}: x reaches from {values.min():g} to {values.max():g}; LEAF's pixels are from 0 to 1"
-        )
+        found = f"x reaches from {values.min():g} to {values.max():g}"
+        raise FedblendError(f"{where}: {found}; LEAF's pixels are from 0 to 1")
     if len(y) and (labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(FEMNIST_CLASSES)):
         raise FedblendError(f"{where}: y must hold labels from 0 to {len(FEMNIST_CLASSES) - 1} only")
     pixels = np.rint(values * 255).astype(np.uint8)
@@ -197,12 +165,6 @@ SHAKESPEARE = DataFiles(
     address="https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh -s niid -t sample)",
 )
 
-UNKNOWN = len(CHARACTERS)
-"""Code of a character that is not in LEAF's vocabulary."""
-
-CODES = np.full(256, UNKNOWN, np.uint8)
-CODES[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
-
 
 @part("dataset", "leaf-shakespeare")
 class LeafShakespeare:
@@ -219,34 +181,19 @@ class LeafShakespeare:
 
     def load(self) -> Dataset:
         """Load x uint8 codes [n, 80], y int64 [n], and the roles as ``client``."""
-        root = SHAKESPEARE.find(None) if self.folder is None else existing_path(self.folder, "data.folder")
-        (train, test), roles, hashes = read_leaf(root, _parse_lines)
-        facts: dict[str, Any] = {
-            "source": "Caldas et al. 2018: LEAF, Shakespeare (public domain)",
-            "files": hashes,
-            "notes": "the folder's own split",
-        }
-        classes = tuple(CHARACTERS)
-        return check(Dataset("leaf-shakespeare", "text", train, test, classes, roles, len(classes), facts))
+        halves, roles, hashes = read_leaf(SHAKESPEARE.find(self.folder), _parse_lines)
+        facts = "Caldas et al. 2018: LEAF, Shakespeare (public domain)", hashes, SPLIT
+        return made("leaf-shakespeare", "text", halves, CHARACTERS, facts, roles, vocabulary=len(CHARACTERS))
 
 
 def _parse_lines(x: list[Any], y: list[Any], where: str) -> UserSamples:
     """A role's samples as codes, uint8 [n, 80], and the next characters, int64 [n]."""
     for name, texts, length in (("x", x, CONTEXT), ("y", y, 1)):
-        bad = next((text for text in texts if not isinstance(text, str) or len(text) != length), None)
-        if bad is not None:
+        for bad in (text for text in texts if not isinstance(text, str) or len(text) != length):
             found = f"{bad[:20]!r}" if isinstance(bad, str) else type(bad).__name__
-            raise FedblendError(
-                f"{where}: {name} holds {found}, not a text of {length} characters; is it another data set's file?"
-            )
-    codes, following = _encode("".join(x), f"{where}: x"), _encode("".join(y), f"{where}: y")
+            valid = f"not a text of {length} characters; is it another data set's file?"
+            raise FedblendError(f"{where}: {name} holds {found}, {valid}")
+        for sign in sorted({*"".join(texts)} - {*CHARACTERS}):
+            raise FedblendError(f"{where}: {name} holds {sign!r}, which is none of LEAF's 80 characters")
+    codes, following = codes_of("".join(x)), codes_of("".join(y))
     return codes.reshape(len(x), CONTEXT), following.astype(np.int64)
-
-
-def _encode(text: str, where: str) -> np.ndarray:
-    """Text as codes uint8 [length]. Raises for a character outside LEAF's vocabulary."""
-    codes = CODES[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
-    bad = np.flatnonzero(codes == UNKNOWN)
-    if len(bad):
-        raise FedblendError(f"{where} holds {text[bad[0]]!r}, which is none of LEAF's 80 characters")
-    return codes

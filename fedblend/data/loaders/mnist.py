@@ -8,53 +8,50 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
-from fedblend.data.loaders.files import check, data_folder, existing_path, regular_file, sha256_file
+from fedblend.data.loaders.files import DataFiles, made, regular_file, sha256_file
 
 SIDE = 28
 """Height and width of the images in pixels."""
 
-FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
+FILES = tuple(f"{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where the four files of a data set are searched, and their download."""
+@dataclass(frozen=True, kw_only=True)
+class Source(DataFiles):
+    """The four files of a data set, which are downloaded gzipped from ``address`` where they are in no usual folder."""
 
-    name: str
-    origin: str
-    address: str
-    sha256: dict[str, str]
-    folders: tuple[str, ...]
-    classes: tuple[str, ...]
-    debian: str | None = None
+    files: tuple[str, ...] = FILES
+    gzipped: bool = True
+    origin: str = ""
+    sha256: tuple[str, ...] = ()
+    """Of each gzipped file."""
+    classes: tuple[str, ...] = ()
+    debian: str = ""
+    """A Debian package that has the files."""
 
-    @property
-    def system_folder(self) -> Path | None:
-        """The folder of the Debian package's files, or ``None`` without a package."""
-        return Path("/usr/share/datasets") / self.debian.removeprefix("dataset-") if self.debian else None
+    def usual(self) -> list[Path]:
+        """The folders that are searched."""
+        packaged = Path("/usr/share/datasets") / self.debian.removeprefix("dataset-")
+        return [*super().usual(), *([packaged] if self.debian else [])]
 
 
 MNIST = Source(
     name="mnist",
     origin="LeCun, Cortes, Burges: The MNIST database of handwritten digits; CC BY-SA 3.0",
     address="https://ossci-datasets.s3.amazonaws.com/mnist/",
-    sha256={
-        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    },
+    sha256=(
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
     folders=("mnist", "mnist/raw", "MNIST/raw", "MNIST"),
     classes=tuple("0123456789"),
 )
@@ -63,12 +60,12 @@ FASHION_MNIST = Source(
     name="fashion-mnist",
     origin="Xiao, Rasul, Vollgraf 2017: Fashion-MNIST (Zalando Research); MIT",
     address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    sha256={
-        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    },
+    sha256=(
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
     folders=("fashion-mnist", "fashion-mnist/raw", "FashionMNIST/raw", "FashionMNIST"),
     classes=(
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -99,10 +96,8 @@ class Mnist:
 class FashionMnist:
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28 x 28, 10 classes; MIT.
 
-    ``folder`` holds the four idx files, gzipped or not. By default they are searched in
-    ``$FEDBLEND_DATA/fashion-mnist``, then in the folder of Debian's package ``dataset-fashion-mnist``, and otherwise
-    downloaded once (31 MB, checked against their SHA-256). Raises :class:`FedblendError` for files that are missing or
-    damaged.
+    As ``mnist``; the files are searched in ``$FEDBLEND_DATA/fashion-mnist``, then in the folder of Debian's package
+    ``dataset-fashion-mnist``, and otherwise downloaded once (31 MB).
     """
 
     folder: FilePath | None = None
@@ -115,64 +110,28 @@ class FashionMnist:
 
 def load_idx(source: Source, folder: str | None) -> Dataset:
     """Read the four files of ``source`` as one data set with its publisher's split; download them if need be."""
-    paths = local_files(source, folder) or {name: _download(source, name) for name in source.sha256}
-    halves = {}
-    for half, (images, labels) in FILES.items():
-        x, y = read_pair(paths[images], paths[labels], SIDE, len(source.classes))
-        # A copy, because an array over the bytes of a file is read-only, and tensors must be writable.
-        halves[half] = Samples(torch.from_numpy(np.array(x)), torch.from_numpy(y))
-    facts: dict[str, Any] = {
-        "source": source.origin,
-        "files": {path.name: sha256_file(path) for path in paths.values()},
-        "notes": "the publisher's own split",
-    }
-    return check(Dataset(source.name, "image", halves["train"], halves["test"], source.classes, facts=facts))
+    paths = local_files(source, folder) or {name: _download(source, i) for i, name in enumerate(FILES)}
+    halves = [read_pair(paths[FILES[i]], paths[FILES[i + 1]], SIDE, len(source.classes)) for i in (0, 2)]
+    hashes = {path.name: sha256_file(path) for path in paths.values()}
+    return made(source.name, "image", halves, source.classes, (source.origin, hashes, "the publisher's own split"))
 
 
 def local_files(source: Source, folder: str | None = None) -> dict[str, Path]:
     """The path of each of the four files in ``folder`` or a usual folder; empty if they must be downloaded."""
-    if folder is not None:
-        root = existing_path(folder, "data.folder")
-        paths = _files_in(root)
-        missing = [name for name in source.sha256 if name not in paths]
-        if missing:
-            raise FedblendError(
-                f"data.folder: '{root}' holds no {missing[0]} (nor {missing[0]}.gz); the data set "
-                f"'{source.name}' needs {', '.join(source.sha256)}, gzipped or not"
-            )
-        return paths
-    base = data_folder()
-    roots = [base / folder for folder in source.folders] if base else []
-    if source.system_folder:
-        roots.append(source.system_folder)
-    for root in roots:
-        paths = _files_in(root)
-        if len(paths) == len(source.sha256):
-            return paths
-    return {}
+    root = source.find_usual() if folder is None else source.find(folder)
+    return source.paths(root) if root else {}
 
 
-def _files_in(folder: Path) -> dict[str, Path]:
-    """The paths of those of the four files that are in ``folder``, gzipped or not."""
-    paths = {}
-    for name in (*FILES["train"], *FILES["test"]):
-        for path in (folder / f"{name}.gz", folder / name):
-            if path.is_file():
-                paths[name] = path
-                break
-    return paths
-
-
-def _download(source: Source, name: str) -> Path:
-    """Download one file into the user's cache, unless it is there, and check its SHA-256."""
+def _download(source: Source, number: int) -> Path:
+    """Download one of the files into the user's cache, unless it is there, and check its SHA-256."""
     from fedblend.data.loaders.download import download
 
     package = f", or install Debian's package {source.debian}" if source.debian else ""
     remedy = (
-        f"put the four files {', '.join(f'{n}.gz' for n in source.sha256)} into a folder and give "
+        f"put the four files {', '.join(f'{n}.gz' for n in FILES)} into a folder and give "
         f"data.folder, or into {source.folders[0]}/ under the folder that $FEDBLEND_DATA names{package}"
     )
-    return download(f"{source.address}{name}.gz", source.sha256[name], source.name, remedy)
+    return download(f"{source.address}{FILES[number]}.gz", source.sha256[number], source.name, remedy)
 
 
 # The idx format -------------------------------------------------------------------------------------------
@@ -194,35 +153,28 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     kind = KINDS.get(dimensions, f"arrays of {dimensions} axes")
     magic = struct.pack(">BBBB", 0, 0, UNSIGNED_BYTE, dimensions)
-    header = 4 + 4 * dimensions
-    file = _opened(path)
+    header, body, shape = 4 + 4 * dimensions, b"", ()
     try:
-        with file:
+        with _opened(path) as file:
             head = file.read(header)
-            if head[:4] != magic:
-                raise FedblendError(
-                    f"{path}: begins with 0x{head[:4].hex() or '(nothing)'}; idx {kind} begin with 0x{magic.hex()}. "
-                    "Is it another file under this name?"
-                )
-            if len(head) < header:
-                raise FedblendError(f"{path}: is truncated: {len(head)} bytes, less than its header of {header}")
-            shape = struct.unpack(f">{dimensions}I", head[4:])
-            size = math.prod(shape)
-            if size > LARGEST:
-                raise FedblendError(
-                    f"{path}: is damaged: its header has shape {list(shape)}, more than {LARGEST} bytes; download it "
-                    "again"
-                )
-            # One byte more than expected, and no more: a small gzipped file may unpack to any size.
-            body = file.read(size + 1)
+            if head[:4] == magic and len(head) == header:
+                shape = struct.unpack(f">{dimensions}I", head[4:])
+                # One byte more than expected, and no more: a small gzipped file may unpack to any size.
+                body = file.read(math.prod(shape) + 1) if math.prod(shape) <= LARGEST else b""
     except (EOFError, OSError, zlib.error) as error:
         raise FedblendError(f"{path}: truncated or damaged, cannot be unpacked ({error}); download it again") from None
+    size = math.prod(shape)
+    if head[:4] != magic:
+        begin = f"0x{head[:4].hex() or '(nothing)'}; idx {kind} begin with 0x{magic.hex()}"
+        raise FedblendError(f"{path}: begins with {begin}. Is it another file under this name?")
+    if len(head) < header:
+        raise FedblendError(f"{path}: is truncated: {len(head)} bytes, less than its header of {header}")
+    if size > LARGEST:
+        raise FedblendError(f"{path}: is damaged: its header has shape {list(shape)}, more than {LARGEST} bytes")
     if len(body) != size:
         fault, found = ("is truncated", str(header + len(body))) if len(body) < size else ("is too long", "more")
-        raise FedblendError(
-            f"{path}: {fault}: its header has shape {list(shape)}, which needs {header + size} bytes, "
-            f"but the file has {found}; download it again"
-        )
+        needs = f"its header has shape {list(shape)}, which needs {header + size} bytes"
+        raise FedblendError(f"{path}: {fault}: {needs}, but the file has {found}; download it again")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -230,12 +182,9 @@ def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[np.n
     """Read images uint8 [n, 1, size, size] and labels int64 [n]. Raises :class:`FedblendError` if they do not match."""
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if x.shape[1:] != (size, size):
-        found = f"{x.shape[1]} x {x.shape[2]}"
-        raise FedblendError(f"{images}: images have {found} pixels; expected {size} x {size}")
+        raise FedblendError(f"{images}: images have {x.shape[1]} x {x.shape[2]} pixels; expected {size} x {size}")
     if len(x) != len(y):
-        raise FedblendError(
-            f"{images} has {len(x)} images but {labels} has {len(y)} labels; the two must be of one half"
-        )
+        raise FedblendError(f"{images} has {len(x)} images but {labels} has {len(y)} labels; valid: those of one half")
     if len(y) and y.max() >= classes:
         raise FedblendError(f"{labels}: has the label {y.max()}; valid: 0 to {classes - 1}")
     return x[:, None], y.astype(np.int64)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, did_you_mean, legible, listed, require_memory
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import (
     TestShare,
-    check,
+    by_half,
     draw_test_half,
     existing_path,
+    made,
     regular_file,
     sha256_file,
     trimmed,
@@ -29,6 +29,9 @@ from fedblend.data.loaders.files import (
 )
 
 # The archive ----------------------------------------------------------------------------------------------
+
+LISTS = ("client_names", "writer_names", "classes", "labels")
+"""The arrays of names."""
 
 ARRAYS = ("x", "y", "client", "split", "client_names", "classes", "labels")
 """The arrays that are read; other arrays are ignored, unless their names are similar to one of these."""
@@ -101,9 +104,7 @@ def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.
             unpacked = sum(member.file_size for member in archive.zip.infolist())
             require_memory(unpacked, f"{path}: its content, unpacked,", "is it the right file?")
             if "x_train" in archive.files:
-                _require_clear_names(
-                    archive.files, (*HALVES, "client_names", "writer_names", "classes", "labels"), path
-                )
+                _require_clear_names(archive.files, (*HALVES, *LISTS), path)
                 return _join_halves(archive, path)
             _require_clear_names(archive.files, ARRAYS, path)
             _require_names(archive.files, needed, path)
@@ -125,57 +126,55 @@ def _array(archive: Any, name: str) -> np.ndarray:
 def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path) -> None:
     """Raise :class:`FedblendError` for an array with an unknown name that is similar to a valid one."""
     for name in names:
-        suggestion = did_you_mean(name, valid, SIMILARITY)
-        if name not in valid and suggestion:
-            raise FedblendError(
-                f"{path}: the array {brief(name)} is unknown{suggestion}; give it that name, or one that is not like it"
-            )
+        if name not in valid and (suggestion := did_you_mean(name, valid, SIMILARITY)):
+            remedy = "give it that name, or one that is not like it"
+            raise FedblendError(f"{path}: the array {brief(name)} is unknown{suggestion}; {remedy}")
 
 
 def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file with separate halves, joined, and a split."""
     arrays: dict[str, np.ndarray] = {}
     for name in ("x", "y", "client", "writer"):
+        both = f"'{name}_train' and '{name}_test'"
         halves = [_array(archive, f"{name}_{half}") for half in ("train", "test") if f"{name}_{half}" in archive.files]
         if not halves and name in ("client", "writer"):
             continue
         if len(halves) != 2 or not all(half.ndim for half in halves) or halves[0].shape[1:] != halves[1].shape[1:]:
-            raise FedblendError(f"{path}: needs both '{name}_train' and '{name}_test', with samples of one shape")
+            raise FedblendError(f"{path}: needs both {both}, with samples of one shape")
         kinds = [kind_of(half) for half in halves]
         if kinds[0] != kinds[1]:
             raise FedblendError(f"{path}: '{name}_train' holds {kinds[0]}, '{name}_test' {kinds[1]}; valid: one kind")
-        split = np.repeat(["train", "test"], [len(half) for half in halves])
+        counts = [len(half) for half in halves]
+        split = np.repeat(["train", "test"], counts)
         if not np.array_equal(split, arrays.setdefault("split", split)):
             of_x = [int((arrays["split"] == half).sum()) for half in ("train", "test")]
-            raise FedblendError(
-                f"{path}: '{name}_train' and '{name}_test' have {len(halves[0])} and {len(halves[1])} entries, "
-                f"'x_train' and 'x_test' {of_x[0]} and {of_x[1]}; each half needs one entry for each of its samples"
-            )
+            found = f"{both} have {counts[0]} and {counts[1]} entries, 'x_train' and 'x_test' {of_x[0]} and {of_x[1]}"
+            raise FedblendError(f"{path}: {found}; each half needs one entry for each of its samples")
         arrays["client" if name == "writer" else name] = np.concatenate(halves)
-    for name in ("client_names", "writer_names", "classes", "labels"):
-        if name in archive.files:
-            arrays[name.replace("writer", "client")] = _array(archive, name)
-    return arrays
+    lists = {name.replace("writer", "client"): _array(archive, name) for name in LISTS if name in archive.files}
+    return arrays | lists
 
 
 def kind_of(array: np.ndarray) -> str:
     """What an array holds: a test half must hold the same as its training half."""
     if array.dtype == np.uint8 and array.ndim >= 3:
         return "pixels (uint8)"
-    kinds = {"b": "whole numbers", "i": "whole numbers", "u": "whole numbers", "f": "floats", "U": "text", "S": "text"}
-    return kinds.get(array.dtype.kind, str(array.dtype))
+    return {"f": "floats", **dict.fromkeys("biu", "whole numbers"), **dict.fromkeys("US", "text")}.get(
+        array.dtype.kind, str(array.dtype)
+    )
+
+
+def wrong_form(path: Path, name: str, array: np.ndarray, valid: str) -> FedblendError:
+    """The error of an array of another type or shape than those that are ``valid``."""
+    return FedblendError(f"{path}: '{name}' is {array.dtype} of shape {list(array.shape)}; valid: {valid}")
 
 
 def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
     """Raise :class:`FedblendError` unless a file has the arrays ``needed``."""
-    for name in needed:
-        if name not in names:
-            required = " and ".join(f"'{one}'" for one in needed)
-            raise FedblendError(
-                f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'}); {required} "
-                f"{'are' if len(needed) > 1 else 'is'} needed, "
-                f"{', '.join(one for one in ARRAYS if one not in needed)} are optional"
-            )
+    for name in (name for name in needed if name not in names):
+        found = f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'})"
+        optional = ", ".join(one for one in ARRAYS if one not in needed)
+        raise FedblendError(f"{found}; {' and '.join(map(repr, needed))} are needed, {optional} are optional")
 
 
 # A data set from arrays -----------------------------------------------------------------------------------
@@ -205,12 +204,8 @@ def dataset_of(
         test = draw_test_half(groups, test_share, source.name)
         group = "client" if client is not None else "class"
         rule = f"test: {test_share:g} of each {group}, drawn by the file's name"
-    train_half, test_half = (
-        Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]), None if client is None else client[rows])
-        for rows in (~test, test)
-    )
-    facts: dict[str, Any] = {"source": str(source), "files": files, "notes": rule}
-    data = check(Dataset(name, inputs, train_half, test_half, classes, names, facts=facts, labels=labels))
+    halves = by_half(test, x, y) if client is None else by_half(test, x, y, client)
+    data = made(name, inputs, halves, classes, (str(source), files, rule), names, labels)
     warn_of_repeats(data)
     return data
 
@@ -220,18 +215,12 @@ def _require_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
     n = len(np.atleast_1d(arrays["y"]))
     if n == 0:
         raise FedblendError(f"{path}: 'y' holds no samples; at least two are needed, one to train and one to test on")
-    for name in ("x", "y", "client", "split"):
-        if name in arrays and (arrays[name].ndim == 0 or len(arrays[name]) != n):
-            raise FedblendError(
-                f"{path}: '{name}' has shape {list(arrays[name].shape)} but 'y' has {n} entries; "
-                "each needs one entry for each sample"
-            )
-    for name in ("client_names", "classes", "labels"):
-        if name in arrays and (arrays[name].ndim != 1 or not _is_text(arrays[name])):
-            raise FedblendError(
-                f"{path}: '{name}' is {arrays[name].dtype} of shape {list(arrays[name].shape)}; valid: names as text "
-                "(or numbers) [n]"
-            )
+    for name, array in arrays.items():
+        if name in LISTS and (array.ndim != 1 or not _is_text(array)):
+            raise wrong_form(path, name, array, "names as text (or numbers) [n]")
+        if name not in LISTS and (array.ndim == 0 or len(array) != n):
+            found = f"'{name}' has shape {list(array.shape)} but 'y' has {n} entries"
+            raise FedblendError(f"{path}: {found}; each needs one entry for each sample")
 
 
 def as_inputs(
@@ -258,31 +247,27 @@ def as_inputs(
         # Overflow of float32 gives infinity, for which the check of the data set raises an error.
         with np.errstate(over="ignore"):
             return "features", x.astype(np.float32)
-    raise FedblendError(
-        f"{path}: 'x' is {x.dtype} of shape {list(x.shape)}; valid: images uint8 [n, H, W], [n, C, H, W] or "
-        "[n, H, W, C] with C 1 or 3; features as numbers [n, d] or floats [n, channels, ...]; ids of tokens, whole "
-        'numbers [n, T] or [n, 2, T], with data.kind = "tokens"'
+    valid = (
+        "images uint8 [n, H, W], [n, C, H, W] or [n, H, W, C] with C 1 or 3; features as numbers [n, d] or floats "
+        '[n, channels, ...]; ids of tokens, whole numbers [n, T] or [n, 2, T], with data.kind = "tokens"'
     )
+    raise wrong_form(path, "x", x, valid)
 
 
 def _targets(
     y: np.ndarray, names: np.ndarray | None, labels: np.ndarray | None, path: Path
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
     """Targets, with the names of classes and of labels: classes int64 [n], labels float32 [n, L], or numbers [n, q]."""
-    is_table = y.dtype.kind in "iubf" and y.ndim == 2 and y.shape[1] > 1 and names is labels is None
-    if is_table and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
-        raise FedblendError(
-            f"{path}: 'y' [n, {y.shape[1]}] has one 1 in each row, as one-hot classes have; valid: numbers of classes "
-            "[n], such as y.argmax(1), or names in 'labels' if they are labels"
-        )
+    is_table = y.dtype.kind in "iubf" and y.ndim == 2 and y.shape[1] > 1 and names is None
+    if is_table and labels is None and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        valid = "numbers of classes [n], such as y.argmax(1), or names in 'labels' if they are labels"
+        found = f"'y' [n, {y.shape[1]}] has one 1 in each row, as one-hot classes have"
+        raise FedblendError(f"{path}: {found}; valid: {valid}")
     # A single column of 0 and 1 is refused: two classes [n] are meant.
-    if y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1 and names is None:
+    if is_table and y.dtype.kind != "f":
         return _label_matrix(y, labels, path)
     if labels is not None:
-        raise FedblendError(
-            f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}, but 'labels' names labels; valid: whole numbers 0 and "
-            f"1, or booleans, of shape [n, {len(labels)}]"
-        )
+        raise wrong_form(path, "y", y, f"by 'labels' whole numbers 0 and 1, or booleans, of shape [n, {len(labels)}]")
     if y.dtype.kind == "f" and y.ndim in (1, 2) and names is None:
         return y.astype(np.float32).reshape(len(y), -1), (), ()
     return *_classes(y, names, path), ()
@@ -295,10 +280,9 @@ def _label_matrix(
     count = y.shape[1] if labels is None else len(labels)
     if count != y.shape[1]:
         raise FedblendError(f"{path}: 'y' has {y.shape[1]} columns, 'labels' {count} names; each label needs a column")
-    if wrong := sorted(set(np.unique(y).tolist()) - {0, 1}):
-        raise FedblendError(
-            f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: 0 and 1 for each label (floats for regression)"
-        )
+    if wrong := sorted({*np.unique(y).tolist()} - {0, 1}):
+        valid = "0 and 1 for each label (floats for regression)"
+        raise FedblendError(f"{path}: 'y' [n, {count}] holds {wrong[0]}; valid: {valid}")
     named = tuple(map(str, range(count) if labels is None else labels.astype(str)))
     _require_different(named, "labels", path)
     return y.astype(np.float32), (), named
@@ -307,19 +291,15 @@ def _label_matrix(
 def _require_different(names: Sequence[str], array: str, path: Path) -> None:
     """Raise :class:`FedblendError` for a name that occurs twice: results are kept by name."""
     if double := [name for name, count in Counter(map(trimmed, names)).items() if count > 1]:
-        raise FedblendError(
-            f"{path}: '{array}' has a name twice ({brief(double[0])}); valid: {len(names)} different names"
-        )
+        valid = f"{len(names)} different names"
+        raise FedblendError(f"{path}: '{array}' has a name twice ({brief(double[0])}); valid: {valid}")
 
 
 def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Classes as int64 [n], with their names."""
     if y.dtype.kind not in "iubU" or y.ndim != 1:
-        with_names = " with names of classes" if names is not None else ""
-        raise FedblendError(
-            f"{path}: 'y' is {y.dtype} of shape {list(y.shape)}{with_names}; valid: whole numbers or text [n] "
-            "(classes), 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q] (regression)"
-        )
+        others = "" if names is not None else ", 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q]"
+        raise wrong_form(path, "y", y, f"whole numbers or text [n] (classes){others}")
     if names is not None:
         _require_different(names.astype(str).tolist(), "classes", path)
     if y.dtype.kind == "U":
@@ -338,15 +318,13 @@ def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.nd
         raise FedblendError(f"{path}: labels in 'y' are from {low} to {high}; valid: {valid}")
     used = np.unique(y)
     if names is None and low > 0:
-        raise FedblendError(
-            f"{path}: labels in 'y' begin at {low}, so {'class 0' if low == 1 else f'classes 0 to {low - 1}'} would "
-            "have no sample; number them from 0, or name all classes in 'classes'"
-        )
+        lost = "class 0" if low == 1 else f"classes 0 to {low - 1}"
+        begin = f"labels in 'y' begin at {low}, so {lost} would have no sample"
+        raise FedblendError(f"{path}: {begin}; number them from 0, or name all classes in 'classes'")
     if names is None and 2 * len(used) < count:
-        raise FedblendError(
-            f"{path}: labels in 'y' reach to {high}, but only {len(used)} of these {count} classes have a sample "
-            f"({listed(used.tolist())}); number them 0 to {len(used) - 1}, or name all classes in 'classes'"
-        )
+        reach = f"labels in 'y' reach to {high}, but only {len(used)} of these {count} classes have a sample"
+        remedy = f"number them 0 to {len(used) - 1}, or name all classes in 'classes'"
+        raise FedblendError(f"{path}: {reach} ({listed(used.tolist())}); {remedy}")
     return y, tuple(map(str, range(count) if names is None else names))
 
 
@@ -356,17 +334,13 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
         return None, ()
     client, names = arrays["client"], arrays.get("client_names")
     if client.ndim != 1 or client.dtype.kind not in "iuU":
-        raise FedblendError(
-            f"{path}: 'client' is {client.dtype} of shape {list(client.shape)}; valid: whole numbers [n] or text"
-        )
+        raise wrong_form(path, "client", client, "whole numbers [n] or text")
     ids, codes = np.unique(client, return_inverse=True)
     if names is None or client.dtype.kind == "U":
         return codes.astype(np.int64), tuple(map(str, ids))
     if len(ids) and (ids[0] < 0 or ids[-1] >= len(names)):
-        raise FedblendError(
-            f"{path}: clients are from {ids[0]} to {ids[-1]} but 'client_names' has {len(names)} names; "
-            f"valid: 0 to {len(names) - 1}"
-        )
+        found = f"clients are from {ids[0]} to {ids[-1]} but 'client_names' has {len(names)} names"
+        raise FedblendError(f"{path}: {found}; valid: 0 to {len(names) - 1}")
     used = tuple(map(str, names[ids]))
     _require_different(used, "client_names", path)
     return codes.astype(np.int64), used
@@ -374,12 +348,11 @@ def _clients(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray | No
 
 def test_rows(split: np.ndarray, path: Path) -> np.ndarray:
     """The test samples, bool [n]."""
-    if not _is_text(split):
-        raise FedblendError(f"{path}: 'split' is {split.dtype}; valid: 0 or 'train', 1 or 'test' for each sample")
-    halves = split.astype(str)
-    bad = ~np.isin(halves, ["0", "1", "train", "test", "False", "True"])
-    if split.ndim != 1 or bad.any():
-        found = f"holds '{halves[bad][0]}'" if bad.any() else f"has shape {list(split.shape)}"
+    is_text = _is_text(split)
+    halves = split.astype(str) if is_text else np.empty(0, str)
+    bad = halves[~np.isin(halves, ["0", "1", "train", "test", "False", "True"])]
+    if not is_text or split.ndim != 1 or len(bad):
+        found = f"holds '{bad[0]}'" if len(bad) else f"is {split.dtype} of shape {list(split.shape)}"
         raise FedblendError(f"{path}: 'split' {found}; valid: 0 or 'train', 1 or 'test' for each sample")
     return np.isin(halves, ["1", "test", "True"])
 

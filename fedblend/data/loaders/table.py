@@ -89,22 +89,17 @@ class TableFile:
         targets = [self.target] if isinstance(self.target, str) else self.target
         codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
         frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
-        uses = dict.fromkeys(targets, "target") | {name: use for use, name in self._named() if name}
+        named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
+        uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
         features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
-        options: dict[str, Sequence[str | None]] = {
-            "target": targets,
-            "client": [self.client],
-            "split": [self.split],
-            "features": features,
-        }
         faults = Faults()
-        _require_columns(frame, options, faults)
+        _require_columns(frame, {"target": targets, **{k: [c] for k, c in named.items()}, "features": features}, faults)
         with faults.of("data.features"):
             self._require_features(features, uses, path)
         faults.require_none()
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
-        arrays: dict[str, np.ndarray] = {name: _labels(frame[column]) for name, column in self._named() if column}
+        arrays: dict[str, np.ndarray] = {use: _labels(frame[column]) for use, column in named.items()}
         with faults.of("empty cells"):
             self._require_no_gaps(frame, [*uses, *(features if self.missing == "refuse" else [])], path)
         with faults.of(f"data.target ({listed(targets)})"):
@@ -119,7 +114,7 @@ class TableFile:
                     _require_categories(name, frame[name].dropna())
                 else:
                     _require_finite(frame[name], path)
-                    if not by_client and frame[name].dtype.kind != "b":
+                    if not by_client:
                         _require_different(frame[name])
                 if train is not None:
                     form_of(frame.loc[train, [name]])
@@ -131,12 +126,13 @@ class TableFile:
             warn_of_blanks(frame[name].dropna().astype(str).unique().tolist(), f"{path}: column '{legible(name)}'")
         if by_client:
             if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
+                found = f"'{legible(lacking[0])}' has none ({len(lacking)} such clients)"
                 raise FedblendError(
-                    f"data.standardize: 'client' takes means of a client's training rows, but '{legible(lacking[0])}' "
-                    f"has none ({len(lacking)} such clients); valid: 'no', or a training row of each client"
+                    f"data.standardize: 'client' takes means of a client's training rows, but {found}; valid: 'no', or "
+                    "a training row of each client"
                 )
             frame = _standardized(frame, features, arrays["client"], train)
-            for name in (name for name in features if frame[name].dtype.kind in "iuf"):
+            for name in features:
                 _require_different(frame[name])
         form = form_of(frame.loc[train, features])
         arrays["x"] = encode(frame, form, path)
@@ -146,9 +142,6 @@ class TableFile:
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
         data.facts.update(table={**form, "standardize": self.standardize})
         return data
-
-    def _named(self) -> Sequence[tuple[str, str | None]]:
-        return ("client", self.client), ("split", self.split)
 
     def _training_rows(self, arrays: dict[str, np.ndarray], n: int, path: Path) -> np.ndarray | None:
         """The training rows, bool [n]; the split is drawn if there is none, and ``None`` if what it needs is wrong."""
@@ -163,15 +156,12 @@ class TableFile:
 
     def _require_features(self, features: Sequence[str], uses: Mapping[str, str], path: Path) -> None:
         """Raise :class:`FedblendError` without features, for columns of another use, and for those without a name."""
+        valid = "one or more, beside target, client and split"
         if not features:
-            raise FedblendError(
-                f"data.features: no column is left in {path}; valid: one or more, beside target, client and split"
-            )
+            raise FedblendError(f"data.features: no column is left in {path}; valid: {valid}")
         if taken := [name for name in features if name in uses]:
-            raise FedblendError(
-                f"data.features: column '{taken[0]}' is already data.{uses[taken[0]]}; valid: columns that are neither "
-                "target, client nor split"
-            )
+            valid = "columns that are neither target, client nor split"
+            raise FedblendError(f"data.features: column '{taken[0]}' is already data.{uses[taken[0]]}; valid: {valid}")
         # pandas gives a column without a name this one.
         if self.features is None and (unnamed := [name for name in features if name.startswith("Unnamed: ")]):
             raise FedblendError(
@@ -183,15 +173,20 @@ class TableFile:
     def _require_no_gaps(self, frame: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
         """Raise :class:`FedblendError` for empty cells in columns where there must be none."""
         gaps = frame[list(columns)].isna().sum()
-        found = {name: int(count) for name, count in gaps.items() if count}
-        if found:
+        if found := {name: int(count) for name, count in gaps.items() if count}:
             column, count = next(iter(found.items()))
-            rows = "rows" if count > 1 else "row"
+            empty = f"column '{legible(column)}' is empty in {_rows(count)} (with gaps: {listed(list(found))})"
             valid = "data.missing = 'mean' or 'drop' for features; " if self.missing == "refuse" else ""
-            raise FedblendError(
-                f"{path}: column '{legible(column)}' is empty in {count} {rows} (with gaps: {listed(list(found))}); "
-                f"valid: {valid}targets, clients and splits must be there"
-            )
+            raise FedblendError(f"{path}: {empty}; valid: {valid}targets, clients and splits must be there")
+
+
+def _rows(count: int) -> str:
+    return f"{count} {'row' if count == 1 else 'rows'}"
+
+
+def _unfit(name: object, fault: str, remedy: str = "valid: data.features without it") -> FedblendError:
+    """The error of a column that is no feature."""
+    return FedblendError(f"data.features: column '{legible(name)}' {fault}; {remedy}")
 
 
 def read_frame(
@@ -215,9 +210,7 @@ def read_frame(
     except ImportError:
         raise missing_package("a Parquet file", "pyarrow", "parquet") from None
     except pd.errors.EmptyDataError:
-        raise FedblendError(
-            f"{path}: is empty; valid: a line with the columns' names, and a line for each sample"
-        ) from None
+        raise FedblendError(f"{path}: is empty; valid: a line of column names, a line for each sample") from None
     except UnicodeDecodeError:
         raise FedblendError(f"{path}: is no text in UTF-8; valid: UTF-8 (Excel saves it as 'CSV UTF-8')") from None
     except pd.errors.ParserWarning:
@@ -266,19 +259,16 @@ def _read_text(path: Path, categories: Collection[str], codes: Collection[str | 
         points, commas = (one.select_dtypes("number").columns for one in (frame, with_commas))
         if len(commas) > len(points):
             if len(both := points.difference(commas, sort=False)):
-                raise FedblendError(
-                    f"{path}: column '{legible(both[0])}' has decimal points, but others have decimal commas; write "
-                    "one of both"
-                )
+                both_signs = "has decimal points, but others have decimal commas; write one of both"
+                raise FedblendError(f"{path}: column '{legible(both[0])}' {both_signs}")
             frame = with_commas
     # Truth values with gaps are objects.
     kinds = {name: pd.api.types.infer_dtype(frame[name]) for name in frame if frame[name].dtype.kind not in "iufb"}
     texts = [name for name in frame if name in categories or kinds.get(name, "boolean") != "boolean"]
     numbers = [name for name in frame if name in codes and frame[name].dtype.kind in "iu"]
     if wanted := {*texts, *numbers}:
-        cells = pd.read_csv(
-            path, dtype=str, keep_default_na=False, na_values=[""], usecols=lambda name: name in wanted, **options
-        )
+        options |= {"dtype": str, "keep_default_na": False, "na_values": [""]}
+        cells = pd.read_csv(path, usecols=lambda name: name in wanted, **options)
         texts += [name for name in numbers if cells[name].str.fullmatch(r"\s*0\d+\s*").any()]
         frame[texts] = cells[texts]
     return frame
@@ -307,31 +297,33 @@ class Faults(dict[str, str]):
         raise FedblendError((f"{len(texts)} faults: " if len(texts) > 1 else "") + "; ".join(first))
 
 
-def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str | None]], faults: Faults) -> None:
+def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str]], faults: Faults) -> None:
     """Keep a fault for each column that an option names and the table lacks, or that it names twice."""
+    hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
     for option, names in options.items():
-        for name in filter(None, names):
+        for i, name in enumerate(names):
+            where = f"data.{option}: '{name}'"
             if name not in frame.columns:
-                hint = "; columns of text are separated by commas, semicolons or tabs" if frame.shape[1] == 1 else ""
-                faults[f"data.{option}: '{name}'"] = (
-                    f"data.{option}: there is no column '{name}'{or_valid(name, frame.columns)}{hint}"
-                )
-        if len(set(names)) < len(names):
-            double = next(name for i, name in enumerate(names) if name in names[:i])
-            faults[f"data.{option}"] = f"data.{option}: column '{double}' is listed twice; valid: each column once"
+                faults[where] = f"data.{option}: there is no column '{name}'{or_valid(name, frame.columns)}{hint}"
+            elif name in names[:i]:
+                faults[where] = f"data.{option}: column '{name}' is listed twice; valid: each column once"
 
 
 def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
     """One column of classes or numbers [n], several of labels bool [n, L], or several of numbers [n, q]."""
     kinds = {name: frame[name].dtype.kind for name in frame}
     if frame.shape[1] == 1 and task == "auto":
-        _require_classes_from_zero(frame.iloc[:, 0])
-        if set(kinds.values()) == {"f"} and frame.isin([0, 1]).all(axis=None):
-            raise FedblendError(
-                f"data.target: column '{legible(frame.columns[0])}' holds only 0.0 and 1.0; valid: 0 and 1 or text for "
-                "classes, or data.task = 'regression' for numbers to predict"
-            )
-        return _labels(frame.iloc[:, 0])
+        column = frame.iloc[:, 0]
+        where = f"data.target: column '{legible(column.name)}' holds"
+        predict = "data.task = 'regression' for numbers to predict"
+        used = np.unique(column.to_numpy()) if column.dtype.kind in "iu" else np.empty(0, np.int64)
+        # Numbers from elsewhere are no classes, or leave most classes without a sample.
+        if len(used) and (used[0] != 0 or used[-1] >= max(2 * len(used), 2)):
+            found = f"whole numbers from {used[0]} to {used[-1]}, {len(used)} different ones"
+            raise FedblendError(f"{where} {found}; valid: classes numbered from 0, or text for classes, or {predict}")
+        if column.dtype.kind == "f" and column.isin([0, 1]).all():
+            raise FedblendError(f"{where} only 0.0 and 1.0; valid: 0 and 1 or text for classes, or {predict}")
+        return _labels(column)
     if wrong := [name for name, kind in kinds.items() if kind not in "iufb"]:
         wants = "several targets" if task == "auto" else "targets of data.task = 'regression'"
         labels = ", or 0 and 1 for labels" if task == "auto" else ""
@@ -339,17 +331,6 @@ def _targets(frame: pd.DataFrame, task: str) -> np.ndarray:
     numbers = frame.to_numpy(np.float32)
     are_labels = task == "auto" and "f" not in kinds.values() and bool(np.isin(numbers, (0, 1)).all())
     return numbers == 1 if are_labels else numbers
-
-
-def _require_classes_from_zero(column: pd.Series[Any]) -> None:
-    """Raise :class:`FedblendError` for whole numbers that are no classes, or leave most classes without a sample."""
-    used = np.unique(column.to_numpy()) if column.dtype.kind in "iu" else np.empty(0, np.int64)
-    if len(used) and (used[0] != 0 or used[-1] >= max(2 * len(used), 2)):
-        raise FedblendError(
-            f"data.target: column '{legible(column.name)}' holds whole numbers from {used[0]} to {used[-1]}, "
-            f"{len(used)} different ones; valid: classes numbered from 0, or text for classes, or "
-            "data.task = 'regression' for numbers to predict"
-        )
 
 
 def _labels(column: pd.Series[Any]) -> np.ndarray:
@@ -389,49 +370,37 @@ def form_of(training: pd.DataFrame) -> dict[str, Any]:
     for name in training:
         column = training[name]
         if column.isna().all():
-            raise FedblendError(
-                f"data.features: column '{legible(name)}' is empty in all training rows; valid: data.features without "
-                "it, or values"
-            )
+            raise _unfit(name, "is empty in all training rows")
         if column.dtype.kind in "iufb":
             mean = float(column.mean())
             fill[str(name)] = mean if np.isfinite(mean) else 0.0
         else:
-            categories[str(name)] = sorted({*_texts(column)} - {None})
-            if len(categories[str(name)]) > MAX_CATEGORIES:
-                raise FedblendError(
-                    f"data.features: column '{name}' has {len(categories[str(name)])} different texts; valid: up to "
-                    f"{MAX_CATEGORIES}, or data.features without it"
-                )
+            categories[str(name)] = texts = sorted({*_texts(column)} - {None})
+            if len(texts) > MAX_CATEGORIES:
+                raise _unfit(name, f"has {len(texts)} different texts", f"valid: up to {MAX_CATEGORIES}")
     return {"columns": [str(name) for name in training], "categories": categories, "fill": fill}
 
 
 def _require_finite(column: pd.Series[Any], path: Path) -> None:
     """Raise :class:`FedblendError` for infinity, and for numbers that are infinity in float32."""
     if count := int((np.abs(column.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max).sum()):
-        rows = "row" if count == 1 else "rows"
-        raise FedblendError(
-            f"{path}: column '{legible(column.name)}' holds infinity, or a number beyond float32, in {count} {rows}; "
-            "valid: finite numbers"
-        )
+        found = f"holds infinity, or a number beyond float32, in {_rows(count)}"
+        raise FedblendError(f"{path}: column '{legible(column.name)}' {found}; valid: finite numbers")
 
 
 def _require_different(column: pd.Series[Any]) -> None:
     """Raise :class:`FedblendError` for a column of which float32 leaves few levels, and not half of its numbers."""
     kinds: dict[str, Any] = {"i": np.int64, "u": np.uint64, "f": np.float64}
-    numbers = np.unique(column.dropna().to_numpy(kinds[column.dtype.kind]))
-    if not len(numbers):
+    kind = kinds.get(column.dtype.kind)
+    if kind is None or not len(numbers := np.unique(column.dropna().to_numpy(kind))):
         return
     # Numbers that differ by rounding only, as 0.3 and 0.1 + 0.2 do, are one.
     noise = 1e-12 * float(max(abs(numbers[0]), abs(numbers[-1]))) if column.dtype.kind == "f" else 0
     count = 1 + int((np.diff(numbers) > noise).sum())
     left = len(np.unique(numbers.astype(np.float64).astype(np.float32)))
     if left < min(FEW, count / 2):
-        raise FedblendError(
-            f"data.features: column '{legible(column.name)}' has {count} different numbers, such as {numbers[0]}, of "
-            f"which float32 keeps {left} apart; subtract an offset, such as the smallest, or make it text if it is a "
-            "code"
-        )
+        found = f"has {count} different numbers, such as {numbers[0]}, of which float32 keeps {left} apart"
+        raise _unfit(column.name, found, "subtract an offset, such as the smallest, or make it text if it is a code")
 
 
 def _require_categories(name: str, cells: pd.Series[Any]) -> None:
@@ -439,29 +408,21 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
     import pandas as pd
 
     if pd.api.types.infer_dtype(cells) == "mixed":
-        raise FedblendError(
-            f"data.features: column '{legible(name)}' holds neither numbers nor text, but such as "
-            f"{brief(cells.iloc[0])}; valid: data.features without it"
-        )
+        raise _unfit(name, f"holds neither numbers nor text, but such as {brief(cells.iloc[0])}")
     counts = cells.astype(str).value_counts(sort=False)
     words = counts.index.to_series()
     texts = counts[(numbers := pd.to_numeric(words, errors="coerce")).isna()]
+    such = f"such as {brief(texts.index[0])}" if len(texts) else ""
     is_stray = texts.sum() <= STRAY * len(cells) or len(texts) <= MARKS
     if numbers.nunique() > MAX_CODES and len(texts) and is_stray:
-        raise FedblendError(
-            f"data.features: column '{legible(name)}' holds numbers, but {texts.sum()} of {len(cells)} cells are text, "
-            f"such as {brief(texts.index[0])}; write numbers, or empty cells and data.missing = 'mean'"
-        )
+        found = f"holds numbers, but {texts.sum()} of {len(cells)} cells are text, {such}"
+        raise _unfit(name, found, "write numbers, or empty cells and data.missing = 'mean'")
     if len(texts) and pd.to_numeric(words.str.replace("[,%]", "", regex=True), errors="coerce").notna().all():
-        raise FedblendError(
-            f"data.features: column '{legible(name)}' holds numbers with commas or percent signs, such as "
-            f"{brief(texts.index[0])}; write digits and decimal points only"
-        )
+        found = f"holds numbers with commas or percent signs, {such}"
+        raise _unfit(name, found, "write digits and decimal points only")
     if len(words) > max(MAX_CODES, OWN_TEXTS * len(cells)):
-        raise FedblendError(
-            f"data.features: column '{legible(name)}' has {len(words)} different texts in {len(cells)} rows, such "
-            f"as {brief(words.iloc[0])}: it names rows; valid: data.features without it"
-        )
+        found = f"has {len(words)} different texts in {len(cells)} rows, such as {brief(words.iloc[0])}"
+        raise _unfit(name, f"{found}: it names rows")
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
@@ -498,8 +459,7 @@ def guesses(frame: pd.DataFrame, form: Mapping[str, Any]) -> list[str]:
         known = form["categories"].get(name)
         if empty := int(frame[name].isna().sum()):
             instead = "the training mean" if known is None else "none of its texts"
-            rows = "row" if empty == 1 else "rows"
-            lines.append(f"column '{legible(name)}' is empty in {empty} {rows}, taken as {instead}")
+            lines.append(f"column '{legible(name)}' is empty in {_rows(empty)}, taken as {instead}")
         if known is not None and (strange := sorted(set.difference(*map(set, _of_form(frame[name], known))) - {None})):
             texts = listed([f"'{legible(text)}'" for text in strange])
             lines.append(f"column '{legible(name)}' holds {texts}, of which the training data had none")

@@ -59,9 +59,7 @@ def from_torch(
     if isinstance(train, Mapping) and clients is not None:
         raise FedblendError("clients: not valid beside a data set for each client; its keys are the clients")
     if (test is not None and isinstance(test, Mapping) != isinstance(train, Mapping)) or (test and clients is not None):
-        raise FedblendError(
-            "test: not of the form of train; valid: a data set for each client in both, or clients in none"
-        )
+        raise FedblendError("test: not of the form of train; valid: a data set for each client in both, or in none")
     halves = [_half(train, clients), *([] if test is None else [_half(test, None)])]
     arrays: dict[str, Any] = {
         "x": _as_pixels(_join("x", "train and test", [half[0] for half in halves])),
@@ -114,10 +112,8 @@ def _half(
     if not given:
         raise FedblendError("from_torch: there are no clients; give a data set for each")
     if "train" in given and {*given} <= {name for names in HALVES for name in names}:
-        raise FedblendError(
-            f"from_torch: the keys {listed(list(given))} are halves, not clients; valid: a data set for each client by "
-            'name, or one half, such as from_torch(data["train"], path, test=data["test"])'
-        )
+        valid = 'a data set for each client, or from_torch(data["train"], path, test=data["test"])'
+        raise FedblendError(f"from_torch: the keys {listed(list(given))} are halves, not clients; valid: {valid}")
     pairs = [_stack(samples, f"client {name}") for name, samples in given.items()]
     owner = np.repeat([str(name) for name in given], [len(y) for _, y in pairs])
     x, y = (_join(name, "clients", [pair[i] for pair in pairs]) for i, name in enumerate("xy"))
@@ -139,14 +135,11 @@ def _owners(clients: Sequence[Any]) -> np.ndarray:
 
 def _join(name: str, owners: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """One array of all. Raises :class:`FedblendError` for samples of several shapes or kinds of type."""
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) > 1:
-        raise FedblendError(
-            f"from_torch: {name} of {owners}: samples of shapes {sorted(map(list, shapes))}; valid: one shape"
-        )
-    kinds = {kind_of(array) for array in arrays}
-    if len(kinds) > 1:
-        raise FedblendError(f"from_torch: {name} of {owners}: both {' and '.join(sorted(kinds))}; valid: one kind")
+    where = f"from_torch: {name} of {owners}"
+    if len(shapes := {array.shape[1:] for array in arrays}) > 1:
+        raise FedblendError(f"{where}: samples of shapes {sorted(map(list, shapes))}; valid: one shape")
+    if len(kinds := {kind_of(array) for array in arrays}) > 1:
+        raise FedblendError(f"{where}: both {' and '.join(sorted(kinds))}; valid: one kind")
     return np.concatenate(arrays)
 
 
@@ -175,10 +168,9 @@ def _pair(sample: Any) -> tuple[Any, Any]:
         if len(x) == len(y) == 1:
             return sample[x[0]], sample[y[0]]
         inputs, targets = (", ".join(names) for names in FIELDS.values())
-        raise ValueError(
-            f"a sample has the fields {listed(list(sample))}, of which not exactly one is an input ({inputs}) and one "
-            f"a target ({targets}); choose them: [(one[INPUT], one[TARGET]) for one in DATA_SET]"
-        )
+        found = f"of which not exactly one is an input ({inputs}) and one a target ({targets})"
+        remedy = "choose them: [(one[INPUT], one[TARGET]) for one in DATA_SET]"
+        raise ValueError(f"a sample has the fields {listed(list(sample))}, {found}; {remedy}")
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         entries = f" of {len(sample)} entries" if isinstance(sample, tuple | list) else ""
         raise ValueError(f"a sample is a {type(sample).__name__}{entries}")

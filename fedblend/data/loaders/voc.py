@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.parsers.expat import ParserCreate
 
 import numpy as np
-import torch
 
-from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.files import DataFiles, TestShare, check, draw_test_half, read_image, regular_file
+from fedblend.data.loaders.files import DataFiles, TestShare, by_half, draw_test_half, made, read_image, regular_file
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -36,14 +34,11 @@ FILES = DataFiles(
 )
 
 
-@dataclass(frozen=True)
-class AnnotatedObject:
-    """An object of an image."""
+class Object(NamedTuple):
+    """An object of an image: its class, 0 to 19, and (left, top, right, bottom) in pixels from 0, the last two out."""
 
     label: int
-    """Its class, 0 to 19."""
     box: tuple[int, int, int, int]
-    """(left, top, right, bottom) in pixels from 0; right and bottom are outside."""
 
 
 @part("dataset", "voc2007")
@@ -77,13 +72,11 @@ class Voc2007:
         digest = hashlib.sha256()
         halves = [self._objects(root, names, digest) for names in (train, test)]
         count = len(train) + len(test)
-        facts: dict[str, Any] = {
-            "source": "Everingham et al. 2010: PASCAL VOC 2007 (images of flickr, research use)",
-            "files": {f"{count} pictures and annotations, names and contents": digest.hexdigest()},
-            "notes": f"{len(halves[0])} objects of {len(train)} pictures to train, {len(halves[1])} of {len(test)} to "
-            f"test on; {rule}",
-        }
-        return check(Dataset("voc2007", "image", halves[0], halves[1], CLASSES, facts=facts))
+        files = {f"{count} pictures and annotations, names and contents": digest.hexdigest()}
+        objects, held_out = (len(y) for _, y in halves)
+        notes = f"{objects} objects of {len(train)} pictures to train, {held_out} of {len(test)} to test on; {rule}"
+        source = "Everingham et al. 2010: PASCAL VOC 2007 (images of flickr, research use)"
+        return made("voc2007", "image", halves, CLASSES, (source, files, notes))
 
     def _lists(self, folder: Path) -> tuple[list[str], list[str], str]:
         """The names of the images of both halves, and the rule of the split."""
@@ -97,11 +90,11 @@ class Voc2007:
         if len(names) < 2:
             raise FedblendError(f"{folder}: its lists name {len(names)} images; at least two are needed")
         test = draw_test_half(np.zeros(len(names)), self.test_share, "voc2007")
-        train = [name for name, is_test in zip(names, test, strict=True) if not is_test]
-        held_out = [name for name, is_test in zip(names, test, strict=True) if is_test]
-        return train, held_out, f"test: {self.test_share:g} of the pictures of one list, drawn by name"
+        ((train,), (held_out,)) = by_half(test, np.array(names))
+        rule = f"test: {self.test_share:g} of the pictures of one list, drawn by name"
+        return train.tolist(), held_out.tolist(), rule
 
-    def _objects(self, root: Path, names: list[str], digest: hashlib._Hash) -> Samples:
+    def _objects(self, root: Path, names: list[str], digest: hashlib._Hash) -> tuple[np.ndarray, np.ndarray]:
         """All objects of these images; the names and bytes of their files are added to ``digest``."""
         cut: list[np.ndarray] = []
         labels: list[int] = []
@@ -111,30 +104,26 @@ class Voc2007:
                 if not path.is_file():
                     raise FedblendError(f"{path}: is missing, but the lists in ImageSets/Main name '{name}'")
                 digest.update(path.name.encode() + b"\0" + regular_file(path).read_bytes())
-            objects = [one for one in read_objects(paths[0], self.difficult) if self._is_large_enough(one)]
+            objects = read_objects(paths[0], self.difficult)
+            sides = [min(right - left, bottom - top) for _, (left, top, right, bottom) in objects]
+            objects = [one for one, side in zip(objects, sides, strict=True) if side >= self.min_side]
             cut += self._cut_out(paths[1], objects)
-            labels += [one.label for one in objects]
+            labels += [label for label, _ in objects]
         x = np.stack(cut).transpose(0, 3, 1, 2) if cut else np.empty((0, 3, self.size, self.size), np.uint8)
-        return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.tensor(labels, dtype=torch.int64))
+        return np.ascontiguousarray(x), np.array(labels, np.int64)
 
-    def _is_large_enough(self, one: AnnotatedObject) -> bool:
-        left, top, right, bottom = one.box
-        return min(right - left, bottom - top) >= self.min_side
-
-    def _cut_out(self, path: Path, objects: list[AnnotatedObject]) -> list[np.ndarray]:
+    def _cut_out(self, path: Path, objects: list[Object]) -> list[np.ndarray]:
         """The objects of one image, each uint8 [size, size, 3]."""
         from PIL import Image
 
         # Boxes count in the pixels as they are stored.
         image = read_image(path, FORMATS, "RGB", "download it again", upright=False)
-        for one in objects:
-            if one.box[2] > image.width or one.box[3] > image.height:
-                raise FedblendError(
-                    f"{path}: has {image.width} x {image.height} pixels, but its annotation has a "
-                    f"{CLASSES[one.label]} up to {one.box[2]} x {one.box[3]}; is it another image?"
-                )
+        for label, (_, _, right, bottom) in objects:
+            if right > image.width or bottom > image.height:
+                found = f"its annotation has a {CLASSES[label]} up to {right} x {bottom}"
+                raise FedblendError(f"{path}: has {image.width} x {image.height} pixels, but {found}; another image?")
         size, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
-        return [np.asarray(image.resize(size, bilinear, box=one.box)) for one in objects]
+        return [np.asarray(image.resize(size, bilinear, box=box)) for _, box in objects]
 
 
 def _names(path: Path) -> list[str]:
@@ -149,31 +138,25 @@ def _names(path: Path) -> list[str]:
     return names
 
 
-def read_objects(path: Path, difficult: bool) -> list[AnnotatedObject]:
+def read_objects(path: Path, difficult: bool) -> list[Object]:
     """Read the objects of an annotation, with ``difficult`` also those marked as difficult.
 
     VOC counts the pixels of a box from 1 and includes both ends. Raises :class:`FedblendError` with the file if it is
     no annotation of VOC.
     """
     raw = regular_file(path).read_bytes()
-    try:
-        if _has_document_type(raw):
-            raise FedblendError(
-                f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read"
-            )
-        root = ElementTree.fromstring(raw)
-    except FedblendError:
-        raise
     # The file may name an unknown encoding, or the codec of any installed package, which raises what it likes.
+    try:
+        refused = _has_document_type(raw)
+        root = ElementTree.Element("none") if refused else ElementTree.fromstring(raw)
     except Exception as error:
         raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); download it again") from None
+    if refused:
+        raise FedblendError(f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read")
     if root.findtext("filename", "").strip() != f"{path.stem}.jpg":
         raise FedblendError(f"{path}: describes the image '{root.findtext('filename', '')}', not {path.stem}.jpg")
-    found = []
-    for one in root.findall("object"):
-        if difficult or one.findtext("difficult", "0").strip() != "1":
-            found.append(_parse_object(one, path))
-    return found
+    objects = [one for one in root.findall("object") if difficult or one.findtext("difficult", "0").strip() != "1"]
+    return [_parse_object(one, path) for one in objects]
 
 
 def _has_document_type(raw: bytes) -> bool:
@@ -199,7 +182,7 @@ class _DocumentType(Exception):
     """The parser reached a document type."""
 
 
-def _parse_object(one: ElementTree.Element, path: Path) -> AnnotatedObject:
+def _parse_object(one: ElementTree.Element, path: Path) -> Object:
     name = one.findtext("name", "").strip()
     if name not in CLASSES:
         raise FedblendError(f"{path}: holds an object of the class '{name}'; valid: {', '.join(CLASSES)}")
@@ -211,4 +194,4 @@ def _parse_object(one: ElementTree.Element, path: Path) -> AnnotatedObject:
         raise FedblendError(f"{path}: the box of a {name} is {words}; four numbers are expected") from None
     if not (1 <= left <= right and 1 <= top <= bottom):
         raise FedblendError(f"{path}: the box of a {name} is {words}; from 1 up, and each maximum at least its minimum")
-    return AnnotatedObject(CLASSES.index(name), (left - 1, top - 1, right, bottom))
+    return Object(CLASSES.index(name), (left - 1, top - 1, right, bottom))

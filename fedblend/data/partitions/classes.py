@@ -8,7 +8,14 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import deal, even_sizes, require_classes, require_clients, stable_order
+from fedblend.data.partitions.deal import (
+    deal,
+    even_sizes,
+    require_classes,
+    require_clients,
+    require_supply,
+    stable_order,
+)
 
 
 @part("partition", "classes")
@@ -27,10 +34,8 @@ class Classes:
     """Classes of each client."""
     samples: Count | None = None
     """Samples of each client, evenly of its classes; by default each class is divided among its clients."""
-
     random: bool = False
-    """Draw each client's classes independently of the other clients; if false, all classes have equally many clients.
-    """
+    """Draw each client's classes independently of the others; if false, all classes have equally many clients."""
 
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal the samples to clients. Raises :class:`FedblendError` if a class has too few samples or classes."""
@@ -40,14 +45,11 @@ class Classes:
         present = np.flatnonzero(supply)
         each = self.classes_per_client
         if each > len(present):
-            raise FedblendError(
-                f"partition.classes_per_client: {each} is more than the {len(present)} classes of the "
-                f"training half; valid: 1 to {len(present)}"
-            )
+            found = f"{each} is more than the {len(present)} classes of the training half"
+            raise FedblendError(f"partition.classes_per_client: {found}; valid: 1 to {len(present)}")
         if self.samples is not None and self.samples < each:
-            raise FedblendError(
-                f"partition.samples: {self.samples} samples cannot be of {each} classes; valid: {each} or more"
-            )
+            found = f"{self.samples} samples cannot be of {each} classes"
+            raise FedblendError(f"partition.samples: {found}; valid: {each} or more")
         rng = stream(seed, "partition")
         if self.random:
             every = np.broadcast_to(np.arange(len(present)), (self.clients, len(present)))
@@ -57,29 +59,19 @@ class Classes:
         label = present[drawn].ravel()
         client = np.repeat(np.arange(self.clients), each)
         if self.samples is None:
-            count = _even_shares(label, supply)
+            count = _even_shares(label, labels)
         else:
             count = np.tile(even_sizes(self.samples, each), self.clients)
-            self._require_enough(label, count, supply)
+            clients = np.bincount(label, minlength=len(supply))
+            most = int((supply[clients > 0] // clients[clients > 0]).min()) * each
+            # In float64, as the sum may be beyond int64.
+            wanted = np.bincount(label, weights=count, minlength=len(supply))
+            valid = f"valid: up to {most:,} samples a client" if most else "valid: fewer clients"
+            require_supply(labels, wanted, f"partition.samples: {self.samples:,} a client", valid)
         population = deal(labels, client, label, count, self.clients, rng)
-        unused = np.setdiff1d(present, label)
-        if len(unused):
+        if len(unused := np.setdiff1d(present, label)):
             population.notes["classes_unheld"] = unused.tolist()
         return population
-
-    def _require_enough(self, label: np.ndarray, count: np.ndarray, supply: np.ndarray) -> None:
-        """Raise :class:`FedblendError` if a class has fewer samples than its clients need."""
-        # In float64, as the sum may be beyond int64.
-        wanted = np.bincount(label, weights=count, minlength=len(supply))
-        if (wanted > supply).any():
-            c = int(np.argmax(wanted - supply))
-            clients = np.bincount(label, minlength=len(supply))
-            most = int((supply[clients > 0] // clients[clients > 0]).min()) * self.classes_per_client
-            valid = f"up to {most:,} samples a client" if most else "fewer clients"
-            raise FedblendError(
-                f"partition.samples: {self.samples:,} samples a client need {wanted[c]:,.0f} of class {c} "
-                f"({clients[c]:,} clients), which has {supply[c]:,}; valid: {valid}"
-            )
 
 
 def draw_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> np.ndarray:
@@ -99,16 +91,10 @@ def draw_classes(clients: int, each: int, classes: int, rng: np.random.Generator
     return np.concatenate([full, rng.permutation(classes)[turn]])
 
 
-def _even_shares(label: np.ndarray, supply: np.ndarray) -> np.ndarray:
+def _even_shares(label: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The samples of each (client, class) pair if every class is divided evenly among its clients."""
-    clients = np.bincount(label, minlength=len(supply))
-    short = np.flatnonzero(clients > supply)
-    if len(short):
-        c = short[0]
-        raise FedblendError(
-            f"partition.clients: {clients[c]:,} clients need class {c}, which has {supply[c]:,} "
-            "samples; take fewer clients or fewer classes a client"
-        )
+    supply, clients = (np.bincount(of, minlength=int(labels.max()) + 1) for of in (labels, label))
+    require_supply(labels, clients, "partition.clients", "take fewer clients or fewer classes a client")
     order = stable_order(label)
     grouped = label[order]
     rank = np.empty(len(label), np.int64)

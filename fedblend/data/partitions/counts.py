@@ -27,13 +27,8 @@ class Counts:
             raise FedblendError("partition.counts: is empty; give one row of counts for each client")
         for k, row in enumerate(self.counts):
             if len(row) != classes or min(row) < 0:
-                raise FedblendError(
-                    f"partition.counts: row {k} is {brief(row)}; valid: {classes} numbers from 0 up, one for each class"
-                )
-            if max(row) > len(labels):
-                raise FedblendError(
-                    f"partition.counts: row {k} has {max(row):,}, more than the {len(labels):,} samples; take fewer"
-                )
+                valid = f"{classes} numbers from 0 up, one for each class"
+                raise FedblendError(f"partition.counts: row {k} is {brief(row)}; valid: {valid}")
         return _deal(np.array(self.counts, np.int64), labels, seed, "partition.counts")
 
 
@@ -61,24 +56,19 @@ class Mix2FldSplit:
         """Deal the samples to clients. Raises :class:`FedblendError` if there are too few, or for uneven counts."""
         require_classes(classes, "mix2fld")
         require_clients(self.clients, len(labels))
-        if self.samples > len(labels):
-            raise FedblendError(
-                f"partition.samples: {self.samples:,} is more than the {len(labels):,} samples; "
-                f"valid: 1 to {len(labels):,}"
-            )
         scarce = self.scarce_labels if self.form == "non-iid" else 0
         rest, plentiful = self.samples - scarce * self.scarce_samples, classes - scarce
         if plentiful < 1 or self.scarce_samples < 0:
+            found = f"{scarce} of {self.scarce_samples} samples"
             raise FedblendError(
-                f"partition.scarce_labels: {scarce} of {self.scarce_samples} samples; valid: 1 to "
-                f"{classes - 1} labels of 0 samples or more"
+                f"partition.scarce_labels: {found}; valid: 1 to {classes - 1} labels of 0 samples or more"
             )
         if rest < 0 or rest % plentiful:
-            near = scarce * self.scarce_samples + max(round(rest / plentiful), 1) * plentiful
-            raise FedblendError(
-                f"partition.samples: {self.samples} do not leave equally many of {plentiful} labels; "
-                f"valid: {scarce * self.scarce_samples} and any multiple of {plentiful} more, such as {near}"
-            )
+            least = scarce * self.scarce_samples
+            near = least + max(round(rest / plentiful), 1) * plentiful
+            found = f"{self.samples} do not leave equally many of {plentiful} labels"
+            valid = f"{least} and any multiple of {plentiful} more, such as {near}"
+            raise FedblendError(f"partition.samples: {found}; valid: {valid}")
         counts = np.full((self.clients, classes), rest // plentiful)
         rng = stream(seed, "partition")
         drawn = rng.permuted(np.broadcast_to(np.arange(classes), counts.shape), axis=1)[:, :scarce]
@@ -107,11 +97,6 @@ class XorMixFlSplit:
         """Deal the samples to clients. Raises :class:`FedblendError` for unknown labels, or too few samples."""
         require_classes(classes, "xormixfl")
         require_clients(self.clients, len(labels))
-        if max(self.samples, self.target_samples) > len(labels):
-            raise FedblendError(
-                f"partition.samples: {max(self.samples, self.target_samples):,} samples of a label are more than the "
-                f"{len(labels):,} of all; take fewer samples a client"
-            )
         if not self.targets or min(self.targets) < 0 or max(self.targets) >= classes:
             raise FedblendError(f"partition.targets: {list(self.targets)} is not valid: labels from 0 to {classes - 1}")
         if self.target_samples < 0:
@@ -125,5 +110,5 @@ def _deal(
     counts: np.ndarray, labels: np.ndarray, seed: int, field: str, rng: np.random.Generator | None = None
 ) -> Population:
     """Deal samples by counts [clients, classes]. Raises :class:`FedblendError` if there are too few."""
-    require_supply(labels, counts.sum(0), field, "take fewer clients or fewer samples a client")
+    require_supply(labels, counts.sum(0, dtype=np.float64), field, "take fewer clients or fewer samples a client")
     return deal_counts(labels, counts, rng or stream(seed, "partition"))

@@ -11,10 +11,9 @@ from fedblend.core.errors import FedblendError
 def require_classes(classes: int, name: str) -> None:
     """Raise :class:`FedblendError` if the data set has no classes."""
     if classes < 1:
-        raise FedblendError(
-            f"partition '{name}': needs classes, but these targets are numbers or several labels; "
-            "valid: iid, natural, lognormal without alpha"
-        )
+        found = "these targets are numbers or several labels"
+        valid = "iid, natural, lognormal without alpha"
+        raise FedblendError(f"partition '{name}': needs classes, but {found}; valid: {valid}")
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
@@ -28,8 +27,13 @@ def even_sizes(total: int, parts: int) -> np.ndarray:
 
 def split_by_sizes(order: np.ndarray, sizes: np.ndarray) -> Population:
     """Give client k the next ``sizes[k]`` entries of ``order``; the remaining entries go to no client."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    offsets = offsets_of(sizes)
     return Population(order[: offsets[-1]].astype(np.int64, copy=False), offsets)
+
+
+def offsets_of(sizes: np.ndarray) -> np.ndarray:
+    """Where each client's samples begin, and where the last one's end, int64 [clients + 1]."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def deal_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Population:
@@ -42,12 +46,7 @@ def deal_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 
 
 def deal(
-    labels: np.ndarray,
-    client: np.ndarray,
-    label: np.ndarray,
-    count: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
+    labels: np.ndarray, client: np.ndarray, label: np.ndarray, count: np.ndarray, clients: int, rng: np.random.Generator
 ) -> Population:
     """Give ``client[i]`` ``count[i]`` samples of class ``label[i]``, for all i together; no sample occurs twice."""
     sizes = np.bincount(client, weights=count, minlength=clients).astype(np.int64)
@@ -79,12 +78,10 @@ def stable_order(numbers: np.ndarray) -> np.ndarray:
 
 
 def require_supply(labels: np.ndarray, wanted: np.ndarray, field: str, remedy: str) -> None:
-    """Raise :class:`FedblendError` if a class has fewer samples than ``wanted`` int [classes]."""
+    """Raise :class:`FedblendError` if a class has fewer samples than ``wanted`` [classes]; floats, as for huge sums."""
     supply = np.bincount(labels, minlength=len(wanted))
-    short = np.flatnonzero(wanted > supply)
-    if len(short):
-        c = short[0]
-        raise FedblendError(f"{field}: needs {wanted[c]:,} samples of class {c}, which has {supply[c]:,}; {remedy}")
+    for c in np.flatnonzero(wanted > supply):
+        raise FedblendError(f"{field}: needs {wanted[c]:,.0f} samples of class {c}, which has {supply[c]:,}; {remedy}")
 
 
 MU, SIGMA, BIAS = 1.0, 2.0, 10.0
@@ -148,18 +145,13 @@ def lognormal_sizes(
         return apportion(draws, total, at_least)
     sizes = np.maximum(np.rint(draws), at_least)
     if sizes.sum() > total:
-        raise FedblendError(
-            f"partition.sizes: 'literal' draws for {clients:,} clients need {sizes.sum():,.0f} samples, "
-            f"but there are {total:,}; valid: 'lognormal-share', or fewer clients"
-        )
+        needed = f"'literal' draws for {clients:,} clients need {sizes.sum():,.0f} samples, but there are {total:,}"
+        raise FedblendError(f"partition.sizes: {needed}; valid: 'lognormal-share', or fewer clients")
     return sizes.astype(np.int64)
 
 
 def require_clients(clients: int, total: int, min_samples: int = 1) -> None:
     """Raise :class:`FedblendError` unless ``total`` samples are enough for ``min_samples`` at each client."""
     if clients * min_samples > total:
-        most = total // max(min_samples, 1)
-        raise FedblendError(
-            f"partition.clients: {clients:,} clients of at least {min_samples:,} samples need "
-            f"{clients * min_samples:,}, but there are {total:,}; valid: up to {most:,} clients"
-        )
+        needed = f"{clients:,} clients of {min_samples:,} samples or more, but there are {total:,} samples"
+        raise FedblendError(f"partition.clients: {needed}; valid: 1 to {total // max(min_samples, 1):,} clients")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedblend.core.dataset import Population
-from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
-from fedblend.data.partitions.deal import even_sizes, split_by_sizes
+from fedblend.data.partitions.deal import even_sizes, require_clients, split_by_sizes
 
 
 @part("partition", "iid")
@@ -23,14 +22,6 @@ class Iid:
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Deal ``len(labels)`` samples to clients. Raises :class:`FedblendError` if there are too few."""
         n = len(labels)
-        if self.clients > n:
-            raise FedblendError(
-                f"partition.clients: {self.clients:,} is more than the {n:,} samples; valid: 1 to {n:,}"
-            )
-        if self.samples and self.samples * self.clients > n:
-            raise FedblendError(
-                f"partition.samples: {self.clients:,} clients of {self.samples:,} samples need "
-                f"{self.samples * self.clients:,}, but there are {n:,}; valid: 1 to {n // self.clients:,}"
-            )
+        require_clients(self.clients, n, self.samples or 1)
         sizes = np.full(self.clients, self.samples) if self.samples else even_sizes(n, self.clients)
         return split_by_sizes(stream(seed, "partition").permutation(n), sizes)

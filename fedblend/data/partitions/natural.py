@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedblend.core.dataset import Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import Count, part
+from fedblend.data.partitions.deal import split_by_sizes
 
 
 @part("partition", "natural")
@@ -31,18 +33,18 @@ class Natural:
     def split(self, labels: np.ndarray, classes: int, seed: int, natural: np.ndarray | None) -> Population:
         """Group the samples by ``natural``, int64 [n]. Raises :class:`FedblendError` if that is ``None``."""
         if natural is None:
+            remedy = "(a table: data.client; a folder: data.clients; an .npz file: the array 'client')"
             raise FedblendError(
-                "partition 'natural': the data set has no clients; name them (a table: data.client; a folder: "
-                "data.clients; an .npz file: the array 'client'), or choose another partition"
+                f"partition 'natural': the data set has no clients; name them {remedy}, or choose another partition"
             )
         ids, sizes = np.unique(natural, return_counts=True)
         ids = ids[sizes >= self.min_samples]
         wanted = len(ids) if self.clients is None else self.clients
         if wanted > len(ids) or not len(ids):
             largest = f"; the largest has {sizes.max():,}" if not len(ids) else ""
+            found = f"{len(ids):,} have min_samples = {self.min_samples:,} training samples or more{largest}"
             raise FedblendError(
-                f"partition.clients: {wanted:,} clients are needed, but {len(ids):,} have min_samples = "
-                f"{self.min_samples:,} training samples or more{largest}; valid: 1 to {len(ids):,}"
+                f"partition.clients: {wanted:,} clients are needed, but {found}; valid: 1 to {len(ids):,}"
             )
         if self.choose == "random":
             ids = np.sort(stream(seed, "partition").permutation(ids)[:wanted])
@@ -50,6 +52,5 @@ class Natural:
         position = np.searchsorted(ids, natural).clip(max=len(ids) - 1)
         rows = np.flatnonzero(ids[position] == natural)
         owner = position[rows]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=wanted))])
-        order = rows[np.argsort(owner, kind="stable")]
-        return Population(order.astype(np.int64), offsets.astype(np.int64), natural=ids.astype(np.int64))
+        population = split_by_sizes(rows[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=wanted))
+        return replace(population, natural=ids.astype(np.int64))

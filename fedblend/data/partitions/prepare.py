@@ -9,6 +9,7 @@ import numpy as np
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
+from fedblend.data.partitions.deal import offsets_of
 
 MOST_NAMED = 100
 """Empty clients that the notes name; more are only counted."""
@@ -50,29 +51,18 @@ def prepare(
         order, offsets, _, _ = _divide(order, offsets, kept, stream(seed, "fraction"))
         notes["fraction"] = fraction
     sizes = np.diff(offsets)
-    order, offsets, held_order, held_offsets = _reserve(order, offsets, sizes, holdout, stream(seed, "holdout"))
-    if holdout:
-        notes["holdout"] = holdout
-    order, offsets, validation_order, validation_offsets = _reserve(
+    order, offsets, held, held_offsets = _reserve(order, offsets, sizes, holdout, stream(seed, "holdout"))
+    order, offsets, validated, validated_offsets = _reserve(
         order, offsets, sizes, validation, stream(seed, "validation")
     )
-    if validation:
-        notes["validation at clients"] = validation
+    notes |= {"holdout": holdout} if holdout else {}
+    notes |= {"validation at clients": validation} if validation else {}
     if arrives:
         order = order[_random_places(offsets, stream(seed, "arrival-order"))]
     if len(empty := np.flatnonzero(np.diff(offsets) == 0)):
         notes |= {"empty": len(empty), "empty_clients": empty[:MOST_NAMED].tolist()}
-    return Population(
-        order,
-        offsets,
-        held_order,
-        held_offsets,
-        population.natural,
-        validation_order,
-        validation_offsets,
-        kept_by_server,
-        notes,
-    )
+    own, checked = (held, held_offsets, population.natural), (validated, validated_offsets)
+    return Population(order, offsets, *own, *checked, kept_by_server, notes)
 
 
 def _require_shares(fraction: float, holdout: float, validation: float, server_validation: float) -> None:
@@ -93,10 +83,9 @@ def _split(partition: Any, data: Dataset, rows: np.ndarray, seed: int) -> Popula
     of_data = data.train.client if data.train.client is None else data.train.client[rows]
     population = partition.split(labels, len(data.classes), seed, of_data)
     if not isinstance(population, Population):
-        raise FedblendError(
-            f"partition {type(partition).__name__}: split must return a Population, not a {type(population).__name__}; "
-            "Population.of makes one from an array of indices for each client"
-        )
+        found = f"split must return a Population, not a {type(population).__name__}"
+        remedy = "Population.of makes one from an array of indices for each client"
+        raise FedblendError(f"partition {type(partition).__name__}: {found}; {remedy}")
     _require_valid(population, len(rows), type(partition).__name__)
     return population
 
@@ -146,11 +135,7 @@ def _divide(
     # Both parts keep the stored order of the samples.
     chosen = np.zeros(len(order), bool)
     chosen[shuffled[first]] = True
-
-    def starts(counts: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-    return order[chosen], starts(kept), order[~chosen], starts(sizes - kept)
+    return order[chosen], offsets_of(kept), order[~chosen], offsets_of(sizes - kept)
 
 
 def _random_places(offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -163,14 +148,9 @@ def _random_places(offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _require_valid(population: Population, n: int, name: str) -> None:
     """Raise :class:`FedblendError` unless every index is a sample of the training half and occurs once."""
     order = population.order
-    if len(order) and (order.min() < 0 or order.max() >= n):
-        bad = order[(order < 0) | (order >= n)][0]
+    for bad in order[(order < 0) | (order >= n)]:
         raise FedblendError(f"partition {name}: gives sample {bad}; valid: 0 to {n - 1}")
-    used = np.zeros(n, bool)
-    used[order] = True
-    if np.count_nonzero(used) < len(order):
-        times = np.bincount(order, minlength=n)
-        twice = int(times.argmax())
-        raise FedblendError(
-            f"partition {name}: gives sample {twice} {times[twice]} times; each belongs to one client at most"
-        )
+    times = np.bincount(order, minlength=n)
+    for twice in np.flatnonzero(times > 1):
+        found = f"gives sample {twice} {times[twice]} times"
+        raise FedblendError(f"partition {name}: {found}; each belongs to one client at most")

@@ -16,11 +16,11 @@ from torch import nn
 
 from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.random import stream
-from fedblend.core.registry import dump
 from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.core.trees import digest_of
 from fedblend.core.upload import fault_of, form_fault
+from fedblend.experiment.parts import dump
 from fedblend.flower.app.inputs import Inputs, is_number
 from fedblend.flower.app.supported import supported_method
 from fedblend.flower.messages import SHARE_QUERY, attach, detach, fault_of_number, from_record, to_record

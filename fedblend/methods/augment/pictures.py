@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.registry import Count, Fraction, Part, part
+from fedblend.core.part import Part
+from fedblend.core.registry import Count, Fraction, part
 
 
 class Augmentation(Part):

@@ -6,10 +6,6 @@ import numpy as np
 
 from fedblend.core.channel import Channel, Sent
 from fedblend.core.registry import part
-from fedblend.methods.channels.link import Link
-from fedblend.methods.channels.wireless import Wireless
-
-__all__ = ["Channel", "Ideal", "Link", "Sent", "Wireless"]
 
 
 @part("channel", "ideal")

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, Scale, StepPlan, Tensors, WithBase, with_bases
 from fedblend.core.registry import Count, Float, NonNegative, Positive, part
-from fedblend.methods.augment import augmix
-from fedblend.methods.augment.augmix import VIEWS, draw_augmix
+from fedblend.methods.augment.augmix import VIEWS, augmix, draw_augmix
 from fedblend.methods.objectives.output_cache import OutputCache
 
 LEAST_SHARE = 1e-7

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from fedblend.core.protection import Mechanism, Protection, ReleaseContext
+from fedblend.core.protection import Protection
 from fedblend.core.registry import part
-from fedblend.methods.protections.noise import ClipAndNoise
-from fedblend.methods.protections.prune import Prune
-
-__all__ = ["ClipAndNoise", "Mechanism", "NoProtection", "Protection", "Prune", "ReleaseContext"]
 
 
 @part("protection", "none")

@@ -1,41 +1,7 @@
-"""Sharings: data that clients share before training. Importing this package registers them all."""
+"""Sharings: data that clients share before training."""
 
 from fedblend.core.registry import part
-from fedblend.core.sharing import ClientData, Payload, Pool, Sharing, SharingPlan
-from fedblend.methods.sharing.channel_statistics import ChannelStatistics
-from fedblend.methods.sharing.class_noise import ClassNoise
-from fedblend.methods.sharing.feature_statistics import FeatureStatistics
-from fedblend.methods.sharing.features import Features
-from fedblend.methods.sharing.matched_samples import MatchedSamples
-from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
-from fedblend.methods.sharing.secure_means import SecureMeans
-from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
-from fedblend.methods.sharing.xor_seeds import BaseSamples, MixedTargetSeeds, XorSeeds
-
-__all__ = [
-    "BaseSamples",
-    "ChannelStatistics",
-    "ClassNoise",
-    "ClientData",
-    "FeatureStatistics",
-    "Features",
-    "HiddenMeans",
-    "LocalMeans",
-    "MatchedSamples",
-    "MixedSeeds",
-    "MixedTargetSeeds",
-    "NoSharing",
-    "Noise",
-    "Payload",
-    "Pool",
-    "Raw",
-    "RawSeeds",
-    "SecureMeans",
-    "SharedMeans",
-    "Sharing",
-    "SharingPlan",
-    "XorSeeds",
-]
+from fedblend.core.sharing import ClientData, Payload, Sharing, SharingPlan
 
 
 @part("sharing", "none")

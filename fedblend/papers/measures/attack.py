@@ -24,8 +24,6 @@ class AttackFigure(Measure):
     figure: Literal["mse", "psnr", "ssim", "cost", "picture"] = "mse"
     """Mean squared error on normalised data, PSNR in dB on [0, 1], SSIM in per cent, the attack's own cost, or the
     picture."""
-    attack: Literal["invgrad", "dlg", "idlg"] = "invgrad"
-    """The attack."""
     clients: Count = 100
     """Clients that are attacked."""
     images: Count = 4
@@ -34,24 +32,21 @@ class AttackFigure(Measure):
     """Steps on these images."""
     iterations: Count = 2500
     """Iterations of the attack."""
-    attacker: Literal["guesses", "plain", "knows"] = "plain"
-    """The attacker's knowledge of the objective (``fedblend attack``); papers assume ``plain``, cross-entropy alone."""
 
     def measured(self, cell: CellRun) -> float | str:
         """In the figure's unit."""
-        how = {
-            "attack": self.attack,
-            "images": self.images,
-            "steps": self.local_steps,
-            "iterations": self.iterations,
-            "attacker": self.attacker,
-        }
+        how = self._how()
         # The folder of single attacks does not depend on the number of clients: each client is attacked only once.
         folder = cell.work_folder("attack", how)
         found = cell.cached("attacks", {**how, "clients": self.clients}, lambda _: self._attack(cell, folder))
         if self.figure == "picture":
             return (folder / f"client{found['clients'][0]}" / "images.png").relative_to(cell.folder).as_posix()
         return float(found[self.figure]) * (100 if self.figure == "ssim" else 1)
+
+    def _how(self) -> dict[str, Any]:
+        """Options of the attack. As in the papers, the attacker assumes cross-entropy alone (``plain``)."""
+        how: dict[str, Any] = {"attack": "invgrad", "attacker": "plain"}
+        return how | {"images": self.images, "steps": self.local_steps, "iterations": self.iterations}
 
     def _attack(self, cell: CellRun, folder: Path) -> dict[str, Any]:
         import numpy as np
@@ -82,16 +77,7 @@ class AttackFigure(Measure):
 
         path = folder / "attack.json"
         if not path.is_file():
-            attack = attack_run(
-                snapshot,
-                snapshot.round,
-                client,
-                self.attack,
-                images=self.images,
-                steps=self.local_steps,
-                attacker=self.attacker,
-                iterations=self.iterations,
-            )
+            attack = attack_run(snapshot, snapshot.round, client, **self._how())
             if attack.rebuilt.stopped:
                 raise KeyboardInterrupt
             attack.write(folder)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fedblend.core.dataset import Dataset, Population
 from fedblend.experiment.config import Experiment
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.files import write_json
@@ -37,6 +38,13 @@ class CellRun:
         """The run, read from its folder."""
         assert self.run is not None
         return read(RunDirectory(self.run))
+
+    def data(self) -> tuple[Dataset, Population]:
+        """The cell's data set, and its division among clients."""
+        from fedblend.experiment.setup import split
+
+        data = self.experiment.data.load()
+        return data, split(self.experiment, data)
 
     def work_folder(self, what: str, settings: Mapping[str, Any]) -> Path:
         """The folder of a piece of work, which follows from its name and settings."""

@@ -1,13 +1,17 @@
-"""Sample privacy of what devices share, measured on the data without any training."""
+"""Sample privacy of what devices share, in numbers and as a picture, measured on the data without any training."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
 from fedblend.papers.measures.base import CellRun, Measure
+
+DEVICES = 2
+"""Devices whose samples are mixed."""
 
 
 @part("measure", "sample-privacy")
@@ -20,92 +24,87 @@ class SamplePrivacy(Measure):
     figure: Literal[
         "mixup_smallest",
         "mixup_mean",
-        "mixup_recognised",
         "mixup_scaled_smallest",
         "mixup_scaled_mean",
         "mix2up_smallest",
-        "mix2up_mean",
-        "mix2up_recognised",
         "mix2up_scaled_smallest",
         "mix2up_scaled_mean",
     ] = "mixup_smallest"
-    """Logarithm of the smallest distance, mean of the logarithms, or share of samples that are recognised.
+    """Logarithm of the smallest distance, or mean of the logarithms.
     ``scaled``: distances after all shared samples and their raw ones are scaled to a plane together."""
     samples: Count = 100
     """Samples that each device mixes, N_S."""
-    devices: Count = 2
-    """Devices whose samples are mixed."""
     repeats: Count = 10
     """Draws that are averaged."""
     trains = False
 
     def measured(self, cell: CellRun) -> float:
-        """A natural logarithm of a distance on stored values, or a share."""
-        settings = {"samples": self.samples, "devices": self.devices, "repeats": self.repeats}
+        """A natural logarithm of a distance on stored values."""
+        settings = {"samples": self.samples, "devices": DEVICES, "repeats": self.repeats}
         name = "sample-privacy-scaled" if "scaled" in self.figure else "sample-privacy"
         return float(cell.cached(name, settings, lambda folder: self._measure(cell))[self.figure])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures, measure_scaled
-        from fedblend.experiment.setup import split
 
-        one, sharing = cell.experiment, cell.experiment.method.sharing
-        data = one.data.load()
-        population = split(one, data)
+        seed, sharing = cell.experiment.seed, cell.experiment.method.sharing
+        data, population = cell.data()
         drawn = []
         for repeat in range(self.repeats):
             cell.on_step("draws", repeat, self.repeats)
-            drawn.append(
-                make_mixtures(data, population, one.seed, repeat, self.devices, self.samples, sharing.coordinated)
-            )
+            drawn.append(make_mixtures(data, population, seed, repeat, DEVICES, self.samples, sharing.coordinated))
         if "scaled" in self.figure:
-            return measure_scaled(drawn, sharing.lam, one.seed)
+            return measure_scaled(drawn, sharing.lam, seed)
         return asdict(measure_mixtures(drawn, [sharing.lam])[0])
 
 
 @part("measure", "seed-privacy")
 class SeedPrivacy(Measure):
-    """Distances of seeds of target labels from raw samples, and how much of these is revealed (XorMixFL, Table 3).
+    """Distances of seeds of target labels from raw samples: the mean over samples (XorMixFL, Table 3).
 
     See :class:`fedblend.analysis.privacy.xor.XorPrivacy`.
     """
 
-    figure: Literal["distance", "mds", "sent_recognised", "made_recognised", "clear", "clear_ink", "bits", "blind"] = (
-        "mds"
-    )
-    """The figure; of a distance the mean, or its ``deviation``."""
-    deviation: bool = False
-    """Return the standard deviation of a distance over samples, not its mean."""
+    figure: Literal["distance", "mds"] = "mds"
+    """On pixels, or after all of them are scaled to a plane together."""
     repeats: Count = 1
     """Draws that are averaged."""
     trains = False
 
-    def measured(self, cell: CellRun) -> float | None:
-        """A distance on pixels from 0 to 255, or a share; ``None`` for a figure of the XOR where there is none."""
+    def measured(self, cell: CellRun) -> float:
+        """A distance on pixels from 0 to 255."""
         wanted = "mds" if self.figure == "mds" else "plain"
         found = cell.cached(f"seed-privacy-{wanted}", {"repeats": self.repeats}, lambda folder: self._measure(cell))
-        value = found[self.figure]
-        return value[int(self.deviation)] if isinstance(value, list) else value
+        return float(found[self.figure][0])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
         from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
-        from fedblend.experiment.setup import split
 
         one = cell.experiment
-        data = one.data.load()
-        population = split(one, data)
+        data, population = cell.data()
         drawn = [make_seeds(data, population, one.method.sharing, one.seed, repeat) for repeat in range(self.repeats)]
         return asdict(measure_seeds(drawn, self.figure == "mds", one.seed))
 
 
-def first_draw(cell: CellRun) -> Any:
-    """The seeds that the devices of a cell share in its first draw, and the data set."""
-    from fedblend.analysis.privacy.xor import make_seeds
-    from fedblend.experiment.setup import split
+@part("measure", "seeds-picture")
+class SeedsPicture(Measure):
+    """Raw, encoded and decoded (or mixed-up) samples of target labels, side by side (XorMixFL, Figure 2)."""
 
-    one = cell.experiment
-    if not hasattr(one.method.sharing, "dummies"):
-        raise FedblendError(f"method.sharing: '{one.method.sharing.name}' shares no seeds of target labels")
-    data = one.data.load()
-    population = split(one, data)
-    return make_seeds(data, population, one.method.sharing, one.seed), data
+    trains = False
+
+    def measured(self, cell: CellRun) -> str:
+        """The path of a PNG."""
+        from fedblend.analysis.privacy.figures import draw_seeds
+        from fedblend.analysis.privacy.xor import make_seeds
+
+        def make(folder: Path) -> dict[str, Any]:
+            sharing = cell.experiment.method.sharing
+            if not hasattr(sharing, "dummies"):
+                raise FedblendError(f"method.sharing: '{sharing.name}' shares no seeds of target labels")
+            data, population = cell.data()
+            shared = make_seeds(data, population, sharing, cell.experiment.seed)
+            draw_seeds(shared, folder / "seeds.png", f"{data.name}: {cell.experiment.method.label}")
+            return {"picture": "seeds.png"}
+
+        cell.cached("seeds-picture", {}, make)
+        return f"{cell.work_folder('seeds-picture', {}).name}/seeds.png"

@@ -127,8 +127,6 @@ class Costs(Measure):
     """Count up to the round that reaches the target; otherwise count the whole run."""
     scale: float = 1.0
     """The factor that converts the number to its unit."""
-    per_upload: bool = False
-    """Divide by the number of uploads of the run."""
 
     def measured(self, cell: CellRun) -> float:
         """In the figure's unit; ``inf`` where the target was never reached."""
@@ -138,7 +136,6 @@ class Costs(Measure):
         for record in cell.outcome.records:
             for name, number in costs(record).items():
                 total[name] += number
-            total["uploads"] += record.uploads or 0
             total["peak_memory"] = max(total["peak_memory"], record.machine.get("peak_memory", 0))
             if target is not None and record.round and record.accuracy is not None and record.accuracy >= target:
                 reached = True
@@ -147,7 +144,7 @@ class Costs(Measure):
             return math.inf
         if self.figure not in total and not self.figure.startswith(("bytes_", "seconds.")):
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(total)}")
-        return self.scale * total[self.figure] / (max(1.0, total["uploads"]) if self.per_upload else 1.0)
+        return self.scale * total[self.figure]
 
     def is_settled(self, cell: CellRun) -> bool:
         """Whether counting ends at the target, and it is reached."""
@@ -165,11 +162,8 @@ class Split(Measure):
     def measured(self, cell: CellRun) -> float:
         """In the figure's unit."""
         from fedblend.data.measures import class_counts, noniid_measures
-        from fedblend.experiment.setup import split
 
-        one = cell.experiment
-        data = one.data.load()
-        population = split(one, data)
+        data, population = cell.data()
         found = noniid_measures(class_counts(population, data.train.y.numpy(), len(data.classes)))
         if self.figure not in found:
             raise FedblendError(f"figure: '{self.figure}' is not valid; valid: {', '.join(found)}")
