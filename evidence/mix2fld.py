@@ -19,7 +19,6 @@ from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
 from fedblend.core.state import RunState
-from fedblend.core.trees import strip_prefix
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.setup import make_setup
@@ -118,7 +117,7 @@ def _device_accuracies(run: RunDirectory) -> Table:
         assert right is not None
         return round(float(right.mean()), 5)
 
-    each = [accuracy(strip_prefix("weights/", state.client_states[client])) for client in sorted(state.client_states)]
+    each = [accuracy(state.client_states[client].model) for client in sorted(state.client_states)]
     spread = {"mean": round(statistics.mean(each), 8), "variance": round(statistics.variance(each), 8)}
     return {"devices": each, **spread, "server": accuracy(state.weights)}
 

@@ -18,8 +18,7 @@ from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
-from fedblend.core.state import RunState
-from fedblend.core.trees import Tensors, add_prefix
+from fedblend.core.state import ClientState, RunState
 from fedblend.core.upload import bytes_of
 
 EARLIER = "earlier rounds are kept"
@@ -54,7 +53,7 @@ class Cohorts:
     def begin(self, state: RunState, drawn: np.ndarray, pool: Pool, has_model: np.ndarray) -> BegunRound:
         """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""
         cohort: list[int] = []
-        states: dict[int, Tensors] = {}
+        states: dict[int, ClientState] = {}
         if self.method.upload.trains_in(state.round):
             received, state = self._download(state, drawn, pool, has_model)
             cohort, states = self._client_states(state, drawn, received)
@@ -97,14 +96,14 @@ class Cohorts:
 
     def _client_states(
         self, state: RunState, cohort: np.ndarray, received: np.ndarray
-    ) -> tuple[list[int], dict[int, Tensors]]:
+    ) -> tuple[list[int], dict[int, ClientState]]:
         """Return the clients that take part, and the states of clients that keep anything.
 
         A client without the pool that its objective mixes with takes no part. A client that keeps its own model, or
         did not receive the round's model, starts from the last model that it had.
         """
         taking_part: list[int] = []
-        states: dict[int, Tensors] = {}
+        states: dict[int, ClientState] = {}
         for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
             if self.method.objective.needs and not state.has_pool[client]:
                 continue
@@ -114,17 +113,15 @@ class Cohorts:
                 states[client] = kept
         return taking_part, states
 
-    def kept_by(self, state: RunState, client: int, did_receive: bool) -> dict[str, torch.Tensor]:
+    def kept_by(self, state: RunState, client: int, did_receive: bool) -> ClientState:
         """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it."""
-        had = state.client_states.get(client, {})
-        kept: Tensors = {n: t for n, t in had.items() if not n.startswith(("weights/", "outputs/"))}
-        if self.method.stateful_clients or not did_receive:
-            own = {n: t for n, t in had.items() if n.startswith(("weights/", "outputs/"))}
-            own = own or add_prefix("weights/", state.server_part(FIRST) or self.setup.weights())
-            kept = {**kept, **own, **(add_prefix("outputs/", state.global_outputs) if did_receive else {})}
-        if client not in state.client_states:
-            kept = {**first_client_state(self.method, self.setup.training, self.spec, state.weights), **kept}
-        return dict(kept)
+        kept = state.client_states.get(client)
+        if kept is None:
+            kept = first_client_state(self.method, self.setup.training, self.spec, state.weights)
+        if did_receive and not self.method.stateful_clients:
+            return replace(kept, model={}, outputs={})
+        model = kept.model or state.server_part(FIRST) or self.setup.weights()
+        return replace(kept, model=model, outputs=(did_receive and state.global_outputs) or kept.outputs)
 
     def _broadcast(self, state: RunState) -> dict[str, torch.Tensor]:
         """Return the tensors that parts keep at the server and send to every client of the cohort."""

@@ -7,8 +7,9 @@ this process, stacked, on other processes, or at real sites.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,8 @@ from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import Tensors, add_prefix, strip_prefix
+from fedblend.core.state import ClientState
+from fedblend.core.trees import Tensors, add_prefix
 from fedblend.core.upload import all_finite, bytes_of, fault_of
 
 
@@ -40,11 +42,8 @@ class TrainTask:
     """Samples that each client of the federation holds in this round, int64 [clients]."""
     global_outputs: Tensors = field(default_factory=dict)
     """Mean outputs by label from the server; empty where there are none."""
-    client_states: Mapping[int, Tensors] = field(default_factory=dict)
-    """What clients of the cohort keep, by client (:attr:`RunState.client_states`).
-
-    A table with ``weights/...`` replaces the global model and outputs for that client: it goes on from its own model.
-    """
+    client_states: Mapping[int, ClientState] = field(default_factory=dict)
+    """What clients of the cohort keep, by client. A model there replaces the global model and outputs."""
     server_state: Tensors = field(default_factory=dict)
     """What objective and terms keep at the server, by ``SLOT/name``; sent to every client of the cohort."""
     personal: bool = False
@@ -52,22 +51,22 @@ class TrainTask:
     keeps_uploads: bool = False
     """Whether the result has each good upload, for a callback (:attr:`Callback.reads_uploads`) or to refuse some."""
 
-    def has_own_model(self, client: int) -> bool:
-        """Whether a client goes on from a model of its own, not from the global one."""
-        return any(name.startswith("weights/") for name in self.client_states.get(client, ()))
+    def state_of(self, client: int) -> ClientState:
+        """What a client keeps."""
+        return self.client_states.get(client, ClientState())
 
     def starts_apart(self, client: int) -> bool:
         """Whether a client begins with weights that others do not have: a model, or layers, of its own."""
-        return any(name.startswith(("weights/", "own/")) for name in self.client_states.get(client, ()))
+        kept = self.state_of(client)
+        return bool(kept.model or kept.layers)
 
     def start_of(self, client: int) -> Tensors:
         """The weights that a client begins with."""
-        kept = self.client_states.get(client, {})
+        kept = self.state_of(client)
         if self.personal:
-            return strip_prefix("personal/", kept)
-        start = strip_prefix("weights/", kept) if self.has_own_model(client) else self.weights
-        own = strip_prefix("own/", kept)
-        return {**start, **own} if own else start
+            return kept.personal
+        start = kept.model or self.weights
+        return {**start, **kept.layers} if kept.layers else start
 
     def anchor_of(self, client: int) -> Tensors:
         """The weights that terms measure distances from: the client's first of the round, or the global model."""
@@ -75,9 +74,8 @@ class TrainTask:
 
     def outputs_of(self, client: int) -> Tensors:
         """The mean outputs by label that a client last received."""
-        if self.has_own_model(client):
-            return strip_prefix("outputs/", self.client_states[client])
-        return self.global_outputs
+        kept = self.state_of(client)
+        return kept.outputs if kept.model else self.global_outputs
 
     def purpose(self, name: str) -> str:
         """The purpose of a random stream of this task; a personal model draws its own."""
@@ -89,25 +87,24 @@ def client_parts(method: Method) -> dict[str, ClientPart]:
     return {"objective": method.objective, **{f"terms.{i}": term for i, term in enumerate(method.terms)}}
 
 
-OPTIMIZER = "optimizer/"
-"""Prefix of what a client's optimiser keeps, where it keeps anything from round to round."""
-
-
-def first_client_state(method: Method, train: Training, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+def first_client_state(method: Method, train: Training, spec: ModelSpec, weights: Tensors) -> ClientState:
     """What a client keeps before its first round: its parts' tables, what is personal in the method, and the state of
     its optimiser if ``train`` keeps that.
     """
-    state = add_prefix("personal/", weights) if method.personal.active else {}
-    if method.personal.keeps_layers:
-        state |= add_prefix("own/", {name: weights[name] for name in method.personal.own_layers(spec.model)})
+    personal = method.personal
+    own = personal.own_layers(spec.model) if personal.keeps_layers else ()
     # A client's optimiser moves the layers that stay at the client, too.
     moved = [name for name, p in spec.model.named_parameters() if p.requires_grad]
-    for key in train.state_keys if train.optimizer_state == "keep" else ():
-        zeros = {name: torch.zeros(() if key == "step" else weights[name].shape) for name in moved}
-        state |= add_prefix(f"{OPTIMIZER}{key}/", zeros)
+    keys = train.state_keys if train.optimizer_state == "keep" else ()
+    parts: dict[str, torch.Tensor] = {}
     for slot, part in client_parts(method).items():
-        state |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
-    return state
+        parts |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
+    return ClientState(
+        personal=weights if personal.active else {},
+        layers={name: weights[name] for name in own},
+        optimizer={f"{k}/{n}": torch.zeros(() if k == "step" else weights[n].shape) for k in keys for n in moved},
+        parts=parts,
+    )
 
 
 def first_server_state(
@@ -150,8 +147,8 @@ class ClientUpdate:
     """Mean loss over the steps, without terms."""
     outputs: torch.Tensor | None = None
     """Mean softmax outputs by label, float32 [C, C], or mean embeddings [C, features], where the upload needs them."""
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What parts keep at the client from now on, by ``SLOT/name``."""
+    state: ClientState = field(default_factory=ClientState)
+    """What the client keeps from now on; of an engine's :meth:`~Engine.train`, what parts and its optimiser keep."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     """What parts send beside the model, by ``SLOT/name``."""
     notes: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -211,8 +208,8 @@ class CohortResult:
     """What the aggregator kept of the good uploads."""
     uploads: dict[int, Tensors] = field(default_factory=dict)
     """Good uploads by client, where the task keeps them; where the server step looks at them, this process's own."""
-    client_states: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-    """What clients keep from now on, by client and path, where they keep anything."""
+    client_states: dict[int, ClientState] = field(default_factory=dict)
+    """What clients keep from now on, by client, where they keep anything."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     """Sums over the good uploads of what parts sent beside the model, float64, by ``SLOT/name``."""
     each_extras: dict[int, Tensors] = field(default_factory=dict)
@@ -263,7 +260,7 @@ class Sent:
     loss: float | None
     size: int
     """Bytes of the upload."""
-    kept: Tensors = field(default_factory=dict)
+    kept: ClientState = field(default_factory=ClientState)
     """What the client keeps from now on."""
     notes: Tensors = field(default_factory=dict)
     """What parts noted while it trained."""
@@ -321,73 +318,89 @@ class Engine(Protocol):
         ...
 
 
+def client_rounds(engine: Engine, setup: Setup, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
+    """Yield each client's update after its round, in a simulation and at a site: train the global model, then the
+    client's personal one if the method has these; :attr:`ClientUpdate.state` is all that the client keeps.
+    """
+    has_personal = setup.method.personal.active
+    personal = engine.train(replace(task, personal=True), clients) if has_personal else repeat(None)
+    for update, own in zip(engine.train(task, clients), personal, strict=False):
+        had = task.state_of(update.client)
+        model = update.weights if setup.experiment.keeps_client_weights else {}
+        layers = {name: update.weights[name] for name in sorted(setup.own_layers)}
+        kept = replace(update.state, model=model, layers=layers)
+        # A client that diverged takes part in later rounds as it would have without this round.
+        kept = kept if all_finite(kept.to_tensors().values()) else had
+        if own is not None:
+            kept = replace(kept, personal=own.weights if all_finite(own.weights.values()) else had.personal)
+        yield replace(update, state=kept)
+
+
 def collect(
     engine: Engine, setup: Setup, task: TrainTask, clients: Sequence[int], lost: Collection[int]
 ) -> CohortResult:
     """Train clients with an engine of this process, and protect each upload; the rest is :func:`gather_uploads`."""
-    experiment, result, begun = setup.experiment, CohortResult(), setup.shared(task.weights)
+    result, begun = CohortResult(), setup.shared(task.weights)
 
     def sent() -> Iterator[Sent]:
-        for update in _timed(engine.train(task, clients), result):
+        start = time.perf_counter()
+        for update in client_rounds(engine, setup, task, clients):
+            result.seconds += time.perf_counter() - start
             upload, extras = protected(setup, task, update)
-            kept = add_prefix("weights/", update.weights) if experiment.keeps_client_weights else {}
-            kept |= add_prefix("own/", {name: update.weights[name] for name in sorted(setup.own_layers)})
-            state = finite_or(kept | update.state, task.client_states.get(update.client, {}))
-            size = experiment.protection.sent_bytes(upload, begun)
-            yield Sent(update.client, upload, extras, update.samples, update.loss, size, state, update.notes)
+            size = setup.experiment.protection.sent_bytes(upload, begun)
+            yield Sent(update.client, upload, extras, update.samples, update.loss, size, update.state, update.notes)
+            start = time.perf_counter()
 
     keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
     gather_uploads(setup, task, sent(), lost, result, keep)
-    if setup.method.personal.active:
-        for update in _timed(engine.train(replace(task, personal=True), clients), result):
-            old = strip_prefix("personal/", task.client_states.get(update.client, {}))
-            personal = add_prefix("personal/", finite_or(update.weights, old))
-            result.client_states.setdefault(update.client, {}).update(personal)
     return result
+
+
+def good_uploads(
+    sent: Iterable[Sent], lost: Collection[int], result: CohortResult, fault: Callable[[Sent], str | None]
+) -> Iterator[Sent]:
+    """Count each upload as it comes, and note in ``result`` what its client keeps; pass on those without a fault."""
+    for one in sent:
+        result.sent += one.size
+        if size := bytes_of(one.extras):
+            result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
+        if one.kept:
+            result.client_states[one.client] = one.kept
+        if one.notes:
+            result.notes[one.client] = dict(one.notes)
+        if one.client in lost:
+            continue
+        if reason := one.absent or fault(one) or one.fault:
+            result.refused.append({"client": one.client, "reason": reason})
+            result.invalid += one.absent is None
+            continue
+        result.good.append((one.client, one.samples, one.loss))
+        yield one
 
 
 def gather_uploads(
     setup: Setup, task: TrainTask, sent: Iterable[Sent], lost: Collection[int], result: CohortResult, keep: bool
 ) -> None:
-    """Count and check each upload as it comes, and give the good ones to the aggregator; fill ``result``.
+    """Give the good uploads to the aggregator as they come; fill ``result``.
 
     A good upload can be freed at once, unless the aggregator or the result is to ``keep`` it.
     """
     kind, aggregator, begun = setup.method.upload, aggregator_of(setup, task.round), setup.shared(task.weights)
     like, beside = kind.like(begun, setup.task), extras_like(setup.method, task)
 
+    def fault(one: Sent) -> str | None:
+        wrong_form = kind.fault(one.upload, begun, setup.task) or fault_of(one.extras, beside)
+        return wrong_form or aggregator.fault(one.upload, begun)
+
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
-        for one in sent:
-            result.sent += one.size
-            if size := bytes_of(one.extras):
-                result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
-            if one.kept:
-                result.client_states[one.client] = dict(one.kept)
-            if one.notes:
-                result.notes[one.client] = dict(one.notes)
-            if one.client in lost:
-                continue
-            fault = one.absent or kind.fault(one.upload, begun, setup.task) or fault_of(one.extras, beside)
-            if fault := fault or aggregator.fault(one.upload, begun) or one.fault:
-                result.refused.append({"client": one.client, "reason": fault})
-                result.invalid += one.absent is None
-                continue
+        for one in good_uploads(sent, lost, result, fault):
             upload = {name: one.upload[name] for name in like}
-            result.good.append((one.client, one.samples, one.loss))
             result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
             if keep:
                 result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, float(one.samples)
 
     result.partial = aggregator.partial(uploads())
-
-
-def finite_or(state: Tensors, old: Tensors) -> dict[str, torch.Tensor]:
-    """What a client keeps after a round: its new ``state``, or the ``old`` one if the new one holds NaN or infinity.
-
-    A client that diverged once then takes part in later rounds as it would have without that round.
-    """
-    return dict(state if all_finite([t for t in state.values() if t.is_floating_point()]) else old)
 
 
 def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) -> Aggregator:
@@ -428,13 +441,18 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
     return {name: len(each) * tensor.double() for name, tensor in made.items()}
 
 
-def protected(setup: Setup, task: TrainTask, update: ClientUpdate) -> tuple[dict[str, torch.Tensor], Tensors]:
-    """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both."""
+def protected(
+    setup: Setup, task: TrainTask, update: ClientUpdate, secret: np.random.Generator | None = None
+) -> tuple[dict[str, torch.Tensor], Tensors]:
+    """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both.
+
+    A real client draws noise from a ``secret`` generator: everybody knows the run's streams.
+    """
     experiment, client, begun = setup.experiment, update.client, setup.shared(task.weights)
     payload = setup.method.upload.payload(setup.shared(update.weights), update.outputs)
     if setup.adversaries[client]:
         return corrupted(setup, task.round, client, payload, begun, update.extras)
-    rng = stream(experiment.seed, "protection", task.round, client)
+    rng = secret or stream(experiment.seed, "protection", task.round, client)
     sent = experiment.protection.protect(payload, begun, setup.training.lr_in(task.round), rng)
     return sent, update.extras
 
@@ -450,15 +468,3 @@ def corrupted(
     extras = dict(sorted(extras.items()))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in extras.items()}
     return sent, adversary.corrupt(extras, zeros, rng) if extras else {}
-
-
-def _timed(updates: Iterable[ClientUpdate], result: CohortResult) -> Iterator[ClientUpdate]:
-    """Pass updates on, and add up the time that each one took."""
-    remaining = iter(updates)
-    while True:
-        start = time.perf_counter()
-        update = next(remaining, None)
-        result.seconds += time.perf_counter() - start
-        if update is None:
-            return
-        yield update

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -232,9 +232,9 @@ class Personal(Part):
     keeps_layers: bool = False
 
     @property
-    def keeps(self) -> str:
-        """Prefix of the tensors of a client's own model in its state: ``personal/`` or ``own/``; empty without one."""
-        return "own/" if self.keeps_layers else "personal/" if self.active else ""
+    def keeps(self) -> Literal["", "layers", "personal"]:
+        """Field of :class:`fedblend.core.state.ClientState` with a client's own model, or ``""`` without one."""
+        return "layers" if self.keeps_layers else "personal" if self.active else ""
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
         """Names of the tensors (weights and buffers) that stay at clients, where the part ``keeps_layers``.

@@ -16,7 +16,7 @@ from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.setup import Setup, reference_device, trained_names
 from fedblend.core.state import RunState, replaced
-from fedblend.core.trees import Tensors, strip_prefix
+from fedblend.core.trees import Tensors
 
 BEST = "validation"
 """Slot of the server's state with the round that is best on validation, and its value."""
@@ -93,15 +93,15 @@ class Recorder:
         """Return the weights to evaluate: the server's, or those of the reference device after its training."""
         if not self.experiment.evaluates_device:
             return state.weights
-        own = strip_prefix("weights/", state.client_states.get(self.device, {}))
-        return own or state.weights
+        own = state.client_states.get(self.device)
+        return (own and own.model) or state.weights
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
         """Return clients' own models, by client, if each client is tested with its own; else ``None``."""
         if not self.experiment.evaluates_each:
             return None
-        prefix = self.method.personal.keeps or "weights/"
-        models = {client: strip_prefix(prefix, table) for client, table in state.client_states.items()}
+        field = self.method.personal.keeps or "model"
+        models = {client: getattr(kept, field) for client, kept in state.client_states.items()}
         return {client: model for client, model in models.items() if model}
 
     def _note_best(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:

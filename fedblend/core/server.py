@@ -20,8 +20,8 @@ from fedblend.core.record import RoundLog
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.state import RunState, replaced
-from fedblend.core.trees import Tensors, add_prefix, strip_prefix
+from fedblend.core.state import ClientState, RunState, replaced
+from fedblend.core.trees import Tensors, strip_prefix
 from fedblend.core.upload import (
     all_finite,
     as_kept,
@@ -102,14 +102,13 @@ class Server:
             state = replaced(state, slot, kept)
         return weights, state
 
-    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, Weights]:
+    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, ClientState]:
         """Return the clients' states after the round; those with own models keep the mean outputs they trained with."""
         kept = {}
-        for client, table in result.client_states.items():
-            outputs = task.outputs_of(client) if any(name.startswith("weights/") for name in table) else {}
-            new_state = {**table, **add_prefix("outputs/", outputs)}
+        for client, new in result.client_states.items():
+            table = replace(new, outputs=task.outputs_of(client) if new.model else {}).to_tensors()
             # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
-            kept[client] = {name: tensor.to("cpu", copy=True) for name, tensor in new_state.items()}
+            kept[client] = ClientState.from_tensors({n: t.to("cpu", copy=True) for n, t in table.items()})
         return state.client_states | kept
 
     def step(self, state: RunState, begun: BegunRound, result: CohortResult | None, pool: Pool | None) -> RunState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -28,10 +28,9 @@ def fault_of(upload: Tensors, like: Tensors) -> str | None:
             return f"'{name}' is of shape {list(tensor.shape)}, the model's of {list(like[name].shape)}"
         if tensor.dtype != like[name].dtype:
             return f"'{name}' is of type {tensor.dtype}, the model's of {like[name].dtype}"
-    floating = {name: tensor for name, tensor in upload.items() if tensor.is_floating_point()}
-    if not all_finite([*floating.values()]):
-        for name, tensor in floating.items():
-            if not is_finite(tensor):
+    if not all_finite(upload.values()):
+        for name, tensor in upload.items():
+            if tensor.is_floating_point() and not is_finite(tensor):
                 return f"'{name}' holds NaN or infinity (a learning rate, or inputs, too large?)"
     return None
 
@@ -113,11 +112,11 @@ def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor
     return kept.clamp(min=0) if name.endswith("running_var") else kept
 
 
-def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all sums are finite, with one host synchronisation for all tensors."""
-    if not tensors:
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the sums of all floating tensors are finite, with one host synchronisation for all of them."""
+    sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
+    if not sums:
         return True
-    sums = [tensor.sum() for tensor in tensors]
     return bool(torch.isfinite(torch.stack([total.to(sums[0]) for total in sums])).all())
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
-    OPTIMIZER,
     ClientUpdate,
     CohortResult,
     Scores,
@@ -35,6 +34,7 @@ from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, O
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.core.upload import as_state_and_extras
 from fedblend.engines.adam import Adam
@@ -223,7 +223,7 @@ class LoopEngine:
         assignment = self.assign(task, client)
         objective = objective_of(method, task, assignment.plain)
         # What parts keep at the client is of the global model's training.
-        client_state = self.to_device({} if task.personal else task.client_states.get(client, {}))
+        had = ClientState() if task.personal else task.state_of(client)
         terms = terms_of(method, task)
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
@@ -232,7 +232,7 @@ class LoopEngine:
             self.to_device(assignment.pool.tensors),
             self.to_device(task.anchor_of(client)) if terms or objective.reads_start else {},
             self.to_device(task.outputs_of(client)),
-            client_state,
+            self.to_device(had.parts),
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
             pool_stored=method.sharing.plan.is_stored,
@@ -243,7 +243,7 @@ class LoopEngine:
         x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
         rows = torch.from_numpy(assignment.order).to(self.device)
         augment = None if assignment.augment is None else torch.from_numpy(assignment.augment).to(self.device)
-        optimizer = self._optimizer(task, client_state)
+        optimizer = self._optimizer(task, self.to_device(had.optimizer))
         accumulator = Accumulator() if settings.accumulate > 1 else None
         factors, made = settings.factors(assignment.steps), 0
         total = torch.zeros((), device=self.device)
@@ -289,15 +289,14 @@ class LoopEngine:
         """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
         return bool(self.setup.training.optimizer_state == "keep") and not task.personal
 
-    def _optimizer(self, task: TrainTask, client_state: Tensors) -> SGD | Adam | TorchOptimizer:
-        """Return a client's optimiser, with the state that it has kept."""
+    def _optimizer(self, task: TrainTask, kept: Tensors) -> SGD | Adam | TorchOptimizer:
+        """Return a client's optimiser, with the state that it has ``kept``."""
         settings = self.setup.training
         if not settings.optimizer.stacks:
             return TorchOptimizer(self.params, settings, task.round)
         optimizer = (SGD if settings.optimizer.is_sgd else Adam)(self.params, settings, task.round)
         if self.keeps_optimizer(task):
-            tables = {key: strip_prefix(f"{OPTIMIZER}{key}/", client_state) for key in settings.state_keys}
-            optimizer.load({key: [table[name] for name in self.names] for key, table in tables.items()})
+            optimizer.load({key: [kept[f"{key}/{name}"] for name in self.names] for key in settings.state_keys})
         return optimizer
 
     def _frozen(self, method: Method, steps: int, step: int) -> Collection[int]:
@@ -328,8 +327,9 @@ class LoopEngine:
         ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`).
         """
         client, setup = assignment.client, self.setup
-        state = add_prefix(OPTIMIZER, optimizer_state or {})
+        parts: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
+        own_model: Tensors = {}
         spec = model_spec(setup, self.model)
 
         def training(kept: Tensors, received: Tensors) -> LocalTraining:
@@ -343,7 +343,7 @@ class LoopEngine:
             outputs = self.prototypes(weights, client, assignment.samples)
         for slot, part in ({} if task.personal else client_parts(setup.method)).items():
             prefix = f"{slot}/"
-            client_state = strip_prefix(prefix, task.client_states.get(client, {}))
+            client_state = strip_prefix(prefix, task.state_of(client).parts)
             if slot == "objective":
                 client_state |= tracked or {}
             if type(part).after_training is ClientPart.after_training and not client_state:
@@ -351,12 +351,12 @@ class LoopEngine:
             received = strip_prefix(prefix, task.server_state)
             made = part.after_training(spec, training(client_state, received))
             kept, sent = as_state_and_extras(made, received if part.sends else {}, slot, part)
-            state |= add_prefix(prefix, kept)
+            parts |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
         if not task.personal:
-            kept, received = (strip_prefix("objective/", table) for table in (state, task.server_state))
+            kept, received = (strip_prefix("objective/", table) for table in (parts, task.server_state))
             own_model = setup.method.personal.after_training(spec, training(kept, received))
-            state |= add_prefix("personal/", own_model)
+        state = ClientState(personal=own_model, optimizer=optimizer_state or {}, parts=parts)
         return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
 
     def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:

@@ -250,6 +250,9 @@ def client_part_faults(method: Method, train: Train, channel: Any, protection: A
         if protection.name != "none":
             why = f"changes models only, but '{part.name}' in {where} sends more beside them"
             yield f"protection: '{protection.name}' {why}; valid: none"
+    # Until 0.3 prefixes of tensors.
+    if personal.keeps not in ("", "layers", "personal"):
+        yield f"method.personal: '{personal.name}' has keeps = '{personal.keeps}'; valid: layers, personal"
     if personal.keeps and not (upload.is_model and upload.trains):
         why = f"trains beside a global model, but method.upload '{upload.name}' sends none"
         yield f"method.personal: '{personal.name}' {why}; valid: upload = \"model\""

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,11 +24,13 @@ from fedblend.core.engine import (
     TrainTask,
     aggregator_of,
     gather_uploads,
+    good_uploads,
 )
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
+from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
@@ -139,37 +142,31 @@ class FlowerEngine:
                 )
             self._frozen_is_known = True
         self._round = task.round
-        result = self._collect(task, clients, lost)
+        # The last round's need no memory while this round's arrive.
+        self._uploads = {}
+        if isinstance(aggregator := aggregator_of(self.setup, task.round), SecureMean):
+            result = self._collect_sum(task, clients, lost, aggregator)
+        else:
+            begin = time.perf_counter()
+            replies = self._trained(task, clients)
+            result = CohortResult(seconds=time.perf_counter() - begin)
+            # All replies have arrived, so that keeping the uploads takes no further memory.
+            gather_uploads(self.setup, task, self._sent(task, clients, replies), lost, result, keep=True)
+        self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
         beside, self._extra_bytes = self._extra_bytes, {}
         totals = beside | result.extra_bytes
         result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
         return result
 
-    def _collect(self, task: TrainTask, clients: Sequence[int], lost: Collection[int]) -> CohortResult:
-        if isinstance(aggregator := aggregator_of(self.setup, task.round), SecureMean):
-            return self._collect_sum(task, clients, lost, aggregator)
-        result = CohortResult()
-        self._uploads = {}
-        begin = time.perf_counter()
-        replies = self._trained(task, clients)
-        result.seconds = time.perf_counter() - begin
-
-        def sent() -> Iterator[Sent]:
-            for client in clients:
-                reply = replies.pop(client)
-                extras = strip_prefix(EXTRAS, reply.tensors)
-                upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
-                fault = self._fault_of_words(reply.fields, int(task.sizes[client]))
-                kept = self._kept_there(task, client) if reply.fault is None else {}
-                samples, loss = int(task.sizes[client]), reply.fields.get("loss")
-                yield Sent(
-                    client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault
-                )
-
-        # All replies have arrived, so that keeping the uploads takes no further memory.
-        gather_uploads(self.setup, task, sent(), lost, result, keep=True)
-        self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
-        return result
+    def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Sent]:
+        """Yield what arrived of each client's round, and free the reply."""
+        for client in clients:
+            reply, samples = replies.pop(client), int(task.sizes[client])
+            extras = strip_prefix(EXTRAS, reply.tensors)
+            upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
+            fault, loss = self._fault_of_words(reply.fields, samples), reply.fields.get("loss")
+            kept = self._kept_there(task, client) if reply.fault is None else ClientState()
+            yield Sent(client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault)
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
@@ -185,44 +182,37 @@ class FlowerEngine:
         beside = sent_beside(sent, pool.owner if pool is not None else np.empty(0, np.int64), task.server_state)
         about = sum_digest(self.sites.setup_fields, task.round, begun, total, beside)
         masks = MaskedSum(self.sites, task.round, aggregator.threshold(len(clients)), context=about)
-        length = sum(tensor.numel() for tensor in begun.values())
-        like, vectors = {"masked": torch.empty(length, dtype=torch.int32)}, {}
-        faults: dict[int, str] = {}
+        like = {"masked": torch.empty(sum(tensor.numel() for tensor in begun.values()), dtype=torch.int32)}
         try:
             part = masks.begin(clients)
             extra = {client: ClientRequest({"total": total}, (masks.sealed_shares(client),)) for client in part}
             replies = self._trained(task, part, extra)
-            faults |= masks.faults
-            for client, reply in replies.items():
-                result.sent += bytes_of(reply.tensors)
-                fault = reply.fault or fault_of(reply.tensors, like)
-                fault = fault or self._fault_of_words(reply.fields, int(task.sizes[client]))
-                if fault:
-                    faults[client] = fault
-                elif client not in lost:
-                    vectors[client] = reply.tensors["masked"]
-                    result.good.append((client, reply.fields["samples"], reply.fields.get("loss")))
-                if reply.fault is None and (kept := self._kept_there(task, client)):
-                    result.client_states[client] = kept
+            replies = {client: Reply(fault=fault) for client, fault in masks.faults.items()} | replies
+            arrived = self._sent(task, clients, replies)
+            good = good_uploads(
+                arrived, lost, result, lambda one: fault_of(one.upload, like) or fault_of(one.extras, {})
+            )
+            vectors = {one.client: one.upload["masked"] for one in good}
             result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
         except NoSum as error:
-            result.good, vectors = [], {}
-            faults = dict.fromkeys(clients, f"there is no sum: {error}") | masks.faults | faults
-        result.refused = [{"client": c, "reason": faults[c]} for c in clients if c in faults and c not in lost]
+            result.good, reason = [], f"there is no sum: {error}"
+            faults = masks.faults | {one["client"]: one["reason"] for one in result.refused}
+            result.refused = [{"client": c, "reason": faults.get(c, reason)} for c in clients if c not in lost]
         result.extra_bytes |= {("up", "keys"): masks.up, ("down", "keys"): masks.down}
         result.seconds = time.perf_counter() - begin
-        self._uploads, self._good = {}, (task.round, sorted(vectors))
         return result
 
-    def _kept_there(self, task: TrainTask, client: int) -> dict[str, torch.Tensor]:
+    def _kept_there(self, task: TrainTask, client: int) -> ClientState:
         """Return the marks of what a client keeps at its site from this round on: weights and tables of parts."""
-        names = [f"weights/{MARK}"] * self.setup.experiment.keeps_client_weights
-        # The site computes the first tables of its parts itself, and keeps them.
-        if any(not name.startswith(("weights/", "outputs/")) for name in task.client_states.get(client, {})):
-            names.append(PARTS)
+        fields = ["model"] * self.setup.experiment.keeps_client_weights
         # Where the site's own model is found when it is tested.
-        names += [f"{keeps}{MARK}" for keeps in [self.setup.experiment.method.personal.keeps] if keeps]
-        return dict.fromkeys(names, self._new_mark(task, client)) if names else {}
+        fields += [keeps for keeps in [self.setup.experiment.method.personal.keeps] if keeps]
+        # The site computes the first tables of its parts itself, and keeps them.
+        keeps_parts = bool(replace(task.state_of(client), model={}, outputs={}))
+        if not (fields or keeps_parts):
+            return ClientState()
+        mark = self._new_mark(task, client)
+        return ClientState(**{key: {MARK: mark} for key in fields}, parts={PARTS: mark} if keeps_parts else {})
 
     def _new_mark(self, task: TrainTask, client: int) -> torch.Tensor:
         """Return the mark of what a client keeps after a round, int64 [2]: the round, and a digest of its beginning.
@@ -233,7 +223,7 @@ class FlowerEngine:
             tables = add_prefix("outputs/", task.global_outputs) | add_prefix("server/", task.server_state)
             pool = "" if task.pool is None else self._version(task.pool)
             self._begun = (task, digest_of(self.setup.shared(task.weights) | tables) + pool)
-        had = sorted((n, mark_text(t)) for n, t in task.client_states.get(client, {}).items() if n.endswith(MARK))
+        had = sorted((n, mark_text(t)) for n, t in task.state_of(client).to_tensors().items() if n.endswith(MARK))
         digest = hashlib.sha256(f"{self._begun[1]} {had}".encode()).digest()
         return torch.tensor([task.round, int.from_bytes(digest[:7], "big")])
 
@@ -306,15 +296,15 @@ class FlowerEngine:
         """Return every client's reply. A site that lost what it received earlier receives it again, with ``extra``."""
         # A restarted node has lost what it received earlier.
         self.sites.wait_until_connected()
-        weights = add_prefix("weights/", self.setup.shared(task.weights))
-        shared = {"weights": to_record(weights), "pool": self._pool_table(task)}
-        shared["server"] = to_record(add_prefix("server/", task.server_state))
-        extra = extra or {}
-        orders = {client: _joined(self._order(task, client, shared, set()), extra.get(client)) for client in clients}
+        pool = task.pool.tensors if task.pool is not None and self.setup.method.sharing.plan.to == "clients" else {}
+        tables = {"weights": self.setup.shared(task.weights), "pool": pool, "server": task.server_state}
+        shared = {name: to_record(add_prefix(f"{name}/", table)) for name, table in tables.items()}
+        given = {client: (extra or {}).get(client, ClientRequest()) for client in clients}
+        orders = {client: self._order(task, client, shared, set(), given[client]) for client in clients}
         replies = self.sites.exchange("train", task.round, orders)
         lacking = {c: reply.fields[LACKS] for c, reply in replies.items() if LACKS in reply.fields}
         if lacking:
-            again = {c: _joined(self._order(task, c, shared, {"model", "pool"}), extra.get(c)) for c in lacking}
+            again = {c: self._order(task, c, shared, {"model", "pool"}, given[c]) for c in lacking}
             replies |= self.sites.exchange("train", task.round, again)
         if task.pool is not None:
             version = self._version(task.pool)
@@ -324,19 +314,19 @@ class FlowerEngine:
         return {client: still.get(client) or replies[client] for client in clients}
 
     def _order(
-        self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], resend: set[str]
+        self, task: TrainTask, client: int, shared: Mapping[str, ArrayRecord], resend: set[str], extra: ClientRequest
     ) -> ClientRequest:
-        """Return one client's request for a round; ``resend`` names what it receives a second time."""
+        """Return one client's request for a round with ``extra``; ``resend`` names what it receives a second time."""
         method = self.setup.experiment.method
         fields: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": None}
         tables = []
-        kept = task.client_states.get(client, {})
-        if PARTS in kept:
-            fields["state"] = mark_text(kept[PARTS])
-        if new := self._kept_there(task, client):
+        kept = task.state_of(client)
+        if PARTS in kept.parts:
+            fields["state"] = mark_text(kept.parts[PARTS])
+        if new := self._kept_there(task, client).to_tensors():
             fields["keep"] = mark_text(next(iter(new.values())))
-        if task.has_own_model(client):
-            fields |= {"begins": "own", "mark": _mark(task.start_of(client))}
+        if kept.model:
+            fields |= {"begins": "own", "mark": _mark(kept.model)}
         elif task.round == self._sent_model[0] and client in self._sent_model[1] and "model" not in resend:
             fields["begins"] = "shared"
         else:
@@ -351,11 +341,7 @@ class FlowerEngine:
                 "pool" in resend or self._sent_pools.get(client) != (self.sites.nodes.get(client), fields["pool"])
             ):
                 tables.append(shared["pool"])
-        return ClientRequest(fields, tuple(tables))
-
-    def _pool_table(self, task: TrainTask) -> ArrayRecord:
-        sent = self.setup.experiment.method.sharing.plan.to == "clients"
-        return to_record(add_prefix("pool/", task.pool.tensors) if task.pool is not None and sent else {})
+        return ClientRequest({**fields, **extra.fields}, (*tables, *extra.records))
 
     def _version(self, pool: Pool) -> str:
         """Return a digest of a pool."""
@@ -373,11 +359,6 @@ class FlowerEngine:
         if loss is None or not -LARGEST < loss < LARGEST:
             return "its loss is NaN or infinite (a learning rate, or inputs, too large?)"
         return None
-
-
-def _joined(one: ClientRequest, other: ClientRequest | None) -> ClientRequest:
-    """Merge two requests into one."""
-    return one if other is None else ClientRequest({**one.fields, **other.fields}, one.records + other.records)
 
 
 def _mark(start: Tensors) -> str | None:

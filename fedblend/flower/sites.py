@@ -74,7 +74,7 @@ class MessageGrid(Protocol):
 class ClientRequest:
     """The fields and records of tensors that one client receives."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     records: tuple[ArrayRecord, ...] = ()
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fedblend.core.engine import Scores, TrainTask, corrupted, finite_or, first_client_state, first_server_state
+from fedblend.core.engine import (
+    Scores,
+    TrainTask,
+    client_rounds,
+    first_client_state,
+    first_server_state,
+    protected,
+)
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather, hides
+from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, differing, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
@@ -153,44 +161,35 @@ def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     train_task = _train_task(task, fields, tensors, start, pool, state)
     if secure_aggregator(task) is None:
         task.begin()
-        return _trained(task, fields, train_task, start, state, None)
+        return _trained(task, fields, train_task, None)
     with masking(task, MODELS, fields, tensors) as taken:
-        return _trained(task, fields, train_task, start, state, taken)
+        return _trained(task, fields, train_task, taken)
 
 
-def _trained(
-    task: ClientTask,
-    fields: dict[str, Any],
-    train_task: TrainTask,
-    start: dict[str, torch.Tensor],
-    state: dict[str, torch.Tensor],
-    taken: SumState | None,
-) -> MessageContent:
+def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, taken: SumState | None) -> MessageContent:
     """Return the client's upload after training; ``taken`` are the secrets of its masks in a masked sum."""
-    experiment, pool = task.setup.experiment, train_task.pool
-    (trained,) = task.engine.train(train_task, [task.client])
-    kept = trained.state | add_prefix("own/", {name: trained.weights[name] for name in sorted(task.setup.own_layers)})
-    kept = finite_or(kept, state)
-    if task.setup.experiment.method.personal.active:
-        (personal,) = task.engine.train(replace(train_task, personal=True), [task.client])
-        kept |= add_prefix("personal/", finite_or(personal.weights, strip_prefix("personal/", state)))
+    experiment, pool, start = task.setup.experiment, train_task.pool, train_task.weights
+    (trained,) = client_rounds(task.engine, task.setup, train_task, [task.client])
+    # A client's own model has a table of its own.
+    had, kept = (replace(one, model={}, outputs={}) for one in (train_task.state_of(task.client), trained.state))
+    # The server may not receive this round's reply; the next round then begins with what was kept before.
     if kept:
-        # The server may not receive this round's reply; the next round then begins with the same state.
         if fields["state"] is not None:
-            task.memory.keep("parts-before", fields["state"], state)
-        task.memory.keep("parts", fields["keep"], kept)
+            task.memory.keep("parts-before", fields["state"], had.to_tensors())
+        task.memory.keep("parts", fields["keep"], kept.to_tensors())
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
-            # The server may not receive this round's reply; the next round then begins with the same weights.
             task.memory.keep("own-before", fields["mark"], start)
-        task.memory.keep("own", fields["keep"], finite_or(trained.weights, start))
+        task.memory.keep("own", fields["keep"], trained.state.model or start)
     if kept or experiment.keeps_client_weights:
         task.memory.save()
-    outputs = trained.outputs
-    if outputs is not None and task.site.has_file:
-        outputs = _without_few(task, train_task, outputs)
-    begun, payload = task.setup.shared(start), task.setup.shared(trained.weights)
-    upload, extras = leaving(task, experiment.method.upload.payload(payload, outputs), begun, trained.extras)
+    if trained.outputs is not None and task.site.has_file:
+        trained = replace(trained, outputs=_without_few(task, train_task, trained.outputs))
+    begun = task.setup.shared(start)
+    upload, extras = protected(task.setup, train_task, trained, secret_generator())
+    if task.site.protection is not None and experiment.method.upload.is_model:
+        lr = experiment.train.lr_in(task.round)
+        upload = task.site.protection.protect(upload, begun, lr, secret_generator())
     sent = upload
     if aggregator := secure_aggregator(task):
         assert taken is not None
@@ -228,13 +227,12 @@ def sends_loss(task: ClientTask) -> bool:
 
 
 def _train_task(
-    task: ClientTask, fields: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, state: Tensors
+    task: ClientTask, fields: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, kept: ClientState
 ) -> TrainTask:
     """Return the round's task for this client alone."""
     outputs = strip_prefix("outputs/", tensors)
-    kept = dict(state)
     if fields["begins"] == Start.OWN:
-        kept |= add_prefix("weights/", start) | add_prefix("outputs/", outputs)
+        kept = replace(kept, model=start, outputs=outputs)
     server_state = strip_prefix("server/", tensors)
     spec = model_spec(task.setup, task.engine.model)
     like = first_server_state(task.setup.experiment.method, spec, start, broadcast=True)
@@ -244,28 +242,34 @@ def _train_task(
     return TrainTask(task.round, start, pool, task.setup.sizes(task.round), outputs, states, server_state)
 
 
-def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> dict[str, torch.Tensor]:
-    """Return what parts keep at this client: their first tables, or those kept under the server's mark.
+def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> ClientState:
+    """Return what this client keeps beside its own model: the first state, or that kept under the server's mark.
 
     Raises :class:`FedblendError` where it is gone, or not of this experiment.
     """
     experiment, mark = task.setup.experiment, fields["state"]
     first = first_client_state(experiment.method, experiment.train, model_spec(task.setup, task.engine.model), start)
-    if mark is not None:
-        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
-        if kept is None:
-            raise FedblendError(
-                f"it no longer has what the method keeps at it since round {round_of_mark(mark)} ({LASTS}), and "
-                "nobody else has it; begin a new run"
-            )
-        # A personal model that is made after training is not read in the next round, and has no first table.
-        kept = {name: kept[name] for name in kept if name in first or not name.startswith("personal/")}
-        if fault := fault_of(kept, first):
-            raise FedblendError(
-                f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
-            )
-        return {name: kept[name] for name in first}
-    return first
+    if mark is None:
+        return first
+    kept = ClientState.from_tensors(_recall(task, "parts", mark))
+    # A personal model that is made after training is not read in the next round, and has no first table.
+    table, like = replace(kept, personal=kept.personal if first.personal else {}).to_tensors(), first.to_tensors()
+    if fault := fault_of(table, like):
+        raise FedblendError(
+            f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
+        )
+    return ClientState.from_tensors({name: table[name] for name in like})
+
+
+def _recall(task: ClientTask, table: Literal["own", "parts"], mark: str) -> dict[str, torch.Tensor]:
+    """Return what the client keeps under a mark. Raises :class:`FedblendError` if it is gone."""
+    kept = task.memory.recall(table, mark) or task.memory.recall(f"{table}-before", mark)
+    if kept is None:
+        what = "its own weights of" if table == "own" else "what the method keeps at it since"
+        raise FedblendError(
+            f"it no longer has {what} round {round_of_mark(mark)} ({LASTS}), and nobody else has it; begin a new run"
+        )
+    return kept
 
 
 def protects(task: ClientTask) -> bool:
@@ -274,25 +278,6 @@ def protects(task: ClientTask) -> bool:
     return experiment.method.upload.is_model and (
         experiment.protection.name != "none" or task.site.protection is not None
     )
-
-
-def leaving(
-    task: ClientTask, payload: dict[str, torch.Tensor], start: Tensors, extras: Tensors
-) -> tuple[dict[str, torch.Tensor], Tensors]:
-    """Apply the experiment's protection to an upload, then the site's; return it, and what goes beside it.
-
-    Noise is drawn from a cryptographic generator, not from the run's streams, which everybody knows.
-    """
-    experiment, round = task.setup.experiment, task.round
-    if task.setup.adversaries[task.client]:
-        payload, extras = corrupted(task.setup, round, task.client, payload, start, extras)
-    else:
-        payload = experiment.protection.protect(payload, start, experiment.train.lr_in(round), secret_generator())
-    if task.site.protection is None or not experiment.method.upload.is_model:
-        return payload, extras
-    lr = experiment.train.lr_in(round)
-    protected: dict[str, torch.Tensor] = task.site.protection.protect(payload, start, lr, secret_generator())
-    return protected, extras
 
 
 def respond(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -316,18 +301,10 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     own: the loss of each, and whether it is right.
     """
     split = fields["split"]
-    if fields["own"] is not None:
-        weights = _kept(task, fields["own"])
-        if weights is None:
-            since = round_of_mark(fields["own"])
-            raise FedblendError(f"it no longer has its weights of round {since}; begin a new run")
-    else:
-        weights = _in_order(task, tensors)
+    weights = _in_order(task, tensors) if fields["own"] is None else _own_weights(task, fields["own"])
     if (mark := fields["personal"]) is not None:
-        kept = task.memory.recall("parts", mark) or task.memory.recall("parts-before", mark)
-        if kept is None:
-            raise FedblendError(f"it no longer has its own model of round {round_of_mark(mark)}; begin a new run")
-        weights |= strip_prefix(task.setup.experiment.method.personal.keeps, kept)
+        kept = ClientState.from_tensors(_recall(task, "parts", mark))
+        weights |= getattr(kept, task.setup.experiment.method.personal.keeps)
     if task.site.data is not None and split == "test":
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
@@ -398,23 +375,17 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
         return None if kept is None else _in_order(task, kept)
     if fields["mark"] is None:
         return task.setup.weights()
-    own = _kept(task, fields["mark"])
-    if own is None:
-        raise FedblendError(
-            f"it no longer has its own weights of round {round_of_mark(fields['mark'])} ({LASTS}), and nobody else has "
-            "them; begin a new run"
-        )
-    return {name: own[name] for name in task.setup.model.state_dict()}
+    return _own_weights(task, fields["mark"])
 
 
-def _kept(task: ClientTask, mark: str) -> dict[str, torch.Tensor] | None:
+def _own_weights(task: ClientTask, mark: str) -> dict[str, torch.Tensor]:
     """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
-    own = task.memory.recall("own", mark) or task.memory.recall("own-before", mark)
-    if own is not None and (fault := fault_of(own, task.setup.weights())):
+    own = _recall(task, "own", mark)
+    if fault := fault_of(own, task.setup.weights()):
         raise FedblendError(
             f"its own weights of round {round_of_mark(mark)} are not of this experiment: {fault}; begin a new run"
         )
-    return own
+    return {name: own[name] for name in task.setup.model.state_dict()}
 
 
 def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | str | None:

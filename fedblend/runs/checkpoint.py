@@ -50,13 +50,14 @@ def write(folder: Path, state: RunState) -> None:
     """
     import torch
 
-    from fedblend.core.trees import add_prefix, for_clients
+    from fedblend.core.state import to_tensors
+    from fedblend.core.trees import add_prefix
 
     tensors = add_prefix("weights/", state.weights)
     tensors |= add_prefix("entries/", state.entries.tensors)
     tensors |= add_prefix("server/", state.server_state)
     tensors |= add_prefix("outputs/", state.global_outputs)
-    tensors |= for_clients("client/", state.client_states)
+    tensors |= to_tensors(state.client_states)
     tensors["owner"] = torch.from_numpy(state.entries.owner.astype(np.int64))
     tensors["holders"] = torch.from_numpy(np.packbits(state.has_pool))
     if state.shared_round >= 0:
@@ -180,18 +181,17 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
 
     Raises :class:`FedblendError` if it is of another model than ``model``, or of another number of clients.
     """
-    from fedblend.core.trees import differing, in_order, strip_prefix
+    from fedblend.core.trees import differing, in_order
 
     path, advice = folder / NAME, "restore the run's own file, or begin again in another folder"
     if len(state.has_pool) != clients:
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
-    client_weights = [strip_prefix("weights/", tensors) for tensors in state.client_states.values()]
+    models = [kept.model for kept in state.client_states.values()]
     # In a real federation, weights that stay at a site are replaced by a marker here.
-    for table in (state.weights, *(own for own in client_weights if own.keys() & model.keys())):
+    for table in (state.weights, *(own for own in models if own.keys() & model.keys())):
         if different := differing(model, table):
             raise FedblendError(f"{path}: is of another model than the run's ('{different[0]}' differs); {advice}")
-    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/", "own/") for name in model]
-    states = {client: in_order(table, first) for client, table in state.client_states.items()}
+    states = {client: kept.ordered(model) for client, kept in state.client_states.items()}
     return replace(state, weights=in_order(state.weights, model), client_states=states)
 
 
@@ -230,8 +230,8 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
     import torch
 
     from fedblend.core.sharing import Pool
-    from fedblend.core.state import RunState
-    from fedblend.core.trees import by_client, strip_prefix
+    from fedblend.core.state import RunState, from_tensors
+    from fedblend.core.trees import strip_prefix
 
     holders = _vector(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
     clients = scalars.get("clients", len(holders))
@@ -241,7 +241,7 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
     if len(sizes) != clients:
         raise ValueError(f"'shared_sizes' has {len(sizes)} numbers for {clients} clients")
     entries, owner = strip_prefix("entries/", tensors), _vector(tensors, "owner", torch.int64)
-    states = by_client("client/", tensors)
+    states = from_tensors(tensors)
     if any(t.shape[:1] != owner.shape for t in entries.values()):
         raise ValueError(f"'entries' has not the {len(owner)} rows of 'owner'")
     for client in (int(owner.min(initial=0)), int(owner.max(initial=0)), *states):

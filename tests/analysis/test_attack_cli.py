@@ -116,7 +116,7 @@ def test_a_client_outside_the_cohort_is_attacked_with_what_it_keeps(method: str,
     targets = [prepare(snapshot, client, images=8, steps=3) for client in range(4)]
 
     assert snapshot.cohort == (0, 1)
-    assert same(targets[3].victim.context.client_state, before.client_states[3])
+    assert same(targets[3].victim.context.client_state, before.client_states[3].parts)
     if method != "moon":  # which keeps the first model
         assert not any(tensor.any() for tensor in targets[2].victim.context.client_state.values())
     for target in targets:

@@ -15,7 +15,8 @@ from helpers import same, same_up_to_rounding
 from safetensors.torch import load_file
 
 from fedblend.core.engine import TrainTask, corrupted
-from fedblend.core.trees import add_prefix, in_order
+from fedblend.core.state import ClientState
+from fedblend.core.trees import in_order
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
@@ -93,7 +94,7 @@ def test_what_training_makes_is_in_the_models_order_wherever_a_client_begins(eng
     setup = make_setup(resolve(LOSING))
     weights = setup.weights()
     turned = {name: weights[name] for name in sorted(weights)}
-    own = {1: add_prefix("weights/", turned)}
+    own = {1: ClientState(turned)}
 
     made = engine(setup).train(TrainTask(0, weights, None, setup.sizes(0), client_states=own), [0, 1, 2])
 

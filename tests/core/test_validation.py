@@ -20,7 +20,6 @@ from fedblend.core.evaluation import evaluate
 from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
-from fedblend.core.trees import strip_prefix
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines import StackedEngine
 from fedblend.engines.loop import LoopEngine
@@ -231,7 +230,7 @@ def test_each_clients_own_model_is_validated_on_its_own_samples() -> None:
     )
     federation = federation_of(made)
     state, records = run(federation, 2)
-    own = {c: strip_prefix("personal/", table) for c, table in state.client_states.items()}
+    own = {c: kept.personal for c, kept in state.client_states.items()}
     engine, population = engine_of(made), made.population
     right = engine.score(state.weights, "validation").right.copy()
     owner = population.owners("validation")

@@ -24,6 +24,7 @@ from helpers import images, needs_of, run, setup
 from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.core.state import to_tensors
 from fedblend.data.scale import Scaler
 from fedblend.engines import autotune
 from fedblend.engines.autotune import plan_engine, unstackable
@@ -103,7 +104,7 @@ def faults_of(fields: dict[str, Any], device: str, bound: float = 1e-3) -> dict[
         except Exception:
             faults[name] = traceback.format_exc(limit=-3)
             continue
-        tables = (state.weights, state.server_state, state.global_outputs, *state.client_states.values())
+        tables = (state.weights, state.server_state, state.global_outputs, to_tensors(state.client_states))
         away = {key for table in tables for key, tensor in table.items() if tensor.device.type != "cpu"}
         pairs = [(state.weights[key].double(), tensor.double()) for key, tensor in wanted.weights.items()]
         apart = max(float((one - other).norm() / other.norm().clamp(min=1e-9)) for one, other in pairs)

@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fedblend._kernels import build
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
-from fedblend.core.state import RunState
-from fedblend.core.trees import add_prefix
+from fedblend.core.state import ClientState, RunState, to_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, RecordedWork, Work
@@ -138,8 +137,7 @@ def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) 
 
     assert same(got.weights, wanted.weights)
     assert same(got.global_outputs, wanted.global_outputs)
-    for client, table in wanted.client_states.items():
-        assert same(got.client_states[client], table)
+    assert same(to_tensors(got.client_states), to_tensors(wanted.client_states))
     # Steps of several clients, and of a single client, were both replayed.
     steps = [item for trainer in fixed.trainers.values() for item in trainer.recorded.items()]
     assert {key[1] for key, one in steps if one[2].replay} == {False, True}
@@ -194,7 +192,7 @@ def test_clients_that_go_on_from_their_own_model_have_a_trainer_of_their_own() -
     made = ragged("fedprox")
     weights = made.weights()
     # As after a lost downlink: FedProx's term measures from one model in one stack, from each client's in the other.
-    own = add_prefix("weights/", {name: 2 * tensor for name, tensor in weights.items()})
+    own = ClientState({name: 2 * tensor for name, tensor in weights.items()})
     task = TrainTask(0, weights, None, made.sizes(0), client_states={1: own, 3: own})
     engine = StackedEngine(made, stack=4, recorder=NoRecorder())
 

@@ -20,6 +20,7 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.loop import RoundLoop
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import model_spec
+from fedblend.core.trees import strip_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.methods.aggregators.fednova import NormalisedMean
 from fedblend.methods.server_steps.fedopt import FedAdagrad
@@ -61,7 +62,7 @@ def test_scaffold(option: str) -> None:
     near(of.flat(state.weights), x)
     near(of.flat(state.server_part("terms.0")), c)
     for i in state.client_states:
-        near(of.flat(state.client_states[i], "terms.0/"), variates[i])
+        near(of.flat(strip_prefix("terms.0/", state.client_states[i].parts)), variates[i])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -210,7 +211,7 @@ def test_ditto() -> None:
     near(of.flat(state.weights), w)
     assert state.client_states.keys() == personal.keys()
     for k, v in personal.items():
-        near(of.flat(state.client_states[k], "personal/"), v)
+        near(of.flat(state.client_states[k].personal), v)
 
 
 PFEDME_MISTAKES = ("theta is sent", "w does not move between steps", "clients by samples")
@@ -253,7 +254,7 @@ def test_pfedme(mistake: str) -> None:
     near(of.flat(state.weights), w)
     assert state.client_states.keys() == personal.keys()
     for k, theta in personal.items():
-        near(of.flat(state.client_states[k], "personal/"), theta)
+        near(of.flat(state.client_states[k].personal), theta)
 
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])

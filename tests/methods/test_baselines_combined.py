@@ -126,7 +126,9 @@ def test_fednova_and_scaffold_count_the_steps_of_shared_layers() -> None:
         (update,) = LoopEngine(alone).train(TrainTask(0, begun.weights, None, alone.sizes(0)), [client])
         for name in (n for n in update.weights if n not in made.own_layers):
             slope = (begun.weights[name] - update.weights[name]) / made.experiment.train.lr
-            torch.testing.assert_close(state.client_states[client][f"terms.0/{name}"], slope, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                state.client_states[client].parts[f"terms.0/{name}"], slope, rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("method", slow_after_first(["flea", "vhl"]))

@@ -17,6 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Objective, Personal, Plain, Term
 from fedblend.core.setup import Setup
+from fedblend.core.state import ClientState, to_tensors
 from fedblend.engines import autotune, loop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -67,9 +68,7 @@ def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
 
     for one, other in ((loop.weights, stacked.weights), (loop.server_state, stacked.server_state)):
         same_up_to_rounding(other, one, steps=1000)
-    assert loop.client_states.keys() == stacked.client_states.keys()
-    for client, table in loop.client_states.items():
-        same_up_to_rounding(stacked.client_states[client], table, steps=1000)
+    same_up_to_rounding(to_tensors(stacked.client_states), to_tensors(loop.client_states), steps=1000)
     costs = ("round", "cohort", "bytes_up", "bytes_down")
     assert [{k: r.get(k) for k in costs} for r in records] == [{k: r.get(k) for k in costs} for r in others]
 
@@ -200,15 +199,14 @@ def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str)
 
     (loop, _), (stacked, _) = (run(RoundLoop(made, e), 3) for e in (LoopEngine(made), StackedEngine(made, stack=2)))
 
-    assert all(float(table["objective/count"]) > 1 for table in loop.client_states.values())
-    for client, table in loop.client_states.items():
-        same_up_to_rounding(stacked.client_states[client], table, steps=1000)
+    assert all(float(kept.parts["objective/count"]) > 1 for kept in loop.client_states.values())
+    same_up_to_rounding(to_tensors(stacked.client_states), to_tensors(loop.client_states), steps=1000)
 
 
 class Scaled(Personal):
     """The global model's weights as trained, times the objective's count."""
 
-    name, keeps = "scaled", "personal/"
+    name, keeps = "scaled", "personal"
 
     def after_training(self, spec: Any, training: Any) -> Any:
         return {name: tensor * training.client_state["count"] for name, tensor in training.weights.items()}
@@ -219,14 +217,21 @@ def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
     method = made.experiment.method.model_copy(update={"personal": Scaled()})
     made = replace(made, experiment=made.experiment.model_copy(update={"method": method}))
     task = TrainTask(0, made.weights(), None, made.sizes(0))
-    task = replace(task, client_states={k: {"objective/count": torch.ones(())} for k in range(3)})
+    task = replace(task, client_states={k: ClientState(parts={"objective/count": torch.ones(())}) for k in range(3)})
 
     for engine in (LoopEngine(made), StackedEngine(made)):
         for update in engine.train(task, [0, 1, 2]):
-            count = update.state["objective/count"]
+            count = update.state.parts["objective/count"]
             assert count > 1
             for name, tensor in update.weights.items():
-                assert torch.equal(update.state[f"personal/{name}"], tensor * count)
+                assert torch.equal(update.state.personal[name], tensor * count)
+
+
+def test_a_personal_part_names_the_field_that_it_keeps() -> None:
+    e = with_objective(Counting()).experiment
+    method = e.method.model_copy(update={"personal": type("Older", (Scaled,), {"keeps": "personal/"})()})
+    (fault,) = client_part_faults(method, e.train, e.channel, e.protection)
+    assert fault == "method.personal: 'scaled' has keeps = 'personal/'; valid: layers, personal"
 
 
 def test_what_a_step_renews_keeps_its_type() -> None:
@@ -234,7 +239,7 @@ def test_what_a_step_renews_keeps_its_type() -> None:
     made = with_objective(counting(renewed=lambda count: {"count": count.double() + 1}))
     for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
         state, _ = run(RoundLoop(made, engine), 1)
-        assert {table["objective/count"].dtype for table in state.client_states.values()} == {torch.float32}
+        assert {kept.parts["objective/count"].dtype for kept in state.client_states.values()} == {torch.float32}
 
 
 def counting(**changes: Any) -> Counting:

@@ -172,9 +172,9 @@ def test_a_clients_estimates_are_running_means_over_its_batches() -> None:
             mean = 0.5 * mean + 0.5 * maps.mean((0, 2, 3))
             std = 0.5 * std + 0.5 * np.sqrt(maps.var((2, 3)) + EPSILON).mean(0)
         wanted = {"objective/mean/1": torch.from_numpy(mean).float(), "objective/std/1": torch.from_numpy(std).float()}
-        same_up_to_rounding(update.state, wanted, STEPS)
+        same_up_to_rounding(update.state.parts, wanted, STEPS)
         squares = update.extras["objective/variance/std/1"]
-        torch.testing.assert_close(squares, (update.state["objective/std/1"] - 1).square())
+        torch.testing.assert_close(squares, (update.state.parts["objective/std/1"] - 1).square())
 
 
 def test_estimates_go_on_from_round_to_round_and_reach_the_server() -> None:
@@ -184,7 +184,7 @@ def test_estimates_go_on_from_round_to_round_and_reach_the_server() -> None:
 
     table = state.server_part("objective")
     for name in ("mean/1", "std/1", "mean/2", "std/2"):
-        kept = torch.stack([state.client_states[client][f"objective/{name}"] for client in range(4)])
+        kept = torch.stack([state.client_states[client].parts[f"objective/{name}"] for client in range(4)])
         wanted = {name: kept.double().mean(0).float()}
         same_up_to_rounding({name: table[name]}, wanted, 1)
         variance = kept.double().var(0, correction=0)

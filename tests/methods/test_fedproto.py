@@ -67,7 +67,7 @@ def test_fedproto_is_the_papers(mistake: str) -> None:
     assert state.client_states.keys() == models.keys()
     for k, model in models.items():
         for name, wanted in zip(of.names, model, strict=True):
-            near(state.client_states[k][f"weights/{name}"].double().numpy(), wanted.numpy())
+            near(state.client_states[k].model[name].double().numpy(), wanted.numpy())
 
 
 def test_only_prototypes_are_sent() -> None:

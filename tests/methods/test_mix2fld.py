@@ -34,6 +34,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Plain, Task
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool
+from fedblend.core.state import ClientState, to_tensors
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.assignment import batches
@@ -188,9 +189,8 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
 
     pairs = [(stacked.weights[name], loop.weights[name]) for name in loop.weights]
     pairs += [(stacked.global_outputs["outputs"], loop.global_outputs["outputs"])]
-    pairs += [
-        (stacked.client_states[c][name], t) for c, table in loop.client_states.items() for name, t in table.items()
-    ]
+    kept = to_tensors(stacked.client_states)
+    pairs += [(kept[name], tensor) for name, tensor in to_tensors(loop.client_states).items()]
     for a, b in pairs:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
     assert len(loop.client_states) == (4 if method == "fd" else 0)
@@ -203,8 +203,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
     resumed, _ = run(RoundLoop(made, LoopEngine(made)), 1, replace(read, weights=dict(half.weights)))
     assert same_state(resumed, loop)
     assert same(resumed.global_outputs, loop.global_outputs)
-    assert resumed.client_states.keys() == loop.client_states.keys()
-    assert all(same(resumed.client_states[c], loop.client_states[c]) for c in loop.client_states)
+    assert same(to_tensors(resumed.client_states), to_tensors(loop.client_states))
 
 
 def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged() -> None:
@@ -215,15 +214,11 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 
     assert same(second.weights, made.weights())
     # What a device goes on from: its own model, and what the server has said meanwhile.
-    own = {
-        fed.recorder.device: first.client_states[fed.recorder.device]
-        | {"outputs/outputs": first.global_outputs["outputs"]}
-    }
-    alone = next(
-        LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [fed.recorder.device])
-    )
+    device = fed.recorder.device
+    own = {device: replace(first.client_states[device], outputs=first.global_outputs)}
+    alone = next(LoopEngine(made).train(TrainTask(1, made.weights(), None, made.sizes(0), {}, own), [device]))
     for name, tensor in alone.weights.items():
-        assert torch.equal(second.client_states[fed.recorder.device][f"weights/{name}"], tensor)
+        assert torch.equal(second.client_states[device].model[name], tensor)
     judged = fed.engine.score({n: t for n, t in alone.weights.items()})
     assert judged.right is not None
     assert records[-1]["accuracy"] == pytest.approx(judged.right.mean())
@@ -242,10 +237,10 @@ def test_without_distillation_devices_that_keep_their_models_train_alone() -> No
     state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
     engine, weights = LoopEngine(made), made.weights()
     for round in range(2):
-        own = {0: {f"weights/{n}": t for n, t in weights.items()}}
+        own = {0: ClientState(weights)}
         weights = next(engine.train(TrainTask(round, made.weights(), None, made.sizes(0), {}, own), [0])).weights
 
-    assert all(torch.equal(state.client_states[0][f"weights/{name}"], tensor) for name, tensor in weights.items())
+    assert all(torch.equal(state.client_states[0].model[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
@@ -257,10 +252,9 @@ def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -
     own = LoopEngine(made)
     task = TrainTask(0, made.weights(), None, made.sizes(0))
     once = next(own.train(task, [1])).weights
-    table = {1: {f"weights/{n}": t for n, t in once.items()}}
+    table = {1: ClientState(once)}
     twice = next(own.train(TrainTask(1, first.weights, None, made.sizes(0), {}, table), [1])).weights
-    own_weights = {name: second.client_states[1][f"weights/{name}"] for name in twice}
-    same_up_to_rounding(own_weights, twice, steps=20)
+    same_up_to_rounding(second.client_states[1].model, twice, steps=20)
     assert records[-1]["uploads"] == 4
 
 
@@ -493,8 +487,7 @@ def test_a_device_can_be_judged_in_any_method() -> None:
     made = setup(evaluate_model="device", train={"cohort": 4})
     fed = RoundLoop(made, LoopEngine(made))
     state, records = run(fed, 1)
-    own = {n.removeprefix("weights/"): t for n, t in state.client_states[fed.recorder.device].items()}
-    right = fed.engine.score(own).right
+    right = fed.engine.score(state.client_states[fed.recorder.device].model).right
 
     assert right is not None
     assert records[0]["accuracy"] == pytest.approx(right.mean())

@@ -17,6 +17,7 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
+from fedblend.core.state import ClientState
 from fedblend.core.upload import bytes_of
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -75,9 +76,9 @@ def test_fedper_is_the_papers(mistake: str) -> None:
     if not mistake:
         assert state.client_states.keys() == heads.keys()
         for k, head in heads.items():
-            assert [*state.client_states[k]] == [f"own/{name}" for name in sorted(HEAD)]
+            assert [*state.client_states[k].to_tensors()] == [f"own/{name}" for name in sorted(HEAD)]
             for name, wanted in zip(HEAD, head, strict=True):
-                near(state.client_states[k][f"own/{name}"].double().numpy(), wanted.numpy())
+                near(state.client_states[k].layers[name].double().numpy(), wanted.numpy())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -90,7 +91,7 @@ def test_fedrep_is_the_papers(share: float) -> None:
 
     near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
     for k, head in heads.items():
-        near(state.client_states[k][f"own/{HEAD[0]}"].double().numpy(), head[0].numpy())
+        near(state.client_states[k].layers[HEAD[0]].double().numpy(), head[0].numpy())
 
 
 @each(("share", "steps", "head"), [(0.5, 2, 1), (0.9, 2, 1), (0.1, 2, 1), (0.5, 5, 2), (1.0, 2, 2), (0.0, 3, 0)])
@@ -108,12 +109,12 @@ def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
     loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=3)))
 
     assert LoopEngine(made).assign(TrainTask(0, first, None, made.sizes(0)), 0).steps == 1
-    assert not torch.equal(loop.client_states[0][f"own/{HEAD[0]}"], first[HEAD[0]])
+    assert not torch.equal(loop.client_states[0].layers[HEAD[0]], first[HEAD[0]])
     for name in BODY:
         torch.testing.assert_close(stacked.weights[name], loop.weights[name], rtol=1e-5, atol=1e-6)
     for client in range(3):
         for name in HEAD:
-            kept = (one.client_states[client][f"own/{name}"] for one in (stacked, loop))
+            kept = (one.client_states[client].layers[name] for one in (stacked, loop))
             torch.testing.assert_close(*kept, rtol=1e-5, atol=1e-6)
     alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
     moved = run(RoundLoop(alone, LoopEngine(alone)), 1)[0].weights
@@ -133,7 +134,7 @@ def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[s
 
     same_up_to_rounding(stacked.weights, loop.weights, steps=10)
     for client, kept in loop.client_states.items():
-        same_up_to_rounding(stacked.client_states[client], kept, steps=10)
+        same_up_to_rounding(stacked.client_states[client].layers, kept.layers, steps=10)
 
 
 def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
@@ -203,7 +204,7 @@ def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> Non
 
     rights = []
     for client in range(3):
-        own = {n.removeprefix("own/"): t for n, t in state.client_states.get(client, {}).items()}
+        own = state.client_states.get(client, ClientState()).layers
         scores = loop.engine.score({**state.weights, **own}, "holdout")
         assert scores.right is not None
         rights.append(scores.right[made.population.owners("holdout") == client])
@@ -219,7 +220,7 @@ def test_personal_models_are_tested_on_held_out_samples_too() -> None:
 
     state, records = run(loop, 2)
 
-    own = {k: {n.removeprefix("personal/"): t for n, t in s.items()} for k, s in state.client_states.items()}
+    own = {k: kept.personal for k, kept in state.client_states.items()}
     owner, wanted = made.population.owners("holdout"), []
     for client in range(4):
         scores = loop.engine.score(own.get(client, state.weights), "holdout")
@@ -237,9 +238,9 @@ def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
     assert len(norm) == 5
     assert made.own_layers == set(norm)
     assert all(torch.equal(state.weights[name], first[name]) for name in norm)
-    for table in state.client_states.values():
-        assert table.keys() == {f"own/{name}" for name in norm}
-        assert not torch.equal(table["own/norm.running_mean"], first["norm.running_mean"])
+    for kept in state.client_states.values():
+        assert kept.layers.keys() == set(norm)
+        assert not torch.equal(kept.layers["norm.running_mean"], first["norm.running_mean"])
     assert records[0]["bytes_up"]["weights"] == 2 * bytes_of({n: first[n] for n in ("last.weight", "last.bias")})
 
 
@@ -344,7 +345,7 @@ def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
 
     state, records = run(loop, 2)
 
-    own = {k: {n.removeprefix("own/"): t for n, t in s.items()} for k, s in state.client_states.items()}
+    own = {k: kept.layers for k, kept in state.client_states.items()}
     population, engine = made.population, loop.engine
     for split, stated in (("holdout", records[-1]["accuracy"]), ("validation", None)):
         owner, right = population.owners(split), []
@@ -393,6 +394,6 @@ def test_optimisers_keep_what_they_have_of_own_layers(personal: str, optimizer: 
 
     state, _ = run(RoundLoop(made, engine(made)), 2)
 
-    kept = [name for name in state.client_states[0] if name.startswith("optimizer/") and name.endswith(HEAD)]
+    kept = [tensor for name, tensor in state.client_states[0].optimizer.items() if name.endswith(HEAD)]
     assert kept
-    assert all(state.client_states[0][name].any() for name in kept)
+    assert all(tensor.any() for tensor in kept)

@@ -15,6 +15,7 @@ from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.core.state import ClientState
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.methods.aggregators.mean import WeightedMean
 
@@ -176,7 +177,7 @@ def test_a_client_that_diverges_once_takes_part_again(method: str) -> None:
     def diverging(task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         for trained in engine.train(task, clients):
             if task.round == 1 and trained.client == 2:
-                state = {name: torch.full_like(tensor, np.nan) for name, tensor in trained.state.items()}
+                state = ClientState.from_tensors({n: t * np.nan for n, t in trained.state.to_tensors().items()})
                 broken = {name: torch.full_like(tensor, np.nan) for name, tensor in trained.weights.items()}
                 outputs = None if trained.outputs is None else trained.outputs * np.nan
                 trained = replace(trained, weights=broken, state=state, outputs=outputs)

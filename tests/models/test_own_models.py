@@ -18,6 +18,7 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
+from fedblend.core.state import ClientState
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -142,7 +143,7 @@ def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent
 
 def test_clients_keep_their_own_frozen_weights() -> None:
     made = world_of("Frozen")
-    own = {k: {f"weights/{name}": (1 + 0.2 * k) * tensor for name, tensor in made.weights().items()} for k in (0, 2)}
+    own = {k: ClientState({name: (1 + 0.2 * k) * t for name, t in made.weights().items()}) for k in (0, 2)}
     trained_alike(made, TrainTask(0, made.weights(), None, made.sizes(0), client_states=own))
 
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.state import ClientState
 from fedblend.experiment.config import as_table, resolve
 from fedblend.runs import checkpoint
 
@@ -50,4 +51,4 @@ def test_a_checkpoint_of_version_0_1_is_read_into_todays_state(tmp_path):
     assert (state.round, state.has_pool.tolist()) == (7, [True, False, True])
     assert state.server_part("server_step") == {"points": 2 * one}
     assert state.global_outputs == {"outputs": 3 * one}
-    assert state.client_states == {1: {"weights/w": 4 * one, "outputs/outputs": 5 * one}}
+    assert state.client_states == {1: ClientState(model={"w": 4 * one}, outputs={"outputs": 5 * one})}

@@ -163,7 +163,7 @@ def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker:
         {name: t.to(device) for name, t in one.pool.tensors.items()},
         begun if method.terms or objective.reads_start else {},
         {name: t.to(device) for name, t in task.outputs_of(one.client).items()},
-        {name: t.to(device) for name, t in task.client_states.get(one.client, {}).items()},
+        {name: t.to(device) for name, t in task.state_of(one.client).parts.items()},
         {name: t.to(device) for name, t in task.server_state.items()},
         pool_stored=method.sharing.plan.is_stored,
     )

@@ -13,8 +13,7 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
-from fedblend.core.state import RunState
-from fedblend.core.trees import Tensors
+from fedblend.core.state import ClientState, RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
@@ -34,12 +33,12 @@ class RoundSnapshot:
     round: int
     task: TrainTask
     cohort: tuple[int, ...]
-    kept_by: Callable[[int], Tensors] = lambda client: {}
+    kept_by: Callable[[int], ClientState] = lambda client: ClientState()
     """What a client outside the cohort would begin the round with, beside the model."""
 
     def task_of(self, client: int) -> TrainTask:
         """The task, with what the client keeps even if it is not in the cohort."""
-        kept = {} if client in self.cohort else self.kept_by(client)
+        kept = ClientState() if client in self.cohort else self.kept_by(client)
         return replace(self.task, client_states={**self.task.client_states, client: kept}) if kept else self.task
 
     @staticmethod
@@ -97,7 +96,7 @@ def _require_images(setup: Setup) -> None:
 
 def _task_of(
     directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
-) -> tuple[TrainTask, tuple[int, ...], Callable[[int], Tensors]]:
+) -> tuple[TrainTask, tuple[int, ...], Callable[[int], ClientState]]:
     """Return the task of a round's clients, their cohort, and what any client would begin the round with."""
     plan = directory.facts().get("engine")
     engines.require_device(setup.experiment.device)

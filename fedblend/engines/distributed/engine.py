@@ -16,6 +16,7 @@ from fedblend.core.engine import ClientUpdate, CohortResult, Scores, Tensors, Tr
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
+from fedblend.core.state import from_tensors
 from fedblend.core.trees import by_client, in_order, strip_prefix
 from fedblend.engines.distributed.processes import RankProcesses
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection
@@ -95,7 +96,7 @@ class DistributedEngine:
                 received = ((self.inner.to_device(upload), n) for upload, n in uploads_from(fields, tensors))
                 uploads += [(in_order(upload, task.weights), n) for upload, n in received]
                 weight += fields["weight"]
-                result.client_states |= by_client("client/", tensors)
+                result.client_states |= from_tensors(tensors)
                 kept = {c: in_order(t, task.weights) for c, t in by_client("kept/", tensors).items()}
                 # A new table: this rank answers a server step's questions for its own clients only.
                 result.uploads = result.uploads | kept

@@ -12,7 +12,8 @@ from fedblend.core.aggregator import WeightedUpload
 from fedblend.core.engine import CohortResult, Scores, Tensors, TrainTask
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.trees import add_prefix, by_client, for_clients, in_order, strip_prefix
+from fedblend.core.state import from_tensors, to_tensors
+from fedblend.core.trees import add_prefix, for_clients, in_order, strip_prefix
 from fedblend.engines.distributed.ranks import Message, Ranks
 from fedblend.methods.aggregators.mean import Sums
 
@@ -37,7 +38,7 @@ def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
     return (
         add_prefix("weights/", task.weights)
         | add_prefix("outputs/", task.global_outputs)
-        | for_clients("client/", task.client_states)
+        | to_tensors(task.client_states)
         | add_prefix("server/", task.server_state)
         | (pool_tensors(task.pool) if with_pool else {})
     )
@@ -46,14 +47,13 @@ def task_tensors(task: TrainTask, with_pool: bool) -> dict[str, torch.Tensor]:
 def task_from(round: int, tensors: Tensors, pool: Pool | None, setup: Setup) -> TrainTask:
     """Return the task of :func:`task_tensors`, with models in the order of the setup's model."""
     model = setup.model.state_dict()
-    first = [f"{prefix}{name}" for prefix in ("weights/", "personal/", "own/") for name in model]
     return TrainTask(
         round,
         in_order(strip_prefix("weights/", tensors), model),
         pool,
         setup.sizes(round),
         strip_prefix("outputs/", tensors),
-        {client: in_order(table, first) for client, table in by_client("client/", tensors).items()},
+        {client: kept.ordered(model) for client, kept in from_tensors(tensors).items()},
         strip_prefix("server/", tensors),
     )
 

@@ -14,6 +14,7 @@ from fedblend.core.engine import Tensors, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
+from fedblend.core.state import to_tensors
 from fedblend.core.trees import add_prefix, for_clients
 from fedblend.engines.autotune import inner_engine
 from fedblend.engines.distributed.pipes import Parent
@@ -125,9 +126,8 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
         "weights": [weight for _, weight in uploads],
         "extra_bytes": [[direction, kind, number] for (direction, kind), number in result.extra_bytes.items()],
     }
-    states = for_clients("client/", result.client_states)
     extras = add_prefix("extras/", result.extras) | for_clients("each_extras/", result.each_extras)
     kept = for_clients("kept/", result.uploads) if task.keeps_uploads else {}
-    ranks.send(summary, upload_tensors(uploads) | states | extras | kept)
+    ranks.send(summary, upload_tensors(uploads) | to_tensors(result.client_states) | extras | kept)
     if isinstance(sums, Sums):
         reduce_sums(ranks, sums, 0.0, inner.to_device(upload_like(setup, task)))

@@ -87,7 +87,7 @@ class StackedEngine(LoopEngine):
         # Sorted by steps: a stack takes as long as its longest client.
         for one in sorted(assignments, key=lambda one: -len(one.sizes)):
             # Clients of one stack must have the same loss and the same kinds of context.
-            apart = task.has_own_model(one.client), task.starts_apart(one.client)
+            apart = bool(task.state_of(one.client).model), task.starts_apart(one.client)
             groups[one.plain, one.pool is task.pool, *apart, bool(task.outputs_of(one.client))].append(one)
         # Clients' own models may differ in untrained tensors, and a stack has only one set of these.
         own_models = task.personal or any(map(task.starts_apart, task.client_states))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedblend.core.engine import OPTIMIZER, TrainTask, objective_of, terms_of
-from fedblend.core.trees import add_prefix
+from fedblend.core.engine import TrainTask, objective_of, terms_of
+from fedblend.core.trees import Tensors, add_prefix
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
@@ -85,24 +85,22 @@ class Stack:
         shared_tensors: dict[str, torch.Tensor] = {}
         client_tensors: dict[str, torch.Tensor] = {}
 
-        def add(tables: Sequence[dict[str, torch.Tensor]], shared: bool) -> None:
-            """Add tensors for the objective: one table a client, all the same where ``shared``."""
-            if shared:
-                shared_tensors.update(tables[0])
-            else:
-                client_tensors.update({name: self._stack([table[name] for table in tables]) for name in tables[0]})
+        def add(field: str, tables: Sequence[Tensors], shared: bool) -> None:
+            """Add tensors for a field of the objective's context: one table a client, all the same where ``shared``."""
+            stacked = tables[0] if shared else {n: self._stack([table[n] for table in tables]) for n in tables[0]}
+            (shared_tensors if shared else client_tensors).update(add_prefix(f"{field}/", stacked))
 
         terms = terms_of(self.engine.setup.method, task)
-        own_models = task.has_own_model(clients[0].client)
+        states = [task.state_of(one.client) for one in clients]
         if terms or self.objective.reads_start:
             apart = not task.personal and task.starts_apart(clients[0].client)
-            add([add_prefix("start/", task.anchor_of(one.client)) for one in clients], not apart)
-        add([add_prefix("outputs/", task.outputs_of(one.client)) for one in clients], not own_models)
-        add([add_prefix("client/", _part_state(task, one.client)) for one in clients], False)
-        add([add_prefix("server/", task.server_state)], True)
+            add("start", [task.anchor_of(one.client) for one in clients], not apart)
+        add("global_outputs", [task.outputs_of(one.client) for one in clients], not states[0].model)
+        add("client_state", [{} if task.personal else kept.parts for kept in states], False)
+        add("server_state", [task.server_state], True)
         plain = clients[0].plain
         if not plain:
-            add([add_prefix("pool/", one.pool.tensors) for one in clients], clients[0].pool is task.pool)
+            add("pool", [one.pool.tensors for one in clients], clients[0].pool is task.pool)
         # A traced step reads tensors by place, and a part may return its table in another order each round.
         client_tensors, shared_tensors = dict(sorted(client_tensors.items())), dict(sorted(shared_tensors.items()))
         params, kept = self._start_weights(), self._kept_state()
@@ -123,11 +121,11 @@ class Stack:
 
     def _kept_state(self) -> list[torch.Tensor]:
         """Return the state that the clients' optimisers have kept [K, ...], by key and parameter; empty without any."""
-        engine, states = self.engine, self.task.client_states
+        engine, states = self.engine, [self.task.state_of(one.client).optimizer for one in self.clients]
         if not engine.keeps_optimizer(self.task):
             return []
         return [
-            self._stack([states[one.client][f"{OPTIMIZER}{key}/{name}"] for one in self.clients])
+            self._stack([kept[f"{key}/{name}"] for kept in states])
             for key in engine.setup.training.state_keys
             for name in engine.names
         ]
@@ -218,14 +216,6 @@ class Stack:
         batch = StepBatch(x, y, drawn, [], device_active, turn, factor, ending, steps)
         drops = self.trainer.drops(batch, rows)
         self.trainer.step(replace(batch, masks=[self.masks.draw(rows.start, of, active) for of in drops]), rows)
-
-
-def _part_state(task: TrainTask, client: int) -> dict[str, torch.Tensor]:
-    """Return the state of parts at a client, without the client's own models and the state of its optimiser."""
-    if task.personal:
-        return {}
-    models = ("weights/", "outputs/", "personal/", "own/", OPTIMIZER)
-    return {name: t for name, t in task.client_states.get(client, {}).items() if not name.startswith(models)}
 
 
 def _width(needed: int, most: int) -> int:

@@ -23,23 +23,15 @@ from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import CannotStack, dropouts
 from fedblend.methods.objectives.output_cache import OutputCache
 
-CONTEXT = {
-    "pool": "pool/",
-    "start": "start/",
-    "global_outputs": "outputs/",
-    "client_state": "client/",
-    "server_state": "server/",
-}
-"""By field of :class:`fedblend.core.context.Context`: the prefix of its tensors' names."""
+CONTEXT = ("pool", "start", "global_outputs", "client_state", "server_state")
+"""Fields of :class:`fedblend.core.context.Context` with tensors, whose names begin with the field and a slash."""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The tensors that one step reads; every one has a leading dimension K, except ``shared_tensors``.
 
-    Tensors for the objective's context are shared by all clients or stacked by client: the round's first weights
-    (``start/...``), the pool (``pool/...``), mean outputs by label (``outputs/...``), and the state of parts at the
-    client and at the server (``client/...``, ``server/...``).
+    Tensors for the objective's context (:data:`CONTEXT`) are shared by all clients or stacked by client.
     """
 
     params: list[_kernels.Weights]
@@ -123,8 +115,7 @@ class Step:
         for layer in dropouts(self.model):
             layer.masks = (lambda x, p: next(masks)) if self.noted is None else self._note
         tables: dict[str, Any] = {
-            field: strip_prefix(prefix, inputs.shared_tensors) | strip_prefix(prefix, inputs.client_tensors)
-            for field, prefix in CONTEXT.items()
+            key: strip_prefix(f"{key}/", {**inputs.shared_tensors, **inputs.client_tensors}) for key in CONTEXT
         }
         context = replace(self.context, **tables)
         batch = Batch(context.scale(inputs.x), inputs.y)

@@ -11,7 +11,7 @@ import torch
 from fedblend._kernels.lowrank import LowRank
 from fedblend.core.objective import Objective, Term
 
-OBJECTIVE = "client/objective/"
+OBJECTIVE = "client_state/objective/"
 """Prefix of what the objective keeps at clients."""
 
 

@@ -10,7 +10,6 @@ import torch
 
 from fedblend._kernels.lowrank import LowRank, is_worth_it
 from fedblend.core.objective import Context, Objective, Term
-from fedblend.core.trees import strip_prefix
 from fedblend.engines.adam import StackedAdam
 from fedblend.engines.sgd import (
     Gradient,
@@ -247,5 +246,5 @@ class StackTrainer:
 
     def _start_weights(self, slots: ClientSlots) -> list[torch.Tensor]:
         """Return the round's first weights in the parameters' order: shared by all clients, or [K, ...]."""
-        start = strip_prefix("start/", self.shared_tensors) | strip_prefix("start/", slots.client_tensors)
-        return [start[name] for name in self.engine.names]
+        tensors = {**self.shared_tensors, **slots.client_tensors}
+        return [tensors[f"start/{name}"] for name in self.engine.names]

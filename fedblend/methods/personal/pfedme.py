@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,9 +39,9 @@ class PFedMe(Personal):
     """Learning rate of these steps; the authors take 0.01 to 0.1, with a ``train.lr`` of 0.005 or 0.01."""
 
     @property
-    def keeps(self) -> str:
+    def keeps(self) -> Literal["personal"]:
         """A model beside the global one."""
-        return "personal/"
+        return "personal"
 
     def objective(self, base: Objective) -> Objective:
         """The Moreau envelope of an objective."""

@@ -37,7 +37,6 @@ class Devices(Measure):
         return float(values.mean() if self.figure == "mean" else values.var(ddof=1))
 
     def _score(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.core.trees import strip_prefix
         from fedblend.engines.loop import LoopEngine
         from fedblend.runs import checkpoint
         from fedblend.runs.runner import one_thread
@@ -51,9 +50,9 @@ class Devices(Measure):
         with one_thread():
             engine = LoopEngine(make_setup(cell.experiment), "cpu")
             found = []
-            for number, (_, table) in enumerate(sorted(state.client_states.items())):
+            for number, (_, kept) in enumerate(sorted(state.client_states.items())):
                 cell.on_step("devices tested", number, len(state.client_states))
-                right = engine.score(strip_prefix("weights/", table)).right
+                right = engine.score(kept.model).right
                 assert right is not None
                 found.append(float(right.mean()))
         return {"accuracy": found}
