@@ -63,12 +63,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def images(
-    n: int = 40,
-    classes: int = 3,
-    side: int = 4,
-    seed: int = 0,
-    client: np.ndarray | None = None,
-    test: int = 12,
+    n: int = 40, classes: int = 3, side: int = 4, seed: int = 0, client: np.ndarray | None = None, test: int = 12
 ) -> Dataset:
     """Random grey images of ``side`` x ``side``, whose class shows in their brightness."""
     rng = np.random.default_rng(seed)
@@ -373,11 +368,7 @@ def same_state(a: RunState, b: RunState) -> bool:
         and same(a.entries.tensors, b.entries.tensors)
         and all(
             np.array_equal(u, v)
-            for u, v in (
-                (a.entries.owner, b.entries.owner),
-                (a.has_pool, b.has_pool),
-                (a.shared_sizes, b.shared_sizes),
-            )
+            for u, v in ((a.entries.owner, b.entries.owner), (a.has_pool, b.has_pool), (a.shared_sizes, b.shared_sizes))
         )
     )
 

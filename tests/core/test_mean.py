@@ -36,10 +36,7 @@ def test_the_mean_is_weighted_by_samples(rows: list[tuple[list[float], int]]) ->
     np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
-@given(
-    value=st.lists(FLOATS, min_size=1, max_size=5),
-    weights=st.lists(st.integers(1, 10_000), min_size=1, max_size=9),
-)
+@given(value=st.lists(FLOATS, min_size=1, max_size=5), weights=st.lists(st.integers(1, 10_000), min_size=1, max_size=9))
 @examples(60)
 def test_equal_uploads_average_to_themselves_exactly(value: list[float], weights: list[int]) -> None:
     mean = WeightedMean().aggregate(({"w": torch.tensor(value)}, float(w)) for w in weights)
@@ -71,14 +68,8 @@ def test_a_client_without_samples_changes_nothing() -> None:
 
 def test_the_mean_keeps_types_and_rounds_whole_numbers() -> None:
     pairs = [
-        (
-            {"a": torch.tensor([1.0]), "b": torch.tensor(4), "c": torch.tensor([1.0], dtype=torch.float64)},
-            1.0,
-        ),
-        (
-            {"a": torch.tensor([2.0]), "b": torch.tensor(9), "c": torch.tensor([4.0], dtype=torch.float64)},
-            2.0,
-        ),
+        ({"a": torch.tensor([1.0]), "b": torch.tensor(4), "c": torch.tensor([1.0], dtype=torch.float64)}, 1.0),
+        ({"a": torch.tensor([2.0]), "b": torch.tensor(9), "c": torch.tensor([4.0], dtype=torch.float64)}, 2.0),
     ]
 
     mean = WeightedMean().aggregate(pairs)

@@ -405,11 +405,7 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
         ("dataset", {"load": lambda self, path: 0}, "the dataset 'own': load cannot be called: missing a required"),
         ("model", {"build": lambda self, shape: 0}, "the model 'own': build cannot be called: too many positional"),
         ("channel", {}, "the channel 'own' defines no transmit or delivers; valid: methods as in Channel"),
-        (
-            "metric",
-            {"overall": lambda self, outputs: 0},
-            "the metric 'own': overall cannot be called: ",
-        ),
+        ("metric", {"overall": lambda self, outputs: 0}, "the metric 'own': overall cannot be called: "),
     ],
 )
 def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declared(

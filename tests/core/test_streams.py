@@ -82,10 +82,7 @@ def test_the_mean_does_not_depend_on_the_order_of_uploads(rows: list[tuple[list[
 # Streams --------------------------------------------------------------------------------------------------
 
 ADDRESS = st.tuples(
-    st.integers(0, 2**40),
-    st.sampled_from(["cohort", "batches", "share"]),
-    st.integers(0, 999),
-    st.integers(0, 10**6),
+    st.integers(0, 2**40), st.sampled_from(["cohort", "batches", "share"]), st.integers(0, 999), st.integers(0, 10**6)
 )
 
 
@@ -174,13 +171,7 @@ def test_a_lent_generator_is_put_back_even_after_an_error() -> None:
 
 def test_lent_generators_differ_by_address() -> None:
     drawn = []
-    for address in (
-        (0, "train", 1, 2),
-        (0, "train", 1, 3),
-        (0, "train", 2, 2),
-        (1, "train", 1, 2),
-        (0, "model", 1, 2),
-    ):
+    for address in ((0, "train", 1, 2), (0, "train", 1, 3), (0, "train", 2, 2), (1, "train", 1, 2), (0, "model", 1, 2)):
         with lent_generator(*address):
             drawn.append(tuple(torch.rand(3).tolist()))
 

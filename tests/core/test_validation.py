@@ -96,12 +96,7 @@ def test_validation_and_metrics_are_those_of_the_outputs() -> None:
     held, of = engine.score(weights, "holdout"), population.owners("holdout")
     values = [f1.overall(held.outputs[of == k], y[population.held_order][of == k]) for k in range(4)]
     assert found["client_metrics"]["f1"] == pytest.approx(
-        {
-            "tested": 4,
-            "mean": np.mean(values),
-            "std": np.std(values),
-            "worst_tenth": np.percentile(values, 10),
-        }
+        {"tested": 4, "mean": np.mean(values), "std": np.std(values), "worst_tenth": np.percentile(values, 10)}
     )
     calibration = [
         made.experiment.metrics[3].overall(held.outputs[of == k], y[population.held_order][of == k]) for k in range(4)

@@ -480,8 +480,7 @@ def test_a_trial_has_the_pool_that_clients_receive(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "room", "stack"),
-    slow_except([(1, 2.5, 2)], [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)]),
+    ("ranks", "room", "stack"), slow_except([(1, 2.5, 2)], [(1, 2.5, 2), (2, 2.5, 1), (1, 100.0, 6), (1, 0.5, 1)])
 )
 def test_a_cohort_larger_than_memory_is_cut_by_the_measured_memory_of_a_step(
     ranks: int, room: float, stack: int, monkeypatch: pytest.MonkeyPatch

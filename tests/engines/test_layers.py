@@ -69,13 +69,7 @@ COUNTS: list[tuple[str | Spec, tuple[int, ...], int, int, int]] = [
         conv(1, 16) + conv(16, 32) + conv(32, 64) + conv(64, 64) + norm(16, 32, 64, 64) + dense(64 * 3 * 3, 7),
     ),
     # 128 time steps halved twice leave 32; a kernel of 5 steps for each pair of channels.
-    (
-        "cnn1d",
-        (9, 128),
-        6,
-        274_822,
-        (9 * 5 + 1) * 32 + (32 * 5 + 1) * 64 + dense(64 * 32, 128) + dense(128, 6),
-    ),
+    ("cnn1d", (9, 128), 6, 274_822, (9 * 5 + 1) * 32 + (32 * 5 + 1) * 64 + dense(64 * 32, 128) + dense(128, 6)),
     # N_mod of the paper: 120 + 654 + 11,770.
     ("mix2fld-cnn", (1, 28, 28), 10, 12_544, conv(1, 12) + conv(12, 6) + dense(6 * 14 * 14, 10)),
     # 28 - 4 = 24, halved 12, - 4 = 8, halved 4.

@@ -356,15 +356,9 @@ ON_GRADIENTS = {"name": "noise", "on": "gradients", "scale": 0.1}
         ({"train": {"optimizer": "adan"}}, "train.optimizer.name: unknown optimizer 'adan'.*'adam'"),
         ({"train": {"optimizer": {"name": "adam", "beta": 0.9}}}, "train.optimizer.beta: unknown key.*did you mean"),
         ({"train": {"optimizer": "adam", "momentum": 0.9}}, "train.momentum: 0.9 is of SGD"),
-        (
-            {"train": {"optimizer": "torch.optim:SGD", "weight_decay": 0.1}},
-            "train.weight_decay: 0.1: give it in",
-        ),
+        ({"train": {"optimizer": "torch.optim:SGD", "weight_decay": 0.1}}, "train.weight_decay: 0.1: give it in"),
         ({"train": {"optimizer_state": "keep"}}, "train.optimizer_state: 'keep', but the optimizer 'sgd' has no"),
-        (
-            {"train": {"optimizer": "torch.optim:SGD", "optimizer_state": "keep"}},
-            "'torch' has no state here",
-        ),
+        ({"train": {"optimizer": "torch.optim:SGD", "optimizer_state": "keep"}}, "'torch' has no state here"),
         ({"train": {"optimizer": {"name": "torch", "path": "os:system"}}}, "it is the path of an optimiser of PyTorch"),
         ({"train": {"schedule": "cosine"}}, "train.schedule.length: must be given for 'cosine' over rounds"),
         ({"train": {"schedule": "step", "lr_decay": 0.9}}, "train.lr_decay: 0.9 and train.schedule are both given"),

@@ -86,12 +86,7 @@ def test_winograds_three_forms_have_at_most_four_times_the_direct_ones_error(
         assert error <= 4 * direct + least
 
 
-@given(
-    planes=st.integers(1, 5),
-    height=st.integers(2, 37),
-    width=st.integers(2, 37),
-    ties=st.booleans(),
-)
+@given(planes=st.integers(1, 5), height=st.integers(2, 37), width=st.integers(2, 37), ties=st.booleans())
 @examples(80)
 def test_max_pools_and_their_gradients(planes: int, height: int, width: int, ties: bool) -> None:
     x = draw(1, planes, height, width, seed=height)

@@ -290,10 +290,7 @@ ANYTHING = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @pytest.mark.slow
-@given(
-    honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12),
-    others=st.lists(ANYTHING, max_size=4),
-)
+@given(honest=st.lists(st.floats(-10, 10, width=32), min_size=5, max_size=12), others=st.lists(ANYTHING, max_size=4))
 @examples(120)
 def test_so_many_outliers_cannot_move_a_parameter_beyond_the_others(honest: list[float], others: list[float]) -> None:
     rows = [[value] for value in [*others, *honest]]

@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    each,
-    examples,
-    federation,
-    images,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-    weight_gradient,
-)
+from helpers import each, examples, federation, images, run, same, same_up_to_rounding, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net

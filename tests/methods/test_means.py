@@ -141,10 +141,7 @@ def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups
 
 
 def test_the_engine_applies_the_experiments_policy() -> None:
-    groups, method = (
-        [range(5), range(5, 7), range(7, 8)],
-        {"name": "fedmix", "sharing": {"samples_per_mean": 4}},
-    )
+    groups, method = ([range(5), range(5, 7), range(7, 8)], {"name": "fedmix", "sharing": {"samples_per_mean": 4}})
 
     def sent(**changes: Any) -> dict[int, int]:
         made = setup(groups=groups, method=method, **changes)
@@ -171,11 +168,7 @@ def test_a_client_without_samples_sends_nothing(part: SharedMeans) -> None:
 # Means: options -------------------------------------------------------------------------------------------
 
 
-@given(
-    labels=st.lists(st.integers(0, 2), min_size=1, max_size=40),
-    size=st.integers(1, 12),
-    seed=st.integers(0, 999),
-)
+@given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=40), size=st.integers(1, 12), seed=st.integers(0, 999))
 @examples(60)
 def test_same_class_groups_are_pure_and_complete(labels: list[int], size: int, seed: int) -> None:
     y = torch.tensor(labels)

@@ -179,12 +179,7 @@ def test_a_path_of_torchmetrics_is_a_name() -> None:
 
     first, _ = as_table(made)["metrics"]
 
-    assert first == {
-        "name": "torchmetrics",
-        "path": path,
-        "options": {"average": "weighted"},
-        "title": "weighted f1",
-    }
+    assert first == {"name": "torchmetrics", "path": path, "options": {"average": "weighted"}, "title": "weighted f1"}
     assert [one.label for one in made.metrics] == ["weighted f1", "MulticlassF1Score"]
     assert resolve(as_table(made)) == made
 

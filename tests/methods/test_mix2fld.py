@@ -309,11 +309,7 @@ def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computi
 @pytest.mark.slow
 def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None:
     made = setup(
-        images(n=60),
-        method="mix2fld",
-        model=LINEAR,
-        train={"cohort": 4},
-        channel={"name": "test-lossy", "up": [3]},
+        images(n=60), method="mix2fld", model=LINEAR, train={"cohort": 4}, channel={"name": "test-lossy", "up": [3]}
     )
     state, records = run(RoundLoop(made, LoopEngine(made)), 3)
 

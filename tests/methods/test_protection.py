@@ -50,11 +50,7 @@ from fedblend.methods.protections.prune import Prune
 from fedblend.methods.sharing.means import SharedMeans
 
 START = {"w": torch.zeros(3, 4), "b": torch.zeros(4), "seen": torch.tensor(0)}
-UPLOAD = {
-    "w": torch.arange(12.0).view(3, 4) - 5,
-    "b": torch.tensor([0.5, -0.25, 20.0, 0.0]),
-    "seen": torch.tensor(7),
-}
+UPLOAD = {"w": torch.arange(12.0).view(3, 4) - 5, "b": torch.tensor([0.5, -0.25, 20.0, 0.0]), "seen": torch.tensor(7)}
 
 
 def protected(part: Any, upload: Any = UPLOAD, start: Any = START, lr: float = 0.1, seed: int = 0) -> Any:
@@ -535,9 +531,7 @@ def test_means_of_what_has_no_bounds_get_no_such_noise() -> None:
     with pytest.raises(FedblendError, match=r"multiplier: 1.0 needs bounds"):
         experiment(method={"name": "fedmix-hidden", "sharing": {"multiplier": 1.0}})
     made = setup(
-        numbers(),
-        method={"name": "naivemix", "sharing": {"multiplier": 1.0}},
-        model={"name": "mlp", "hidden": [4]},
+        numbers(), method={"name": "naivemix", "sharing": {"multiplier": 1.0}}, model={"name": "mlp", "hidden": [4]}
     )
     with pytest.raises(FedblendError, match="needs targets that are classes"):
         run(RoundLoop(made, LoopEngine(made)), 1)

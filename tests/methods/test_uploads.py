@@ -41,10 +41,7 @@ LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
         ({"w": torch.zeros(2, 3)}, "missing ['n'], unknown none"),
         ({**LIKE, "extra": torch.zeros(1)}, "missing none, unknown ['extra']"),
         ({**LIKE, "w": torch.zeros(3, 2)}, "'w' is of shape [3, 2], the model's of [2, 3]"),
-        (
-            {**LIKE, "w": torch.zeros(2, 3).double()},
-            "'w' is of type torch.float64, the model's of torch.float32",
-        ),
+        ({**LIKE, "w": torch.zeros(2, 3).double()}, "'w' is of type torch.float64, the model's of torch.float32"),
         ({**LIKE, "n": torch.tensor(4.0)}, "'n' is of type torch.float32"),
         (
             {**LIKE, "w": torch.full((2, 3), torch.nan)},
@@ -140,11 +137,7 @@ def test_the_untrained_model_costs_nothing() -> None:
 
 
 def test_bytes_are_those_of_each_type() -> None:
-    tensors = {
-        "a": torch.zeros(3, 5),
-        "b": torch.zeros(2, dtype=torch.float64),
-        "c": torch.zeros(7, dtype=torch.uint8),
-    }
+    tensors = {"a": torch.zeros(3, 5), "b": torch.zeros(2, dtype=torch.float64), "c": torch.zeros(7, dtype=torch.uint8)}
 
     assert bytes_of(tensors) == 15 * 4 + 2 * 8 + 7
 
@@ -152,8 +145,7 @@ def test_bytes_are_those_of_each_type() -> None:
 def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     made = setup(train={"cohort": 4})
     fed = damaging(
-        made,
-        lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
+        made, lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t
     )
 
     _, records = run(fed, 1)
