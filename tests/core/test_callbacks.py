@@ -232,6 +232,7 @@ def test_without_such_a_callback_no_upload_is_kept(monkeypatch: pytest.MonkeyPat
     assert keeps.rounds == [{}]
 
 
+@pytest.mark.slow
 def test_uploads_of_all_ranks_reach_a_callback(tmp_path: Path) -> None:
     kept = []
     for ranks in (1, 2):
@@ -251,6 +252,7 @@ def test_a_callback_cannot_read_uploads_that_the_aggregator_hides() -> None:
         RoundLoop(made, LoopEngine(made), [Keeps()])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not in a package")
 def test_the_callback_of_the_documentation_keeps_each_clients_model(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)

@@ -200,8 +200,7 @@ def test_scoring_uses_no_dropout() -> None:
     np.testing.assert_allclose(scores.loss, expected.detach().numpy(), rtol=1e-5)
 
 
-@each("model", [DROPOUT, BATCH_NORM])
-@each("method", ["fedavg", "fedmix", "localmix"])
+@each(("model", "method"), [(DROPOUT, "fedmix"), (BATCH_NORM, "localmix")])
 def test_a_run_repeats_to_the_last_bit(model: dict[str, Any], method: str) -> None:
     first, again = (run(federation(model=model, method=method), 2) for _ in range(2))
 

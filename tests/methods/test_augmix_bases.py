@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, examples, federation, images, run, same, same_up_to_rounding, setup, weight_gradient
+from helpers import each, examples, images, run, same, same_up_to_rounding, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
@@ -172,13 +172,6 @@ def test_engines_agree(name: str) -> None:
 
     same_up_to_rounding(stacked, loop, steps=100)
     assert all(not torch.equal(weight, made.weights()[name]) for name, weight in loop.items())
-
-
-@pytest.mark.parametrize("name", ["naivemix", "fedmix"])
-def test_with_severity_zero_a_run_is_the_bases(name: str) -> None:
-    ours = run(federation(method={"name": f"{name}+fed-augmix", "objective": {"severity": 0}}), 2)[0]
-
-    assert same(ours.weights, run(federation(method=name), 2)[0].weights)
 
 
 def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, examples, images, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from helpers import each, engine_of, examples, images, local, run, same, same_up_to_rounding, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -116,31 +116,6 @@ def test_combined_statistics_are_those_of_the_pooled_features(
             np.testing.assert_allclose(in_rows(packed, 4), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_papers_form_of_the_covariance_gives_the_same() -> None:
-    """As printed, with products of means in place of distances from the common mean."""
-    rng = np.random.default_rng(0)
-    groups = [rng.standard_normal((n, 3)) for n in (4, 1, 7)]
-    number = [len(z) for z in groups]
-    means = [z.mean(0) for z in groups]
-    covariances = [np.cov(z.T) if len(z) > 1 else np.zeros((3, 3)) for z in groups]
-    total = sum(number)
-    mean = sum(n * m for n, m in zip(number, means, strict=True)) / total
-    wanted = sum((n - 1) / (total - 1) * c for n, c in zip(number, covariances, strict=True))
-    wanted += sum(n / (total - 1) * np.outer(m, m) for n, m in zip(number, means, strict=True))
-    wanted -= total / (total - 1) * np.outer(mean, mean)
-
-    _, _, found = combined(
-        {
-            "y": torch.zeros(3, dtype=torch.int64),
-            "count": torch.tensor(number),
-            "mean": torch.tensor(np.array(means)),
-            "covariance": torch.tensor(np.array([c[np.triu_indices(3)] for c in covariances])),
-        }
-    )
-
-    np.testing.assert_allclose(in_rows(found[0], 3), wanted, rtol=1e-12, atol=1e-12)
-
-
 # A run -----------------------------------------------------------------------------------------------------
 
 
@@ -203,14 +178,6 @@ def test_all_clients_get_the_aggregate_and_send_statistics_once() -> None:
     assert [record["bytes_down"] for record in records] == [{"weights": 2 * model}, {"weights": (2 + 3) * model}]
     assert records[1]["shared"] == {"asked": 3, "sent": 3, "entries": 9}
     assert "shared" not in records[0]
-
-
-@pytest.mark.parametrize(("width", "covariance", "size"), [(84, "full", 14_632), (512, "full", 527_376)])
-def test_the_sizes_that_the_text_tells(width: int, covariance: Any, size: int) -> None:
-    made = shared(torch.rand(2, width), [0, 0], covariance=covariance)
-
-    assert sum(t.numel() * t.element_size() for t in made.values()) == size
-    assert f"{size:,}" in str(FeatureStatistics.__doc__)
 
 
 def test_from_a_round_on_clients_go_on_from_the_calibrated_model() -> None:
@@ -287,12 +254,6 @@ class EndsInNorm(torch.nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))
-
-
-@pytest.mark.parametrize("data", [numbers(), labelled()], ids=["regression", "several labels"])
-def test_data_without_classes_are_refused(data: Any) -> None:
-    with pytest.raises(FedblendError, match="'ccvr' needs classes"):
-        RoundLoop(made := setup(data, method=METHOD), engine_of(made))
 
 
 def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:

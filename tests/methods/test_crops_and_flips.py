@@ -120,19 +120,6 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
     same_up_to_rounding(update.weights, dict(model.state_dict()), steps=3)
 
 
-def test_augmentation_changes_training_and_each_round_draws_anew() -> None:
-    made = federation()
-    tasks = [TrainTask(k, made.weights(), None, made.sizes(0)) for k in (0, 1)]
-    choices = [engine_of(made).assign(task, 0).augment for task in tasks]
-    plain, _ = run(RoundLoop(federation(augment=[]), LoopEngine(federation(augment=[]))), 1)
-    mine, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-
-    assert choices[0] is not None
-    assert choices[0].shape == (18, 3)
-    assert not np.array_equal(*choices)
-    assert any(not torch.equal(plain.weights[name], mine.weights[name]) for name in mine.weights)
-
-
 @pytest.mark.parametrize("stack", slow_except([2], [2, 6]))
 @pytest.mark.parametrize(
     "train", slow_after_first([{}, {"steps": 5}, {"accumulate": 2}]), ids=["epochs", "steps", "accumulated"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baselines_helpers import Reference, far, near, skewed
-from helpers import experiment, images, numbers, run, setup
+from baselines_helpers import Reference, near, skewed
+from helpers import experiment, images, run, setup
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
@@ -21,8 +21,8 @@ METHOD = {"name": "fedproto", "terms": [{"name": "prototypes", "lambda": 3.0}]}
 CLASSES, WIDTH = 3, 5
 
 
-def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
-    """The clients' models and the global prototypes (Tan et al. 2022, Algorithm 1); or with a mistake."""
+def fedproto(of: Reference) -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
+    """The clients' models and the global prototypes (Tan et al. 2022, Algorithm 1)."""
     first = [tensor.double() for tensor in of.setup.weights().values()]
     models: dict[int, list[torch.Tensor]] = {}
     shared = torch.zeros(CLASSES, WIDTH, dtype=torch.float64)
@@ -38,7 +38,7 @@ def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Ten
             for rows in of.batches(k, number):
                 w = [p.detach().requires_grad_() for p in w]
                 z, target = hidden(w, x[rows]), shared[y[rows]]
-                known = (target != 0).any(1) if mistake != "missing prototypes are 0" else torch.ones(len(rows))
+                known = (target != 0).any(1)
                 distance = ((z - target).square().mean(1) * known).mean()
                 loss = F.cross_entropy(z @ w[2].T + w[3], y[rows]) + 3.0 * distance
                 w = [p.detach() - lr * g for p, g in zip(w, torch.autograd.grad(loss, w), strict=True)]
@@ -46,23 +46,18 @@ def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Ten
             for label in range(CLASSES):
                 mine = y == label
                 if mine.sum() >= 2:
-                    weight = float(mine.sum()) if mistake == "clients by samples" else 1.0
-                    sums[label] += weight * hidden(w, x[mine]).mean(0)
-                    weights[label] += weight
+                    sums[label] += hidden(w, x[mine]).mean(0)
+                    weights[label] += 1
         shared = sums / weights.clamp(min=1)
     return models, shared
 
 
-@pytest.mark.parametrize("mistake", ["", "missing prototypes are 0", "clients by samples"])
-def test_fedproto_is_the_papers(mistake: str) -> None:
+def test_fedproto_is_the_papers() -> None:
     of = Reference(skewed(), method=METHOD, model=DEEP, holdout=0.2, evaluate_model="each")
-    models, shared = fedproto(of, mistake)
+    models, shared = fedproto(of)
 
     state = of.trained()
 
-    if mistake:
-        far(state.global_outputs["prototypes"].double().numpy(), shared.numpy())
-        return
     near(state.global_outputs["prototypes"].double().numpy(), shared.numpy())
     assert state.client_states.keys() == models.keys()
     for k, model in models.items():
@@ -107,8 +102,3 @@ def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
 def test_what_does_not_go_together_is_refused(method: Any, message: str) -> None:
     with pytest.raises(FedblendError, match=message):
         experiment(method=method)
-
-
-def test_data_without_classes_are_refused() -> None:
-    with pytest.raises(FedblendError, match="'prototypes' sends means by class, but these data have no classes"):
-        setup(numbers(), method="fedproto")

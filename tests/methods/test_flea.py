@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import each, experiment, federation_of, images, local, numbers, run, setup
+from helpers import each, experiment, federation_of, images, local, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,14 +23,6 @@ CLASSES = Task("classification", 3)
 
 
 # Distance correlation -----------------------------------------------------------------------------------------
-
-
-def test_distance_correlation_by_hand() -> None:
-    a, b = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.0], [2.0], [2.0]]).double()
-
-    # Centred distances: rows (-4, 0, 4), (0, -2, 2), (4, 2, -6) by 3, and (-16, 8, 8), (8, -4, -4), (8, -4, -4) by 9.
-    # So the sum of products is 16/3, and those of squares are 32/3 and 64/9: DC^4 = 3/8. Equal rows are 3e-4 apart.
-    assert distance_correlation(a, b).item() == pytest.approx((3 / 8) ** 0.25, abs=3e-4)
 
 
 def test_distance_correlation_of_equal_distances_is_1_and_of_a_constant_is_no_number_without_end() -> None:
@@ -183,9 +175,3 @@ def test_what_does_not_fit_is_refused(method: Any, expected: str) -> None:
 def test_a_model_without_layers_to_choose_from_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"method.objective.layer: 1: mlp has 1 layers"):
         setup(method="flea", model={"name": "mlp", "hidden": []})
-
-
-def test_data_without_classes_are_refused() -> None:
-    fed = federation_of(setup(numbers(), method="flea", scale="standard"))
-    with pytest.raises(FedblendError, match=r"'flea' compares distributions over classes, but the targets are no"):
-        run(fed, 1)

@@ -46,7 +46,7 @@ def test_the_matrix_is_that_of_equation_8() -> None:
     assert mixing_matrix([a, b, c, d]).tolist() == [[a, b, c, d], [b, c, d, a], [c, d, a, b], [d, a, b, c]]
 
 
-@examples(200)
+@examples(60)
 @given(RATIOS)
 def test_inverse_ratios_give_one_hot_labels_and_sum_to_1(ratios: list[float]) -> None:
     assume(np.abs(np.fft.fft(ratios)).min() > 1e-3)
@@ -67,25 +67,11 @@ def test_two_mixtures_solve_equations_9_and_10(lam: float) -> None:
     assert hat * (1 - lam) + (1 - hat) * lam == pytest.approx(0, abs=1e-12)
 
 
-def test_three_mixtures_by_hand() -> None:
-    # det = 3abc - a^3 - b^3 - c^3 = -0.25 for (.7, .2, .1) ... each column is a cofactor of the symmetric matrix.
-    a, b, c = 0.7, 0.2, 0.1
-    det = 3 * a * b * c - a**3 - b**3 - c**3
-    first = np.array([b * c - a * a, a * c - b * b, a * b - c * c]) / det
-    np.testing.assert_allclose(inverse_ratios([a, b, c])[:, 0], first, rtol=1e-12)
-
-
 @each("ratios", SINGULAR)
 def test_singular_mixing_is_refused(ratios: list[float]) -> None:
     assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
     with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* has no inverse"):
         inverse_ratios(ratios)
-
-
-def test_equal_shares_of_some_but_not_all_can_be_undone() -> None:
-    assert inverse_ratios([0.4, 0.4, 0.2]).shape == (3, 3)
-    assert inverse_ratios([0.3, 0.2, 0.1, 0.4]).shape == (4, 4)
-    assert inverse_ratio(0.4999) == pytest.approx(0.4999 / -0.0002, rel=1e-9)
 
 
 @each("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
@@ -147,7 +133,7 @@ def mixtures(seed: int, count: int, classes: int, devices: int) -> tuple[np.ndar
     return np.stack([a, (a + draw.integers(1, classes, size=count)) % classes], 1), draw.integers(devices, size=count)
 
 
-@examples(150)
+@examples(60)
 @given(SEEDS, st.integers(2, 25), st.integers(2, 4), st.integers(1, 4))
 def test_pairs_are_all_symmetric_pairs_across_devices(seed: int, count: int, classes: int, devices: int) -> None:
     labels, owner = mixtures(seed, count, classes, devices)
@@ -256,21 +242,6 @@ def test_every_coordinated_mixture_has_a_partner(seed: int, devices: int, classe
 def test_devices_that_share_no_two_labels_cannot_be_coordinated() -> None:
     with pytest.raises(FedblendError, match=r"no two of 3 devices hold the same two labels"):
         coordinate(np.eye(3, 5, dtype=bool) | np.eye(3, 5, 1, dtype=bool), 2, rng())
-
-
-def test_coordinated_devices_mix_what_they_are_asked_for() -> None:
-    samples = [np.array([0, 0, 1, 2, 2]), np.array([2, 1, 0]), np.array([1, 1, 2, 4])]
-    held = np.array([np.isin(np.arange(5), y) for y in samples])
-    wanted = coordinate(held, 6, rng(3))
-    mixed = [y[pairs_of_labels(y, wanted[d], rng(d))] for d, y in enumerate(samples)]
-    for d, made in enumerate(mixed):
-        asked = wanted[d, :, 0] >= 0
-        assert made[asked].tolist() == wanted[d][asked].tolist()
-        assert (made[~asked, 0] != made[~asked, 1]).all()
-    labels, owner = np.concatenate(mixed), np.repeat(np.arange(3), 6)
-    partners = {s for s, _ in brute_force(labels, owner)}
-    asked = np.flatnonzero(wanted.reshape(-1, 2)[:, 0] >= 0)
-    assert partners >= set(asked.tolist())
 
 
 def test_labels_that_a_device_lacks_are_told() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from helpers import each, engine_of, local, numbers, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
 
@@ -45,22 +45,6 @@ def client(x: torch.Tensor, y: list[int], model: nn.Module, minimum: int = 1) ->
 
 
 # The matching ----------------------------------------------------------------------------------------------
-
-
-def test_one_step_by_hand() -> None:
-    """A model whose features are the inputs, and whose outputs are 0: the gradient is 2 (mean of s - mean of x) / n."""
-    model = Staged(nn.Flatten(), nn.Linear(1, 3))
-    nn.init.zeros_(model.stages[1].weight)
-    nn.init.zeros_(model.stages[1].bias)
-    sharing = MatchedSamples(per_class=2, steps=1, lr=0.5, radius=1e-12)
-
-    made = sharing.share(client(torch.tensor([0.0, 1.0, 1.0]).view(3, 1, 1, 1), [1, 1, 1], model))
-
-    # On the model's scale the real mean is (-1 + 1 + 1) / 3; noise is clipped to [-1, 1] first.
-    s = np.clip(np.random.default_rng(0).standard_normal(2, np.float32), -1, 1)
-    wanted = np.clip(s - 0.5 * 2 * (s.mean() - 1 / 3) / 2, -1, 1)
-    np.testing.assert_allclose(made["x"].flatten().numpy(), wanted, rtol=1e-6, atol=1e-6)
-    assert made["y"].tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
 def embed(model: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,28 +101,6 @@ def test_entries_are_those_of_an_independent_implementation(method: str) -> None
     for k in range(3):
         wanted = independent(made, k, sharing)
         same_up_to_rounding({"x": entries.tensors["x"][entries.owner == k]}, {"x": wanted}, steps=1000)
-
-
-def test_where_features_are_inputs_one_sample_of_a_class_becomes_its_mean() -> None:
-    """The loss of a class is |s - mean|^2, which a step of learning rate 1/2 minimises."""
-    model = Staged(nn.Flatten(), nn.Linear(4, 3))
-    nn.init.zeros_(model.stages[1].weight)
-    x, y = torch.rand(9, 1, 2, 2, generator=torch.Generator().manual_seed(0)), [0, 1, 1, 2, 2, 2, 2, 2, 2]
-    sharing = MatchedSamples(per_class=1, steps=1, lr=0.5, radius=1e-12)
-
-    made = sharing.share(client(x, y, model))
-
-    means = torch.stack([(2 * x - 1)[np.array(y) == label].mean(0) for label in range(3)])
-    torch.testing.assert_close(made["x"], means)
-
-
-def test_samples_stay_in_the_range_of_inputs() -> None:
-    made = world("server-matched", {"lr": 1000.0})
-
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
-
-    x = state.entries.tensors["x"]
-    torch.testing.assert_close(x, made.scale.from_unit(made.scale.to_unit(x)))
 
 
 def test_a_class_of_too_few_samples_has_none() -> None:
@@ -234,15 +196,6 @@ def test_tables_with_classes_can_be_matched() -> None:
     state, _ = run(RoundLoop(made, engine_of(made)), 1)
 
     assert state.entries.tensors["x"].shape[1:] == (5,)
-
-
-@pytest.mark.parametrize("data", [numbers(40), labelled(40)], ids=["regression", "several labels"])
-@pytest.mark.parametrize("objective", ["plain", "naivemix"])
-def test_data_without_classes_are_refused(data: Any, objective: str) -> None:
-    method = {"sharing": {"name": "matched-samples", **QUICK}, "objective": objective}
-    method |= {"server_step": "train-on-means"} if objective == "plain" else {}
-    with pytest.raises(FedblendError, match=r"needs classes|these data have none; valid: means"):
-        run(RoundLoop(made := setup(data, groups=GROUPS, method=method), engine_of(made)), 1)
 
 
 def test_text_is_refused() -> None:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import as_rows, each, engine_of, examples, images, local, numbers, same, setup
+from helpers import each, engine_of, examples, images, local, numbers, same, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from sharing_helpers import DATA, MADE, entries, mean, share
 
 from fedblend.core.registry import build
 from fedblend.core.setup import model_spec
-from fedblend.core.sharing import Pool
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing import means as means_module
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
@@ -26,36 +25,12 @@ X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 # Means: what is sent --------------------------------------------------------------------------------------
 
 
-def test_means_of_one_sample_are_the_raw_samples() -> None:
-    payload = share(SharedMeans(samples_per_mean=1))
-
-    assert as_rows(payload["x"], payload["y"]) == as_rows(X, Y)
-
-
 def test_means_of_all_is_the_mean() -> None:
     payload = share(SharedMeans())
 
     assert payload["x"].shape == (1, 1, 4, 4)
     assert torch.equal(payload["x"][0], mean(X))
     assert torch.equal(payload["y"][0], mean(Y))
-
-
-def test_inputs_are_averaged_on_the_models_scale() -> None:
-    payload = share(SharedMeans())
-
-    in_stored_values = MADE.scale(DATA.train.x.double().mean(0, keepdim=True))
-    torch.testing.assert_close(payload["x"], in_stored_values.float(), rtol=1e-5, atol=1e-5)
-    assert payload["x"].dtype == payload["y"].dtype == torch.float32
-
-
-@each(("size", "groups"), [(5, 5), (8, 3), (22, 2), (23, 1), (100, 1)])
-def test_last_smaller_group_is_kept(size: int, groups: int) -> None:
-    payload = share(SharedMeans(samples_per_mean=size))
-
-    sizes = torch.tensor([min(size, 23 - i * size) for i in range(groups)], dtype=torch.float64)
-    assert payload["x"].shape == (groups, 1, 4, 4)
-    torch.testing.assert_close(torch.einsum("g,gchw->chw", sizes, payload["x"].double()) / 23, X.double().mean(0))
-    torch.testing.assert_close(sizes @ payload["y"].double() / 23, Y.double().mean(0))
 
 
 def test_a_smaller_groups_mean_is_over_its_own_samples() -> None:
@@ -108,15 +83,6 @@ def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch)
     for chunk in (1, 7, 22):
         monkeypatch.setattr(means_module, "CHUNK", chunk)
         assert same(share(SharedMeans(samples_per_mean=5)), whole)
-
-
-def test_samples_that_are_equal_average_to_themselves() -> None:
-    x, y = DATA.train.x[4:5].expand(7, -1, -1, -1), DATA.train.y[4:5].expand(7)
-
-    payload = SharedMeans(samples_per_mean=3).share(local(x, y, MADE.task, MADE.scale))
-
-    assert torch.equal(payload["x"], X[4:5].expand(3, -1, -1, -1))
-    assert torch.equal(payload["y"], Y[4:5].expand(3, -1))
 
 
 def test_numbers_to_predict_are_averaged_as_they_are() -> None:
@@ -188,12 +154,6 @@ def test_same_class_groups_are_pure_and_complete(labels: list[int], size: int, s
         torch.testing.assert_close(total, MADE.scale(x[y == c]).double().sum(0), rtol=1e-4, atol=1e-4)
 
 
-def test_same_class_groups_are_drawn_at_random() -> None:
-    first, other = (share(SharedMeans(split="class", samples_per_mean=3), seed=seed) for seed in (1, 2))
-
-    assert not torch.equal(first["x"], other["x"])
-
-
 def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
     data = images(400, side=16)
     clean, noisy = (share(SharedMeans(samples_per_mean=4, noise=sigma), data) for sigma in (0.0, 0.3))
@@ -248,15 +208,6 @@ def test_server_average_of_1_leaves_entries_as_they_are() -> None:
     before = entries(5)
 
     assert SharedMeans().pool(before, np.random.default_rng(0)) is before
-
-
-def test_server_average_of_equal_clients_is_each_of_them() -> None:
-    one = entries(1).tensors
-    equal = Pool({n: t.expand(6, *t.shape[1:]) for n, t in one.items()}, np.arange(6))
-
-    after = SharedMeans(server_average=3).pool(equal, np.random.default_rng(0))
-
-    assert same(after.tensors, {n: t.expand(2, *t.shape[1:]) for n, t in one.items()})
 
 
 def test_server_average_groups_clients_at_random() -> None:

@@ -21,7 +21,7 @@ from helpers import (
     same_state,
     same_up_to_rounding,
     setup,
-    slow_except,
+    slow_after_first,
 )
 from torch.nn import functional as F
 
@@ -178,7 +178,7 @@ def test_before_the_server_has_outputs_nothing_is_added() -> None:
 # The loop --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", slow_except(["mix2fld"], ["fd", "fld", "mixfld", "mix2fld"]))
+@pytest.mark.parametrize("method", slow_after_first(["fd", "fld", "mixfld", "mix2fld"]))
 def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: Path) -> None:
     step = {} if method == "fd" else {"server_step": {"steps": 20}}
     settings = {"train": {"cohort": 4, "batch_size": 3}, "model": "lenet5", "unsafe": True}

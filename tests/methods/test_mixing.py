@@ -152,14 +152,6 @@ def test_exclude_own_never_picks_own(part: type, own: list[bool], seed: int) -> 
     assert picked.max() < len(own)
 
 
-def test_exclude_own_covers_all_others() -> None:
-    own = np.array([False, True, False, True, False])
-
-    drawn = FedMix(exclude_own=True).draw(np.random.default_rng(0), plan([1] * 300, entries=5, own=own))["entry"]
-
-    assert set(drawn) == {0, 2, 4}
-
-
 @pytest.mark.parametrize("part", [NaiveMix, FedMix, HiddenMix, GlobalMixup])
 def test_a_client_that_alone_has_shared_mixes_with_its_own_only_if_it_may(part: type) -> None:
     alone = plan([2] * 50, entries=2, own=np.array([True, True]))
@@ -185,9 +177,3 @@ def test_lambda_rises_linearly_over_the_warmup(round: int, part: float) -> None:
     drawn = NaiveMix(lam=0.4, warmup=3).draw(np.random.default_rng(0), plan([1] * 5, round, entries=2))["lam"]
 
     assert drawn == pytest.approx(np.full(5, 0.4 * part), rel=1e-6)
-
-
-def test_without_warmup_lambda_is_full_at_once() -> None:
-    drawn = FedMix(lam=0.4).draw(np.random.default_rng(0), plan([1] * 5, entries=2))["lam"]
-
-    assert np.array_equal(drawn, np.full(5, 0.4, np.float32))

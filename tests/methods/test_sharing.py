@@ -53,23 +53,6 @@ def test_controls_send_nothing_but_weights(method: str) -> None:
     assert records[0]["shared"]["sent"] == 4
 
 
-def test_local_means_make_a_client_mix_with_itself() -> None:
-    halves = [range(20), range(20, 40)]
-    alone = {"cohort": 1}
-    method = {"name": "naivemix", "objective": {"lambda": 0.5}}
-    here, nowhere = (
-        setup(groups=g, method={**method, "sharing": "local-means"}, train=alone) for g in (halves, halves[:1])
-    )
-
-    results = []
-    for made in (here, nowhere):
-        pool = gather(dict(engine_of(made).share(0, made.weights(), range(len(made.population)), made.sizes(0))))
-        task = TrainTask(0, made.weights(), pool, made.sizes(0))
-        results.append(next(engine_of(made).train(task, [0])).weights)
-
-    assert same(*results)
-
-
 def test_noise_entries_are_gaussian_with_uniform_targets() -> None:
     data = images(8, side=40)
 
@@ -290,16 +273,6 @@ def test_arrival_by_hand() -> None:
         tenths = np.minimum(10, 1 + times + np.zeros(5, int))
         expected = np.where(full > 0, np.maximum(1, -(-full * tenths // 10)), 0)
         assert arrived(full, arrival, Portions(5, 0.5, 3).before(round)).tolist() == expected.tolist()
-
-
-def test_what_has_arrived_does_not_depend_on_what_was_asked_before() -> None:
-    portions = Portions(50, 0.3, 7)
-    drawn = np.array([stream(7, "arrival", past).random(50) < 0.3 for past in range(1, 9)])
-
-    found = [(round, portions.before(round)) for round in (0, 1, 4, 4, 8, 3, 0, 5)]
-
-    for round, times in found:
-        assert times.tolist() == drawn[:round].sum(0).tolist()
 
 
 def test_arrival_ends_with_all_samples() -> None:

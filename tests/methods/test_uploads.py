@@ -97,11 +97,6 @@ def test_too_few_good_uploads_stop_the_run(bad: int, enough: bool) -> None:
             run(fed, 1)
 
 
-def test_training_that_diverges_stops_with_a_reason() -> None:
-    with pytest.raises(FedblendError, match="NaN or infinity"):
-        run(federation(train={"lr": 1e30, "epochs": 3}), 2)
-
-
 def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup()
     engine = engine_of(made)
@@ -134,12 +129,6 @@ def test_the_untrained_model_costs_nothing() -> None:
     assert record.round == 0
     assert record.bytes_up == record.bytes_down == {}
     assert 0 <= record.accuracy <= 1
-
-
-def test_bytes_are_those_of_each_type() -> None:
-    tensors = {"a": torch.zeros(3, 5), "b": torch.zeros(2, dtype=torch.float64), "c": torch.zeros(7, dtype=torch.uint8)}
-
-    assert bytes_of(tensors) == 15 * 4 + 2 * 8 + 7
 
 
 def test_refused_uploads_are_counted_as_they_were_sent() -> None:
