@@ -373,11 +373,6 @@ def same_state(a: RunState, b: RunState) -> bool:
     )
 
 
-def as_rows(x: torch.Tensor, y: torch.Tensor) -> list[tuple[float, ...]]:
-    """Entries (x, y) as a sorted list, for comparison as sets."""
-    return sorted(map(tuple, torch.cat([x.flatten(1), y.flatten(1)], 1).tolist()))
-
-
 def without_machine(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without the fields that differ between machines."""
     return [{k: v for k, v in record.items() if k != "machine"} for record in records]

@@ -12,10 +12,6 @@ from script_helpers import ROOT, script
 
 pytestmark = pytest.mark.slow
 
-nbformat = pytest.importorskip("nbformat", reason="nbclient (extra 'dev') is not installed")
-pytest.importorskip("nbclient", reason="nbclient (extra 'dev') is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel (extra 'dev') is not installed")
-
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 STALE = "its outputs are those of other code; `make notebooks` executes it again"
 
@@ -23,10 +19,14 @@ STALE = "its outputs are those of other code; `make notebooks` executes it again
 @pytest.fixture(scope="module")
 def notebooks() -> ModuleType:
     """docs/site/notebooks.py."""
+    for package in ("nbformat", "nbclient", "ipykernel"):
+        pytest.importorskip(package, reason=f"{package} (extra 'dev') is not installed")
     return script("docs/site/notebooks.py")
 
 
 def read(path: Path) -> Any:
+    import nbformat
+
     return nbformat.read(path, as_version=4)
 
 
@@ -48,6 +48,8 @@ def test_outputs_of_changed_code_are_found(notebooks: ModuleType) -> None:
 
 
 def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks: ModuleType) -> None:
+    import nbformat
+
     def printed(text: str) -> Any:
         cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
         return notebooks.form(nbformat.v4.new_notebook(cells=[cell]))

@@ -50,5 +50,4 @@ def test_no_module_imports_one_of_a_layer_above_its_own() -> None:
 
 def test_kernels_are_private_to_engines_and_methods() -> None:
     users = {importer.split(".")[1] for importer, imported in imports() if imported.startswith("fedblend._kernels")}
-
     assert users <= {"engines", "methods", "_kernels"}

@@ -17,9 +17,7 @@ from fedblend.methods.aggregators.mean import WeightedMean
 @examples(60)
 def test_the_mean_is_weighted_by_samples(rows: list[tuple[list[float], int]]) -> None:
     pairs = zip(uploads_of([v for v, _ in rows]), [w for _, w in rows], strict=True)
-
     mean = WeightedMean().aggregate(pairs)["w"]
-
     expected = np.average([v for v, _ in rows], axis=0, weights=[w for _, w in rows])
     np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
 
@@ -28,7 +26,6 @@ def test_the_mean_is_weighted_by_samples(rows: list[tuple[list[float], int]]) ->
 @examples(60)
 def test_equal_uploads_average_to_themselves_exactly(value: list[float], weights: list[int]) -> None:
     mean = WeightedMean().aggregate(({"w": torch.tensor(value)}, float(w)) for w in weights)
-
     assert torch.equal(mean["w"], torch.tensor(value))
 
 
@@ -36,9 +33,7 @@ def test_equal_uploads_average_to_themselves_exactly(value: list[float], weights
 def test_a_client_of_weight_0_changes_nothing(place: int) -> None:
     pairs = list(zip(uploads_of([[0.1, 0.7], [0.3, -5.0]]), [3.0, 4.0], strict=True))
     alone = WeightedMean().aggregate(pairs)
-
     pairs.insert(place, ({"w": torch.tensor([float("nan"), 1e30])}, 0.0))
-
     assert same(WeightedMean().aggregate(pairs), alone)
 
 
@@ -71,9 +66,7 @@ def test_the_mean_keeps_types_and_rounds_whole_numbers() -> None:
 def test_the_mean_leaves_uploads_as_they_were() -> None:
     uploads = uploads_of([[1.0, 2.0], [3.0, 4.0]], torch.float64)
     copies = [u["w"].clone() for u in uploads]
-
     WeightedMean().aggregate(zip(uploads, [2.0, 1.0], strict=True))
-
     assert all(torch.equal(u["w"], c) for u, c in zip(uploads, copies, strict=True))
 
 

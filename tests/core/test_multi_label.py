@@ -146,9 +146,7 @@ def test_methods_that_need_no_classes_work_in_all_engines(method: Any) -> None:
 
 def test_a_federation_learns_labels_and_is_scored_by_their_loss() -> None:
     made = setup(labelled(80), **{**SETTINGS, "train": {"cohort": 4, "epochs": 5}})
-
     state, rounds = run(federation_of(made), 4)
-
     made.model.load_state_dict(state.weights)
     outputs, y = made.model(made.scale(made.data.test.x)), made.data.test.y
     assert rounds[-1]["loss"] == pytest.approx(F.binary_cross_entropy_with_logits(outputs, y).item(), rel=1e-5)

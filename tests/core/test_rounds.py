@@ -143,14 +143,12 @@ def test_a_smaller_last_batch_is_kept_dropped_or_merged(last: Any, sizes: dict[i
 def test_stacks_train_on_dropped_and_merged_batches_as_the_loop_does(method: str, last: str) -> None:
     groups = [range(2), range(2, 7), range(7, 18), range(18, 30), range(30, 40)]
     made = setup(groups=groups, method=method, train={"cohort": 5, "batch_size": 4, "last_batch": last})
-
     stacked_gives_the_loops_state(made, 2, 4)
 
 
 def test_batch_norm_trains_where_a_rest_of_one_sample_is_dropped_or_merged() -> None:
     for last in ("drop", "merge"):
         made = setup(model=BATCH_NORM, groups=[range(11)], train={"cohort": 1, "batch_size": 5, "last_batch": last})
-
         assert not same(train(made, [0])[0].weights, made.weights())
 
 
@@ -166,7 +164,6 @@ def test_batch_norm_on_a_batch_of_one_sample_is_told_what_works(
     settings_: dict[str, Any], samples: int, words: str
 ) -> None:
     made = setup(model=BATCH_NORM, groups=[range(samples)], train={"cohort": 1, **settings_})
-
     with pytest.raises(FedblendError, match=rf"client 0 has in round 1; .*{words}.*, or group norm"):
         train(made, [0])
 
@@ -180,18 +177,14 @@ def test_epochs_are_epochs() -> None:
     made = setup(groups=[range(11)], train={"cohort": 1, "epochs": 3, "batch_size": 4})
     engine, steps = engine_of(made), []
     engine.model.register_forward_hook(lambda module, inputs, outputs: steps.append(len(outputs)))
-
     trained = next(engine.train(TrainTask(0, made.weights(), None, made.sizes(0)), [0]))
-
     assert steps == [4, 4, 3] * 3
     assert trained.samples == 11
 
 
 def test_the_training_loss_is_a_mean_over_samples() -> None:
     made = setup(groups=[range(5)], train={"cohort": 1, "batch_size": 4, "lr": 1e-9})
-
     trained = train(made, [0])[0]
-
     x, y = made.samples(0, 5)
     expected = torch.nn.functional.cross_entropy(made.model(made.scale(x)), y)
     assert trained.loss == pytest.approx(expected.item(), rel=1e-5)
@@ -237,18 +230,14 @@ def test_sgd_leaves_parameters_without_gradient_alone() -> None:
 @pytest.mark.parametrize(("limit", "factor"), [(2.5, 0.5), (50.0, 1.0)])
 def test_clipping_bounds_the_norm_over_all_parameters(limit: float, factor: float) -> None:
     params = [torch.zeros(1), torch.zeros(1)]
-
     SGD(params, Train(lr=1.0, clip_norm=limit), 0).step([torch.tensor([3.0]), torch.tensor([4.0])])
-
     torch.testing.assert_close(torch.cat(params), torch.tensor([-3.0 * factor, -4.0 * factor]), rtol=1e-5, atol=0)
 
 
 def test_momentum_starts_anew_for_each_client_and_round() -> None:
     made = setup(train={"momentum": 0.9, "epochs": 2})
-
     first = train(made, [0, 1])
     again = train(made, [1])
-
     assert same(first[1].weights, again[1].weights)
 
 

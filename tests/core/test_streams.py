@@ -42,9 +42,7 @@ from fedblend.experiment.presets import presets
 @each("order", [[3, 1, 0, 2], [2]])
 def test_a_clients_upload_depends_on_no_other_client(method: str, order: list[int]) -> None:
     made = setup(method=method, model=DROPOUT)
-
     in_order, permuted = train(made, range(4)), train(made, order)
-
     assert list(permuted) == order
     for client in order:
         assert same(permuted[client].weights, in_order[client].weights)
@@ -78,7 +76,6 @@ ADDRESS = st.tuples(
 @examples(60)
 def test_streams_are_equal_exactly_where_their_addresses_are(one: tuple, two: tuple) -> None:
     numbers_ = [stream(*address).random(4).tolist() for address in (one, one, two)]
-
     assert numbers_[0] == numbers_[1]
     assert (numbers_[0] == numbers_[2]) == (one == two)
     assert (key(*one) == key(*two)) == (one == two)
@@ -90,7 +87,6 @@ def test_streams_are_equal_exactly_where_their_addresses_are(one: tuple, two: tu
 )
 def test_addresses_whose_digits_run_together_stay_apart(one: tuple, two: tuple) -> None:
     numbers_ = [stream(*address).random(4).tolist() for address in (one, two)]
-
     assert numbers_[0] != numbers_[1]
 
 
@@ -106,12 +102,10 @@ FEW = ["fedmix", "aggenhance", "mix2fld", "xormixfl", "fed-augmix"]
 @pytest.mark.parametrize("method", slow_except(FEW, sorted(presets())))
 def test_a_whole_run_leaves_global_generators_untouched(method: str) -> None:
     before = global_states()
-
     model = {"name": "mlp", "hidden": [8, 6, 5], "dropout": 0.3}
     short = {"server_step": {"steps": 20}} if method == "mix2fld" else {}
     fed = federation(**{"method": {"name": method, **short}, "model": model, "unsafe": True, **needs_of(method)})
     run(fed, 1)
-
     assert global_states() == before
 
 
@@ -129,7 +123,6 @@ def test_results_do_not_depend_on_global_seeds(model: dict[str, Any]) -> None:
 
 def test_the_experiments_seed_decides() -> None:
     first, again, other = (run(federation(seed=seed), 1)[0] for seed in (0, 0, 1))
-
     assert same_state(first, again)
     assert not same(first.weights, other.weights)
 
@@ -152,7 +145,6 @@ def test_lent_generators_differ_by_address() -> None:
     for address in ((0, "train", 1, 2), (0, "train", 1, 3), (0, "train", 2, 2), (1, "train", 1, 2), (0, "model", 1, 2)):
         with lent_generator(*address):
             drawn.append(tuple(torch.rand(3).tolist()))
-
     assert len(set(drawn)) == 5
 
 

@@ -77,14 +77,12 @@ def test_a_federation_with_zero_epochs_is_plain_averaging() -> None:
     plain, _ = run(federation(**settings), 3)
     step = {"name": "aggenhance", "steps": 2, "epochs": 0}
     enhanced, _ = run(federation(method={"server_step": step}, **settings), 3)
-
     assert same(enhanced.weights, plain.weights)
 
 
 def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> None:
     step = {"name": "aggenhance", "steps": 2, "epochs": 1}
     state, _ = run(federation(method={"server_step": step}), 4)
-
     assert len(state.server_part("server_step")["points"]) == CLASSES * 4
     assert state.server_part("server_step")["labels"].tolist() == [0, 1, 2] * 4
     assert state.server_part("server_step")["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
@@ -93,7 +91,6 @@ def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> Non
 def test_a_queue_keeps_the_newest_points() -> None:
     step = {"name": "aggenhance", "steps": 2, "epochs": 1, "keep": 4}
     state, _ = run(federation(method={"server_step": step}), 3)
-
     assert state.server_part("server_step")["labels"].tolist() == [2, 0, 1, 2]
     assert state.server_part("server_step")["rounds"].tolist() == [1, 2, 2, 2]
 
@@ -153,7 +150,6 @@ def test_votes_by_hand() -> None:
 
 def test_the_first_of_level_points_is_elected() -> None:
     points = torch.arange(6.0).view(3, 2, 1, 1, 1)
-
     assert elect(points, torch.tensor([[1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])).flatten().tolist() == [0.0, 3.0]
 
 
@@ -262,7 +258,6 @@ def test_answers_of_the_wrong_form_count_for_nothing() -> None:
 
 def test_with_no_answers_the_aggregate_stays() -> None:
     refined, kept = SecureAggEnhance().refine(weights(3), server([], linear()))
-
     assert same(refined, weights(3))
     assert kept == {}
 
@@ -351,22 +346,18 @@ def worths(step: AggEnhance, state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_old_points_move_the_model_less_also_in_batches_of_their_own() -> None:
     plain, decayed = (tuned(decay, [0] * 32 + [4], batch=1) for decay in (1.0, 0.01))
-
     assert plain["1.bias"][0] > plain["1.bias"][1]
     assert decayed["1.bias"][1] > decayed["1.bias"][0]
 
 
 def test_weights_that_vanish_leave_the_model_finite() -> None:
     decayed = tuned(0.01, [0] * 32 + [200], batch=8)
-
     assert all(tensor.isfinite().all() for tensor in decayed.values())
 
 
 def test_the_servers_own_samples_are_neither_held_out_nor_for_validation() -> None:
     made = setup(images(), holdout=0.5, validation={"server": 0.2}, method="prior-samples", unsafe=True)
     own = made.data.train.x[made.population.order]
-
     x, _ = made.prior(100)
-
     assert len(x) == len(own) < len(made.data.train)
     assert {one.numpy().tobytes() for one in x} == {one.numpy().tobytes() for one in own}

@@ -93,7 +93,6 @@ def test_distances_are_those_over_all_tensors(place: int) -> None:
 
 def test_of_equal_scores_the_first_client_wins() -> None:
     uploads = uploads_of([[1.0], [0.0], [1.0], [0.0], [1.0], [0.0]])
-
     assert result_of(Krum(byzantine=1), uploads).tolist() == [1]
     assert result_of(Krum(byzantine=1), uploads[1:] + uploads[:1]).tolist() == [0]
 
@@ -101,9 +100,7 @@ def test_of_equal_scores_the_first_client_wins() -> None:
 def test_an_interval_lies_around_the_rounds_weights_and_its_mean_is_weighted() -> None:
     start = [10.0, -10.0, 1.0]
     uploads = uploads_of([[10.5, -10.0, 3.0], [9.5, -9.75, 0.0], [11.0, -12.0, 0.0]], [1.0, 3.0, 5.0])
-
     found = result_of(IntervalMean(), uploads, start)
-
     # Both ends belong to the interval; the third client is outside of it everywhere, as all are at the last place.
     assert found.tolist() == [10 + (0.5 - 3 * 0.5) / 4, -10 + (0 + 3 * 0.25) / 4, 1.0]
 
@@ -159,9 +156,7 @@ def test_tensors_that_are_not_contiguous() -> None:
 def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_rows, "CPU_CHUNK", 30)
     rows = [torch.arange(67.0) + 100 * k for k in range(3)]
-
     found = list(of_rows.chunks(rows))
-
     assert torch.equal(torch.cat([chunk for _, chunk in found], dim=1), torch.stack(rows))
     assert [place.start for place, _ in found] == list(range(0, 67, 10))
 
@@ -174,9 +169,7 @@ def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
     alone = result_of(aggregator, uploads)
-
     uploads.insert(place, ({"w": torch.full((20,), float("nan"))}, 0.0))
-
     assert torch.equal(result_of(aggregator, uploads), alone)
 
 
@@ -206,10 +199,8 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
     copies = [u["w"].clone() for u, _ in uploads]
-
     found = result_of(aggregator, uploads)
     found.zero_()
-
     assert all(torch.equal(u["w"], c) for (u, _), c in zip(uploads, copies, strict=True))
 
 
@@ -249,9 +240,7 @@ def near_each_other(far: float) -> tuple[list[torch.Tensor], torch.Tensor, list[
 @each("far", [0.0, 3e4, 1e18, 1e30])
 def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
     rows, exact, honest = near_each_other(far)
-
     found = of_rows.squared_distances(rows)
-
     assert torch.equal(found, found.t())
     torch.testing.assert_close(found[honest][:, honest], exact[honest][:, honest], rtol=1e-5, atol=0)
     if far:

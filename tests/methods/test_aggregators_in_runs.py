@@ -103,7 +103,6 @@ def test_krum_takes_what_goes_beside_the_model_from_honest_clients(aggregator: s
 def test_a_client_that_sends_no_numbers_beside_its_model_is_refused() -> None:
     nan = {"name": "nan", "share": 0.2}
     state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **FIVE), 1)
-
     assert len(record["refused"]) == 1
     assert all(torch.isfinite(control).all() for control in state.server_part("terms.0").values())
 

@@ -80,7 +80,6 @@ def shares(seed: int, views: int = 3, samples: int = 5, classes: int = 4, sharp:
 
 def test_divergence_of_disjoint_certainties_is_log_3() -> None:
     certain = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3).log()
-
     assert jensen_shannon(certain).item() == pytest.approx(LOG3, abs=1e-12)
 
 
@@ -102,15 +101,12 @@ def test_divergence_is_that_of_the_definition_and_at_most_log_3(seed: int, sharp
 def test_the_mixture_is_clamped() -> None:
     tiny = 1e-9
     given_shares = torch.tensor([tiny, 1 - tiny], dtype=torch.float64).log().expand(3, 1, 2)
-
     assert jensen_shannon(given_shares).item() == pytest.approx(tiny * math.log(tiny / 1e-7), rel=1e-6)
 
 
 def test_gradients_stay_finite_where_probabilities_vanish() -> None:
     logits = torch.tensor([[[300.0, 0.0, -300.0]], [[-300.0, 0.0, 300.0]], [[0.0, 0.0, 0.0]]], requires_grad=True)
-
     value = jensen_shannon(F.log_softmax(logits, -1))
-
     (gradient,) = torch.autograd.grad(value, logits)
     assert bool(gradient.isfinite().all())
     assert 0 < value.item() < LOG3
@@ -159,15 +155,12 @@ def test_a_short_batch_takes_its_own_draws() -> None:
     objective, model, given = AugMix(), net(), batch(3)
     wide = row_of(objective, 3, width=5)
     narrow = {name: values[:3] for name, values in wide.items()}
-
     values = [objective.loss(EagerNet(model), given, row, CONTEXT).item() for row in (wide, narrow)]
-
     assert values[0] == values[1]
 
 
 def test_every_step_draws_afresh() -> None:
     drawn = AugMix().draw(np.random.default_rng(0), StepPlan(np.array([4, 4, 2]), 4, 0))
-
     assert {name: array.shape[:2] for name, array in drawn.items()} == dict.fromkeys(drawn, (3, 4))
     assert not np.array_equal(drawn["level"][0], drawn["level"][1])
 
@@ -177,9 +170,7 @@ def test_every_step_draws_afresh() -> None:
 
 def test_training_with_severity_zero_gives_fedavgs_weights() -> None:
     method = {"name": "fed-augmix", "objective": {"severity": 0}}
-
     ours, plain = (run(federation(method=m), 2)[0] for m in (method, "fedavg"))
-
     assert same(ours.weights, plain.weights)
 
 
@@ -206,6 +197,5 @@ def test_a_model_with_dropout_is_stacked_with_the_loops_masks(severity: float) -
 )
 def test_what_has_no_pictures_or_classes_is_refused(x: torch.Tensor, task: Task, told: str) -> None:
     context = Context(task, Stretched())
-
     with pytest.raises(FedblendError, match=told):
         AugMix().loss(EagerNet(net()), Batch(x, torch.zeros(2).long()), row_of(AugMix(), 2), context)

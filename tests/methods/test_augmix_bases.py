@@ -82,9 +82,7 @@ def test_lambda_is_chosen_by_the_bases_loss(threshold: float, seed: int) -> None
     objective = AugMix(lam=0.0, threshold=100 * threshold, large_lambda=1.0, base=base)
     model, given, row = net(), batch(), row_of(objective, seed=seed)
     own, divergence = loss_of(base, model, given, row).item(), divergence_of(model, given, row).item()
-
     added = loss_of(objective, model, given, row).item() - own
-
     assert added == pytest.approx(divergence if own > 100 * threshold * divergence else 0.0, abs=1e-6)
 
 
@@ -92,9 +90,7 @@ def test_lambda_is_chosen_by_the_bases_loss(threshold: float, seed: int) -> None
 def test_severity_zero_leaves_the_base(base: Objective) -> None:
     objective = AugMix(severity=0, base=base)
     model, given, row = net(), batch(), row_of(base)
-
     values = [loss_of(one, model, given, row) for one in (objective, base)]
-
     assert torch.equal(*(weight_gradient(value, model) for value in values))
     assert {n: a.tolist() for n, a in row_of(objective).items()} == {n: a.tolist() for n, a in row.items()}
 
@@ -137,7 +133,6 @@ def test_names_that_both_draw_are_refused() -> None:
 def test_hidden_mixing_keeps_its_first_phase() -> None:
     base = HiddenMix(layer=1)
     objective = AugMix(base=base)
-
     assert objective.phases() == (base.mix, objective.loss)
     assert (objective.layer, objective.needs) == (1, ("x", "y"))
 
@@ -217,7 +212,6 @@ def test_a_base_is_a_part_of_its_own_in_files() -> None:
 
 def test_another_base_replaces_the_presets() -> None:
     method = {"name": "fedmix+fed-augmix", "objective": {"base": {"name": "naivemix", "lambda": 0.2}}}
-
     assert resolve({**FILE, "method": method}).method.objective.base == NaiveMix(lam=0.2)
 
 
@@ -242,7 +236,6 @@ def test_mistakes_name_the_base(base: Any, told: str) -> None:
 
 def test_what_a_base_cannot_have_is_refused_below_another_base_too() -> None:
     objective = {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}
-
     with pytest.raises(FedblendError, match="'fedmix' needs x, y, which clients do not share beside channel stat"):
         resolve({**FILE, "method": {"name": "statmix", "objective": objective}})
 
@@ -255,7 +248,6 @@ def test_a_base_of_a_base_that_mixes_with_raw_samples_takes_no_means(base: Any) 
 
 def test_hidden_layers_must_agree_through_the_base() -> None:
     method = {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}}
-
     with pytest.raises(FedblendError, match=r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ"):
         resolve({**FILE, "method": method})
 

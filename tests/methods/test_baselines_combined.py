@@ -41,27 +41,21 @@ NEUTRAL: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("base", ["fedavg", "fedmix"])
 def test_fednova_with_clients_of_equal_steps_is_the_base_method(base: str) -> None:
     equal = {"groups": [list(range(i, i + 9)) for i in (0, 10, 20, 30)], "train": {"cohort": 3, "momentum": 0.5}}
-
     made, wanted = (weights_after({"name": base, **part}, **equal) for part in ({"aggregator": "fednova"}, {}))
-
     same_up_to_rounding(made, wanted, steps=1)
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedmix"])
 def test_pfedme_with_one_step_to_the_gradient_is_the_base_method(base: str) -> None:
     own = {"personal": {"name": "pfedme", "steps": 1, "lambda": 4.0, "personal_lr": 0.25}}
-
     made, wanted = (weights_after({"name": base, **part}, 2) for part in (own, {}))
-
     same_up_to_rounding(made, wanted, steps=100)
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_setting_is_the_base_method(name: str) -> None:
     method, base = NEUTRAL[name]
-
     made, wanted = (weights_after(one) for one in (method, base))
-
     assert same(made, wanted)
 
 
@@ -86,9 +80,7 @@ FEW = ["fedlc on fedmix", "fednova on scaffold"]
 @pytest.mark.parametrize("name", slow_except(FEW, COMBINED))
 def test_combinations_run_alike_in_the_loop_and_in_stacks(name: str) -> None:
     made = setup(groups=GROUPS, method=COMBINED[name], model=DEEP, train={"cohort": 3, "lr": 0.02})
-
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 

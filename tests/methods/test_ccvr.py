@@ -75,7 +75,6 @@ def test_a_client_sends_count_mean_and_unbiased_covariance() -> None:
 
 def test_a_class_of_too_few_samples_is_left_out() -> None:
     z = torch.rand(5, 2)
-
     assert shared(z, [0, 0, 1, 1, 1], minimum=3)["y"].tolist() == [1]
     assert shared(z, [0, 0, 1, 1, 1], minimum=4) is None
 
@@ -240,9 +239,7 @@ def test_diagonal_covariances_draw_features_apart() -> None:
 
 def test_engines_agree() -> None:
     made = world()
-
     loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 
@@ -258,7 +255,6 @@ class EndsInNorm(torch.nn.Sequential):
 
 def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
     made = world(model={"name": "module", "path": "test_ccvr:EndsInNorm"})
-
     with pytest.raises(FedblendError, match=r"'ccvr' trains the model's last layer .* is a LayerNorm"):
         RoundLoop(made, engine_of(made))
 
@@ -285,9 +281,7 @@ def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], told: str) -
 
 def test_without_statistics_the_model_is_the_aggregate() -> None:
     made, plain = (world(method) for method in ({**METHOD, "sharing": {"min_samples": 20}}, "fedavg"))
-
     state, records = run(RoundLoop(made, engine_of(made)), 2)
-
     assert records[1]["shared"]["sent"] == 0
     assert same(state.weights, run(RoundLoop(plain, engine_of(plain)), 2)[0].weights)
 
@@ -318,7 +312,6 @@ GOOD = {
 )
 def test_statistics_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
     loop = RoundLoop(made := world(), engine_of(made))
-
     assert FeatureStatistics().fault(GOOD, 8, loop.spec) is None
     assert told in str(FeatureStatistics().fault({**GOOD, name: value}, 8, loop.spec))
 
@@ -359,9 +352,7 @@ def test_what_is_no_covariance_gives_finite_weights() -> None:
 def test_features_are_the_inputs_of_the_last_layer_and_no_hook_stays() -> None:
     made = world(model="lenet5", data=images(side=14))
     x = made.scale(made.data.train.x[:3])
-
     outputs, features = with_features(made.model, x)
-
     torch.testing.assert_close(features, made.model(x, 0, -1))
     torch.testing.assert_close(outputs, made.model(x))
     assert not any(layer._forward_pre_hooks for layer in made.model.modules())

@@ -96,18 +96,14 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
 def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "MIN_SECONDS_TO_TUNE", 0.0)
     made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)
-
     plan = autotune.plan_engine(made, 1, 1000)
-
     assert "stacked" in plan.why
     assert not autotune.unstackable(made)
 
 
 def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> None:
     size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
-
     costs = {name: run_costs(METHODS[name]) for name in ("scaffold", "feddyn", "moon", "ditto", "fedadam")}
-
     assert costs["scaffold"] == ({"weights": 3 * size, "extras": 3 * size},) * 2
     assert all(cost == ({"weights": 3 * size},) * 2 for name, cost in costs.items() if name != "scaffold")
 
@@ -197,9 +193,7 @@ def with_objective(objective: Any, **fields: Any) -> Setup:
 def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str) -> None:
     """The loop engine trained personal models with the count, stacks without it: weights differed by 0.28."""
     made = with_objective(Counting(), personal=personal)
-
     (loop, _), (stacked, _) = (run(RoundLoop(made, e), 3) for e in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     assert all(float(table["objective/count"]) > 1 for table in loop.client_states.values())
     for client, table in loop.client_states.items():
         same_up_to_rounding(stacked.client_states[client], table, steps=1000)

@@ -79,7 +79,6 @@ def test_a_crop_is_the_part_of_the_padded_picture_and_all_parts_are_drawn() -> N
 @pytest.mark.parametrize(("probability", "share"), [(0.0, {0}), (1.0, {1}), (0.5, {0, 1})])
 def test_pictures_are_mirrored_with_their_probability(probability: float, share: set[int]) -> None:
     drawn = HorizontalFlip(probability).draw(np.random.default_rng(0), 50)
-
     assert drawn.shape == (50, 1)
     assert set(drawn.flatten().tolist()) == share
 
@@ -87,7 +86,6 @@ def test_pictures_are_mirrored_with_their_probability(probability: float, share:
 @pytest.mark.parametrize(("invert", "stored"), [(True, 255), (False, 0)])
 def test_pixels_from_outside_have_no_ink(invert: bool, stored: int) -> None:
     made = setup(images(), scale={"name": "standard", "invert": invert})
-
     assert isinstance(made.scale, Scaler)
     assert made.scale.background(made.data.train.x).flatten().tolist() == [stored]
 
@@ -126,10 +124,8 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
 )
 def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int) -> None:
     made = federation(**train)
-
     loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=stack)), 2)
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=20)
 
 
@@ -167,7 +163,6 @@ def test_bad_augmentations_end_in_one_message(augment: Any, words: str) -> None:
 
 def test_an_experiment_keeps_its_augmentations() -> None:
     asked = federation().experiment
-
     assert resolve(as_table(asked)) == asked
     assert as_table(asked)["train"]["augment"] == [
         {"name": "random-crop", "padding": 1},
@@ -179,7 +174,5 @@ def test_the_report_names_the_augmentations(tmp_path: Path) -> None:
     for label, augment in (("with", BOTH), ("without", [])):
         one = experiment(rounds=0, method={"label": label}, train={"augment": augment})
         fedblend.run(one, tmp_path / label)
-
     training = describe_runs(group(find_runs([tmp_path]))).text
-
     assert "pictures augmented by random-crop and horizontal-flip or nothing" in training

@@ -66,7 +66,6 @@ def test_an_inactive_layer_changes_nothing() -> None:
 
 def test_channels_that_differ_more_between_clients_are_perturbed_more() -> None:
     weights = channel_weights(torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64))
-
     # t = 0, 1/2, 3/4; their mean is 5/12.
     np.testing.assert_allclose(weights.numpy(), [0, 1.2, 1.8], atol=1e-5)
     np.testing.assert_allclose(channel_weights(torch.zeros(4)).numpy(), np.ones(4), rtol=1e-6)
@@ -201,7 +200,6 @@ def test_probability_0_is_fedavg() -> None:
         run(federation_of(made(method)), 2)[0]
         for method in ("fedavg", {"name": "fedfa", "objective": {"probability": 0.0}})
     )
-
     for name, tensor in plain.weights.items():
         assert torch.equal(perturbed.weights[name], tensor)
 
@@ -239,7 +237,6 @@ def test_draws_have_a_number_for_each_sample_and_channel() -> None:
 def test_layers_are_those_with_maps_unless_given() -> None:
     world = made()
     spec = model_spec(world, world.model)
-
     assert FedFA().channels(spec) == {1: 6, 2: 16}
     assert FedFA(layers=(2,)).channels(spec) == {2: 16}
 

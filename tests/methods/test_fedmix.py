@@ -65,9 +65,7 @@ MEASURES = [(CLASSES, "loss"), (CLASSES, "gradient"), (NUMBERS, "gradient")]
 @each(("task", "measure"), MEASURES)
 def test_fedmix_is_second_order_near_global_mixup(task: Task, measure: str, taylor: str, seed: int) -> None:
     objective = FedMix(taylor=taylor)
-
     found = ratios(distances(objective, task, measure, seed))
-
     assert all(3.6 < ratio < 4.4 for ratio in found), found
 
 
@@ -133,10 +131,8 @@ def test_averaging_twice_depends_on_the_batch_size() -> None:
 
 def test_the_drawn_entry_is_the_one_used() -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES, entries=3)
-
     chosen = loss_of(FedMix(), model, batch, CLASSES, 0.2, pool, entry=2)
     alone = loss_of(FedMix(), model, batch, CLASSES, 0.2, {n: t[2:] for n, t in pool.items()})
-
     assert torch.equal(chosen, alone)
     assert not torch.equal(chosen, loss_of(FedMix(), model, batch, CLASSES, 0.2, pool, entry=0))
 
@@ -149,10 +145,8 @@ def test_one_forward_pass_a_batch(objective: FedMix) -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
-
     value = loss_of(objective, model, batch, CLASSES, 0.2, pool)
     weight_gradient(value, model)
-
     assert len(calls) == 1
 
 
@@ -179,9 +173,7 @@ def test_one_dropout_mask_serves_all_three_terms() -> None:
 
 def test_weights_keep_no_gradient_of_their_own() -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
-
     loss_of(FedMix(), model, batch, CLASSES, 0.2, pool)
-
     assert all(p.grad is None for p in model.parameters())
     assert not batch.x.requires_grad
 

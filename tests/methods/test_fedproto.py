@@ -68,7 +68,6 @@ def test_fedproto_is_the_papers() -> None:
 def test_only_prototypes_are_sent() -> None:
     made = setup(images(), method="fedproto", model=DEEP)
     _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
     size = 4 * CLASSES * WIDTH
     assert [one["bytes_up"] for one in records] == [{"prototypes": 2 * size}] * 2
     assert [one["bytes_down"] for one in records] == [{}, {"prototypes": 2 * size}]
@@ -76,16 +75,13 @@ def test_only_prototypes_are_sent() -> None:
 
 def test_a_class_of_too_few_samples_has_no_prototype() -> None:
     made = setup(images(), [[0, 3, 1], [2, 5, 4, 7]], method="fedproto", model=DEEP, train={"cohort": 2})
-
     means = [LoopEngine(made).prototypes(made.weights(), client, n) for client, n in ((0, 3), (1, 4))]
-
     assert [(mean != 0).any(1).tolist() for mean in means] == [[True, False, False], [False, True, True]]
 
 
 def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
     made = setup(images(side=8), method="fedproto", model={"name": "cnn", "channels": [6]})
     engine, x = LoopEngine(made), torch.rand(2, 1, 8, 8)
-
     assert made.task.features == 6
     wanted = engine.model.eval()(x, 0, 1).mean((2, 3))
     np.testing.assert_allclose(embedding(engine.net, x).detach(), wanted.detach(), rtol=1e-6)

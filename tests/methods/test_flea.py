@@ -94,7 +94,6 @@ def test_the_loss_is_that_of_an_independent_computation(layer: int, weights: tup
 
 def test_each_sample_draws_a_ratio_and_a_feature() -> None:
     drawn = FLea(alpha=0.5).draw(np.random.default_rng(0), StepPlan(np.array([4, 3]), 4, 0, entries=7))
-
     assert (drawn["ratio"].shape, drawn["ratio"].dtype, drawn["entry"].shape) == ((2, 4), np.float32, (2, 4))
     assert len(np.unique(drawn["ratio"])) == 8
     assert drawn["entry"].max() < 7

@@ -106,7 +106,5 @@ def test_mixing_one_hots_is_mixing_embeddings(objective: FedMix) -> None:
 def test_hidden_states_can_mix_each_sample_with_an_entry_of_its_own() -> None:
     method = {"name": "fedmix-hidden", "objective": {"entries": "sample"}}
     fed = federation(method=method, model={"name": "mlp", "hidden": [8, 6]})
-
     state, _ = run(fed, 1)
-
     assert all(tensor.isfinite().all() for tensor in state.weights.values())

@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from helpers import each, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from fedblend.core.errors import FedblendError
 from fedblend.methods.sharing.inverse_mixup import (
@@ -107,7 +107,7 @@ def test_pairs_to_mix_are_uniform_over_all_pairs_of_different_labels() -> None:
     valid = [(i, j) for i, j in itertools.permutations(range(len(y)), 2) if y[i] != y[j]]
     drawn = Counter(map(tuple, pairs_to_mix(y, 20_000, rng()).tolist()))
     assert set(drawn) == set(valid)
-    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+    assert scipy.stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
 
 
 def test_a_device_with_one_label_cannot_mix() -> None:
@@ -153,7 +153,7 @@ def test_pairs_are_drawn_uniformly() -> None:
     valid = sorted(brute_force(labels, owner))
     assert len(valid) > 6
     drawn = Counter(tuple(pair_across(labels, owner, 1, rng(k)).chosen[0].tolist()) for k in range(3000))
-    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+    assert scipy.stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
 
 
 @each(

@@ -79,13 +79,11 @@ CASES: dict[str, tuple[Any, Slope]] = {
 def test_losses_are_the_papers(name: str) -> None:
     method, slope = CASES[name]
     of = Reference(skewed(), method=method)
-
     near(of.flat(of.trained().weights), averaged(of, slope))
 
 
 def test_label_counts_are_those_of_the_data_that_have_arrived() -> None:
     made = setup(groups=skewed(), arrival={"first": 0.4, "clients": 0.0})
-
     assert made.label_counts(1, int(made.sizes(0)[1])).tolist() == [4, 0, 0]
     assert made.label_counts(1, 9).tolist() == [5, 4, 0]
 

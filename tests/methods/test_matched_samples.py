@@ -106,7 +106,6 @@ def test_entries_are_those_of_an_independent_implementation(method: str) -> None
 def test_a_class_of_too_few_samples_has_none() -> None:
     model, sharing = Staged(nn.Flatten(), nn.Linear(4, 3)), MatchedSamples(per_class=2, steps=1)
     x = torch.rand(5, 1, 2, 2)
-
     assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=3))["y"].argmax(1).tolist() == [1, 1]
     assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=4)) is None
 
@@ -114,10 +113,8 @@ def test_a_class_of_too_few_samples_has_none() -> None:
 def test_the_clients_model_is_not_changed() -> None:
     model = Staged(nn.Flatten(), nn.Linear(4, 3))
     before = copy.deepcopy(model.state_dict())
-
     for networks in ("global", "random"):
         MatchedSamples(per_class=1, steps=2, networks=networks).share(client(torch.rand(4, 1, 2, 2), [0] * 4, model))
-
     assert same(model.state_dict(), before)
 
 
@@ -154,9 +151,7 @@ def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Modul
 
 def test_samples_under_random_networks_go_to_the_server_once() -> None:
     made = world("server-matched")
-
     _, records = run(RoundLoop(made, engine_of(made)), 2)
-
     assert [record["bytes_up"].get("synthetic") for record in records] == [3 * 3 * 2 * 4 * (16 + 3), None]
     assert not any("synthetic" in record["bytes_down"] for record in records)
 
@@ -164,18 +159,14 @@ def test_samples_under_random_networks_go_to_the_server_once() -> None:
 def test_clients_can_mix_with_synthetic_samples() -> None:
     method = {"name": "virtual-means", "sharing": {"name": "matched-samples", "networks": "random", **QUICK}}
     made = setup(groups=GROUPS, method=method, train={"cohort": 2})
-
     _, records = run(RoundLoop(made, engine_of(made)), 1)
-
     assert records[0]["bytes_down"]["synthetic"] == 2 * records[0]["bytes_up"]["synthetic"]
 
 
 @pytest.mark.parametrize("method", ["feddm", "server-matched"])
 def test_engines_agree(method: str) -> None:
     made = world(method)
-
     loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
     same_up_to_rounding(stacked.entries.tensors, loop.entries.tensors, steps=1000)
 
@@ -192,9 +183,7 @@ def features() -> Dataset:
 
 def test_tables_with_classes_can_be_matched() -> None:
     made = world("feddm", data=features())
-
     state, _ = run(RoundLoop(made, engine_of(made)), 1)
-
     assert state.entries.tensors["x"].shape[1:] == (5,)
 
 
@@ -202,7 +191,6 @@ def test_text_is_refused() -> None:
     given = local(
         torch.zeros(4, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Task("classification", 3), lambda x: x
     )
-
     with pytest.raises(FedblendError, match=r"'matched-samples' learns images or features .* these data are text"):
         MatchedSamples().share(given)
 
@@ -226,6 +214,5 @@ GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
 )
 def test_samples_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
     loop, sharing = RoundLoop(made := world(), engine_of(made)), MatchedSamples(per_class=2)
-
     assert sharing.fault(GOOD, 20, loop.spec) is None
     assert told in str(sharing.fault({**GOOD, name: value}, 20, loop.spec))

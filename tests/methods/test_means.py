@@ -27,7 +27,6 @@ X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 
 def test_means_of_all_is_the_mean() -> None:
     payload = share(SharedMeans())
-
     assert payload["x"].shape == (1, 1, 4, 4)
     assert torch.equal(payload["x"][0], mean(X))
     assert torch.equal(payload["y"][0], mean(Y))
@@ -35,7 +34,6 @@ def test_means_of_all_is_the_mean() -> None:
 
 def test_a_smaller_groups_mean_is_over_its_own_samples() -> None:
     payload = share(SharedMeans(samples_per_mean=22))
-
     # The second group holds one sample: its mean is that sample, its target one-hot.
     held = (payload["x"][1] == X).flatten(1).all(1)
     assert int(held.sum()) == 1
@@ -63,23 +61,19 @@ def test_inputs_and_targets_are_of_the_same_groups() -> None:
     labels = torch.arange(20) % 3
     x = (labels * 100).to(torch.uint8)[:, None, None, None].expand(20, 1, 4, 4)
     scale = build("scale", {"name": "unit", "invert": False}).fit(images())
-
     payload = SharedMeans(samples_per_mean=6).share(local(x, labels, MADE.task, scale))
-
     told = payload["x"][:, 0, 0, 0] * 255 / 100
     torch.testing.assert_close(payload["y"] @ torch.tensor([0.0, 1.0, 2.0]), told)
 
 
 def test_groups_are_drawn_from_the_clients_stream() -> None:
     first, again, other = (share(SharedMeans(samples_per_mean=5), seed=seed) for seed in (1, 1, 2))
-
     assert same(first, again)
     assert not same(first, other)
 
 
 def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = share(SharedMeans(samples_per_mean=5))
-
     for chunk in (1, 7, 22):
         monkeypatch.setattr(means_module, "CHUNK", chunk)
         assert same(share(SharedMeans(samples_per_mean=5)), whole)
@@ -87,9 +81,7 @@ def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch)
 
 def test_numbers_to_predict_are_averaged_as_they_are() -> None:
     data = numbers(9)
-
     payload = share(SharedMeans(split="class"), data)
-
     assert torch.equal(payload["y"], mean(data.train.y)[None])
 
 
@@ -100,7 +92,6 @@ def test_numbers_to_predict_are_averaged_as_they_are() -> None:
 def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups: int) -> None:
     # 23 samples make groups of 7, 7, 7 and 2.
     payload = share(SharedMeans(samples_per_mean=7), minimum=minimum)
-
     assert (0 if payload is None else len(payload["x"])) == groups
     if groups == 3:
         assert same(payload, {n: t[:3] for n, t in share(SharedMeans(samples_per_mean=7)).items()})
@@ -167,14 +158,12 @@ def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
 
 def test_noise_is_drawn_from_the_clients_stream() -> None:
     first, again, other = (share(SharedMeans(noise=0.3), seed=seed) for seed in (1, 1, 2))
-
     assert same(first, again)
     assert not torch.equal(first["x"], other["x"])
 
 
 def test_unit_scale_shares_pictures() -> None:
     payload = share(SharedMeans(scale="unit"))
-
     torch.testing.assert_close(payload["x"][0], DATA.train.x.float().mean(0) / 255, rtol=1e-4, atol=1e-5)
     assert payload["x"].min() >= 0
     assert payload["x"].max() <= 1
@@ -206,13 +195,11 @@ def test_server_averages_random_groups_of_entries(m: int, left: int) -> None:
 
 def test_server_average_of_1_leaves_entries_as_they_are() -> None:
     before = entries(5)
-
     assert SharedMeans().pool(before, np.random.default_rng(0)) is before
 
 
 def test_server_average_groups_clients_at_random() -> None:
     after = [SharedMeans(server_average=3).pool(entries(9), np.random.default_rng(seed)) for seed in (0, 0, 1)]
-
     assert same(after[0].tensors, after[1].tensors)
     assert not same(after[0].tensors, after[2].tensors)
 

@@ -158,9 +158,7 @@ def test_bad_fields_end_in_one_message(changes: dict[str, Any], words: str) -> N
 def test_a_path_of_torchmetrics_is_a_name() -> None:
     path = "torchmetrics.classification:MulticlassF1Score"
     made = resolve({**BASE, "metrics": [{"name": path, "average": "weighted", "title": "weighted f1"}, path]})
-
     first, _ = as_table(made)["metrics"]
-
     assert first == {"name": "torchmetrics", "path": path, "options": {"average": "weighted"}, "title": "weighted f1"}
     assert [one.label for one in made.metrics] == ["weighted f1", "MulticlassF1Score"]
     assert resolve(as_table(made)) == made
@@ -180,7 +178,6 @@ def test_metrics_of_torchmetrics_equal_ours(path: str, options: dict[str, Any], 
     pytest.importorskip("torchmetrics")
     made = metric("torchmetrics", path=path, options=options)
     made.require_possible(Task("classification", 3))
-
     assert made.overall(THREE, TARGETS) == pytest.approx(metric(own).overall(THREE, TARGETS), rel=1e-5)
     assert made.larger_is_better == metric(own).larger_is_better
 
@@ -206,7 +203,6 @@ BOUNDED = THREE.sigmoid()
 def test_metrics_of_torchmetrics_receive_probabilities(name: str, own: str) -> None:
     pytest.importorskip("torchmetrics")
     theirs, ours = metric("torchmetrics", path=f"{PATH}Multiclass{name}"), metric(own)
-
     assert theirs.overall(BOUNDED, TARGETS) == pytest.approx(ours.overall(BOUNDED, TARGETS), rel=1e-5)
 
 
@@ -243,7 +239,6 @@ def test_classes_whose_value_is_not_defined_are_left_out_of_torchmetrics_means(
     pytest.importorskip("torchmetrics")
     theirs = metric("torchmetrics", path=f"{PATH}Multiclass{name}", options=options)
     wanted = metric(own).overall(THREE, targets)
-
     assert theirs.overall(THREE, targets) == pytest.approx(wanted, rel=1e-5, nan_ok=True)
     assert math.isnan(wanted) == (targets is FIRST and own == "auc")
 
@@ -277,9 +272,7 @@ def test_which_binary_metrics_one_class_leaves_undefined(
     pytest.importorskip("torchmetrics")
     made = metric("torchmetrics", path=PATH + name)
     outputs = logits([[0.2, 0.8]] * 4 + [[0.9, 0.1]] * 2)
-
     found = [made.overall(outputs, FIRST + 1), made.overall(outputs, FIRST)]
-
     assert found == pytest.approx([without_first, without_second], nan_ok=True)
 
 
@@ -287,7 +280,6 @@ def test_a_label_that_all_samples_have_or_none_is_left_out_as_in_our_auc() -> No
     pytest.importorskip("torchmetrics")
     labels = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0]])
     made = metric("torchmetrics", path=f"{PATH}MultilabelAUROC")
-
     assert made.overall(THREE, labels) == pytest.approx(metric("auc").overall(THREE, labels))
     assert math.isnan(made.overall(THREE[:1], labels[:1]))
 
@@ -316,16 +308,13 @@ def test_an_output_of_equal_targets_is_left_out_of_r2_of_torchmetrics() -> None:
     pytest.importorskip("torchmetrics")
     outputs = torch.tensor([[1.0, 2.0], [2.0, 5.0], [4.0, 6.0]])
     targets = torch.tensor([[1.0, 2.0], [1.0, 4.0], [1.0, 9.0]])
-
     made = metric("torchmetrics", path="torchmetrics.regression:R2Score")
-
     assert made.overall(outputs, targets) == pytest.approx(metric("r2").overall(outputs, targets))
 
 
 @pytest.mark.filterwarnings("error")
 def test_undefined_values_of_torchmetrics_come_without_its_warnings() -> None:
     pytest.importorskip("torchmetrics")
-
     assert math.isnan(metric("torchmetrics", path=f"{PATH}MulticlassAUROC").overall(THREE, FIRST))
 
 

@@ -106,9 +106,7 @@ def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_m
     a = torch.tensor([[0.8, 0.1, 0.1], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     b = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]])
     uploads: list[WeightedUpload] = [({"outputs": a}, 1.0), ({"outputs": b}, 99.0)]
-
     mean = LabelMeanAggregator().aggregate(uploads)["outputs"]
-
     torch.testing.assert_close(mean, torch.tensor([[0.7, 0.15, 0.15], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
 
 
@@ -126,7 +124,6 @@ def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_m
 )
 def test_outputs_that_are_no_distributions_are_refused(rows: torch.Tensor, fault: str | None) -> None:
     found = Outputs().fault({"outputs": rows}, {}, Task("classification", 3))
-
     assert (found is None) == (fault is None)
     assert fault is None or fault in str(found)
 
@@ -135,7 +132,6 @@ def test_payloads_are_what_the_paper_counts() -> None:
     """32 bits for each of 100 outputs up and down; nothing else."""
     made = setup(images(classes=10), method="fd", model=LINEAR, train={"cohort": 4})
     _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
     assert records[0]["bytes_up"] == {"outputs": 4 * 32 * 100 / 8}
     assert records[0]["bytes_down"] == {}
     assert records[1]["bytes_down"] == {"outputs": 4 * 32 * 100 / 8}
@@ -170,7 +166,6 @@ def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
 def test_before_the_server_has_outputs_nothing_is_added() -> None:
     batch = Batch(torch.randn(4, 5), torch.tensor([0, 2, 1, 2]))
     context = Context(Task("classification", CLASSES), lambda x: x)
-
     with torch.no_grad():
         assert float(Distill().loss({}, EagerNet(linear_net(5, CLASSES).float()), batch, context)) == 0.0
 
@@ -228,7 +223,6 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
     fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
     state, _ = run(fed, 1)
-
     assert list(state.client_states) == [fed.device]
 
 
@@ -262,7 +256,6 @@ def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -
 def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> None:
     made = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4})
     state, records = run(RoundLoop(made, LoopEngine(made)), 1)
-
     assert records[0]["lost"] == [2]
     assert records[0]["uploads"] == 3
     assert 2 in state.client_states
@@ -327,7 +320,6 @@ SHORT = {"name": "mix2fld", "server_step": {"steps": 20}}
 def test_a_seed_of_mnist_takes_6272_bits_and_its_labels() -> None:
     made = setup(images(n=80, side=28), method=SHORT, model=LINEAR)
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
-
     assert record["bytes_up"]["seeds"] == 4 * 10 * (6272 / 8 + 2)
     assert "seeds" not in record["bytes_down"]
 
@@ -351,7 +343,6 @@ def test_more_seeds_than_came_can_be_made() -> None:
     made = setup(images(n=200), method={**SHORT, "sharing": sharing}, model=LINEAR)
     fed = RoundLoop(made, LoopEngine(made))
     state, _ = run(fed, 1)
-
     assert len(fed.sharing.pool_of(state)) == 4 * 50
 
 
@@ -398,9 +389,7 @@ def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
 
 def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:
     train = Train(batch_size=3, steps=100)
-
     order, bounds = batches(5, train, np.random.default_rng(0))
-
     assert len(order) == 300
     assert np.diff(bounds).tolist() == [3] * 100
     assert set(order.tolist()) == set(range(5))
@@ -447,7 +436,6 @@ def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
     channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
     made = setup(train={"cohort": 4}, channel=channel, min_uploads=0, convergence_tol=1e-3)
     _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
     assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
 
 
@@ -455,7 +443,6 @@ def test_rounds_before_clients_train_are_not_taken_for_converged() -> None:
     method = {"upload": {"name": "model", "from_round": 3}}
     made = setup(method=method, convergence_tol=1e-3, train={"cohort": 2, "lr": 0.1}, rounds=3)
     _, records = run(RoundLoop(made, LoopEngine(made)), 3)
-
     assert [(r.get("uploads"), r["converged"]) for r in records] == [(None, False), (None, False), (2, False)]
     assert [r["change"] > 0 for r in records] == [False, False, True]
 

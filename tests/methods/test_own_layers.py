@@ -139,7 +139,6 @@ def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
 def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> None:
     method = {"name": "fedrep", "personal": {"head_share": 1.0}, "terms": ["proximal"]}
     made = setup(images(), method=method, model=DEEP, holdout=0.2, train=train)
-
     for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
         state, _ = run(RoundLoop(made, engine), 2)
         assert all(torch.equal(state.weights[name], made.weights()[name]) for name in BODY)
@@ -148,7 +147,6 @@ def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> N
 def test_the_server_keeps_the_first_head_and_clients_that_have_not_trained_keep_nothing() -> None:
     made = setup(images(), method="fedper", model=DEEP, holdout=0.2, train={"cohort": 1})
     state, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-
     assert len(state.client_states) == 1
     assert all(torch.equal(state.weights[name], made.weights()[name]) for name in HEAD)
     assert not torch.equal(state.weights[BODY[0]], made.weights()[BODY[0]])
@@ -181,9 +179,7 @@ def test_only_shared_layers_are_sent_protected_and_aggregated(aggregator: Any, p
 def test_terms_that_send_something_send_nothing_of_own_layers() -> None:
     method = {"name": "scaffold", "personal": "fedper"}
     made, seen = setup(images(), method=method, model=DEEP, holdout=0.2), Seen()
-
     state, _ = run(RoundLoop(made, LoopEngine(made), [seen]), 1)
-
     assert {name.removeprefix("terms.0/") for name in seen.extras} == {*BODY}
     assert state.server_part("terms.0").keys() == {*BODY}
 
@@ -239,7 +235,6 @@ def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
 def test_fedbn_keeps_group_norms() -> None:
     model = {"name": "cnn", "channels": [4, 4], "norm": "group", "groups": 2}
     made = setup(images(side=8), method="fedbn", model=model, holdout=0.2)
-
     assert made.own_layers
     assert {made.weights()[name].dim() for name in made.own_layers} == {1}
 
@@ -266,9 +261,7 @@ STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimi
 def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type[LoopEngine]) -> None:
     methods = ({"name": "fedrep", "personal": {"layers": 0}}, "fedavg")
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]
-
     made, wanted = (run(RoundLoop(of, engine(of)), 2)[0].weights for of in both)
-
     assert same(made, wanted)
 
 
@@ -325,7 +318,6 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
 )
 def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:
     made = setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes})
-
     with pytest.raises(FedblendError, match=message):
         RoundLoop(made, LoopEngine(made))
 
@@ -383,9 +375,7 @@ def test_fednova_refuses_momentum_and_proximal_terms_in_two_steps_a_batch(change
 def test_optimisers_keep_what_they_have_of_own_layers(personal: str, optimizer: Any, engine: type[LoopEngine]) -> None:
     train = {"cohort": 4, "optimizer_state": "keep", **optimizer}
     made = setup(method={"personal": personal}, model=DEEP, holdout=0.2, train=train)
-
     state, _ = run(RoundLoop(made, engine(made)), 2)
-
     kept = [name for name in state.client_states[0] if name.startswith("optimizer/") and name.endswith(HEAD)]
     assert kept
     assert all(state.client_states[0][name].any() for name in kept)

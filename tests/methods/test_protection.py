@@ -66,7 +66,6 @@ def length(upload: dict[str, torch.Tensor], order: float = 2) -> float:
 
 def test_pruning_keeps_the_largest_entries_of_all_tensors_together() -> None:
     sent = protected(Prune(keep=0.25))  # 4 of 16: 20, 6, and of sizes 5 (-5, 5) both
-
     assert sent["b"].tolist() == [0.0, 0.0, 20.0, 0.0]
     assert sorted(sent["w"][sent["w"] != 0].tolist()) == [-5.0, 5.0, 6.0]
     assert sent["seen"] == 7
@@ -87,7 +86,6 @@ def test_pruned_entries_are_those_of_the_rounds_weights_and_kept_ones_the_client
 
 def test_pruned_uploads_are_counted_as_they_travel() -> None:
     sent = protected(Prune(keep=0.25))
-
     assert Prune(keep=0.25).sent_bytes(sent, START) == 4 * (4 + 4) + 8
     # With most entries kept, their places would cost more than the rest of them.
     assert Prune(keep=1).sent_bytes(UPLOAD, START) == bytes_of(UPLOAD)
@@ -98,7 +96,6 @@ def test_pruned_uploads_are_counted_as_they_travel() -> None:
 @pytest.mark.parametrize("part", [Prune(keep=1), ClipAndNoise(), ClipAndNoise(distribution="laplace", scale=0)])
 def test_without_noise_protection_is_the_identity(part: Any) -> None:
     sent = protected(part)
-
     assert all(sent[name] is UPLOAD[name] for name in UPLOAD)
     assert same(part.release(UPLOAD, START, ReleaseContext(4, 3, 0.1, np.random.default_rng(0))), UPLOAD)
 
@@ -106,7 +103,6 @@ def test_without_noise_protection_is_the_identity(part: Any) -> None:
 def test_a_run_that_is_not_clipped_and_not_noisy_is_bit_identical() -> None:
     plain, _ = run(federation(), 2)
     wide, _ = run(federation(protection={"name": "noise"}), 2)
-
     assert same_state(plain, wide)
 
 
@@ -131,9 +127,7 @@ def test_clips_of_gradients_are_in_units_of_update_over_learning_rate() -> None:
 
 def test_what_is_not_finite_counts_as_no_update() -> None:
     broken = {**UPLOAD, "b": torch.tensor([0.0, math.nan, math.inf, 1.0])}
-
     sent = protected(ClipAndNoise(clip=1.0), broken)
-
     assert sent["w"].eq(0).all()
     assert sent["b"].eq(0).all()
 
@@ -198,7 +192,6 @@ def test_noise_is_on_all_that_a_client_sends_of_batch_norm(clip: float | None) -
 
 def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     setup(model=BATCH_NORM, method="fedbn", protection={"name": "noise", "scale": 0.5})
-
     assert not recwarn.list
 
 
@@ -319,7 +312,6 @@ def gaussian_delta(eps: float, multiplier: float) -> float:
 def test_gaussian_epsilon_is_that_of_the_closed_form(multiplier: float, times: int) -> None:
     pytest.importorskip("dp_accounting")
     found = epsilon([Release("gaussian", multiplier, times)], 1e-5)
-
     assert gaussian_delta(found, multiplier / math.sqrt(times)) == pytest.approx(1e-5, rel=0.02)
 
 
@@ -446,14 +438,12 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
 )
 def test_no_epsilon_without_ground_but_a_reason(settings: dict[str, Any], reason: str) -> None:
     *_, together = claims(experiment(**settings)).values()
-
     assert together.epsilon is None
     assert reason in together.reason
 
 
 def test_robust_aggregators_and_points_cost_nothing_after_a_clients_own_noise() -> None:
     step = {"aggregator": "median", "server_step": "aggenhance"}
-
     assert claims(experiment(protection=NOISY, method=step))["weights"].epsilon is not None
 
 
@@ -479,9 +469,7 @@ def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> Non
     """Black against white in every pixel and another label: the largest distance there is."""
     scaled = setup(images(side=4)).scale
     black, white = (torch.full((1, 1, 4, 4), v, dtype=torch.uint8) for v in (0, 255))
-
     apart = float((scaled(white) - scaled(black)).norm())
-
     assert scaled.diameter((1, 4, 4)) == pytest.approx(apart, rel=1e-6)
 
 

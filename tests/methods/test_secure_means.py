@@ -182,7 +182,5 @@ def test_a_model_that_trains_on_the_means_sees_them_as_it_sees_plain_ones() -> N
 
 def test_the_server_can_train_on_averages_of_means() -> None:
     fed = federation(method={"sharing": "secure-means", "server_step": "train-on-means"})
-
     state, _ = run(fed, 1)
-
     assert not same(state.weights, run(federation(), 1)[0].weights)

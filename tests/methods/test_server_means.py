@@ -49,9 +49,7 @@ def test_the_aggregate_takes_gradient_steps_on_the_means(split: str) -> None:
 
 def test_the_means_go_to_the_server_once_and_to_no_client() -> None:
     made = setup(groups=GROUPS, method={"sharing": SHARING, "server_step": STEP}, train={"cohort": 3})
-
     state, records = run(RoundLoop(made, LoopEngine(made)), 3)
-
     sent = 4 * sum(tensor.numel() for tensor in state.entries.tensors.values())
     assert [record["bytes_up"].get("means", 0) for record in records] == [sent, 0, 0]
     assert not any(record["bytes_down"].get("means") for record in records)
@@ -60,17 +58,13 @@ def test_the_means_go_to_the_server_once_and_to_no_client() -> None:
 def test_clients_that_mix_with_the_means_receive_them() -> None:
     method = {"sharing": SHARING, "server_step": STEP, "objective": "virtual-samples"}
     made = setup(groups=GROUPS, method=method, train={"cohort": 3})
-
     state, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
-
     assert record["bytes_down"]["means"] == 3 * 4 * sum(tensor.numel() for tensor in state.entries.tensors.values())
 
 
 def test_loop_and_stacks_agree() -> None:
     made = setup(groups=GROUPS, method={"sharing": SHARING, "server_step": STEP}, train={"cohort": 3, "lr": 0.02})
-
     loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 
@@ -106,9 +100,7 @@ def test_means_that_stay_at_clients_cannot_train_the_server() -> None:
 
 def test_the_server_waits_where_a_channel_loses_all_means() -> None:
     lossy = {"name": "wireless", "t_max": 0.001, "power_up": -50}
-
     _, state, _ = trained(STEP, channel=lossy, min_uploads=0)
-
     assert not len(state.entries)
     assert same(state.weights, setup(groups=GROUPS).weights())
 

@@ -86,7 +86,6 @@ def test_a_client_shares_those_of_some_of_its_images_each_once(data: Any, sample
 def test_overall_statistics_are_those_of_all_pixels_of_all_images(data: Any) -> None:
     made = setup(data(), model=MLP)
     payload = share(ChannelStatistics(of="client"), made)
-
     pixels = made.scale(made.data.train.x).double().numpy().swapaxes(0, 1).reshape(made.data.train.x.shape[1], -1)
     np.testing.assert_allclose(payload["mean"], pixels.mean(1)[None], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(payload["std"], pixels.std(1)[None], rtol=1e-5)
@@ -200,9 +199,7 @@ def test_loop_and_stacks_agree(base: str, data: Any) -> None:
     options = {"name": "augmix", "loss_scaling": False} if base == "augmix" else base
     method = {"name": "statmix", "objective": {"base": options}}
     made = setup(data(), method=method, model=MLP, train={"cohort": 3, "lr": 0.02})
-
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 

@@ -101,10 +101,8 @@ def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pyte
     made = setup()
     engine = engine_of(made)
     monkeypatch.setattr(engine, "_step", lambda *_: 1 / 0)
-
     with pytest.raises(ZeroDivisionError) as caught:
         next(engine.train(TrainTask(4, made.weights(), None, made.sizes(0)), [2]))
-
     assert caught.value.__notes__ == ["while training client 2 in round 5, batch 1"]
 
 
@@ -125,7 +123,6 @@ def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
 
 def test_the_untrained_model_costs_nothing() -> None:
     _, record = federation(method="fedmix").start()
-
     assert record.round == 0
     assert record.bytes_up == record.bytes_down == {}
     assert 0 <= record.accuracy <= 1
@@ -136,9 +133,7 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     fed = damaging(
         made, lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t
     )
-
     _, records = run(fed, 1)
-
     assert records[0]["bytes_up"]["weights"] == 5 * bytes_of(made.weights())
 
 
@@ -172,5 +167,4 @@ def test_a_client_that_diverges_once_takes_part_again(method: str) -> None:
 def test_mean_outputs_are_distributions_in_every_precision(precision: str) -> None:
     few = [list(range(i, i + 3)) for i in range(0, 12, 3)]
     fed = federation(groups=few, method="fd", precision=precision, train={"cohort": 4, "batch_size": 2, "lr": 1.0})
-
     assert [record["uploads"] for record in run(fed, 3)[1]] == [4, 4, 4]

@@ -136,10 +136,8 @@ def test_without_lambda_it_is_virtual_samples() -> None:
 @pytest.mark.parametrize("stack", [1, 2])
 def test_loop_and_stacks_agree(base: str, stack: int) -> None:
     made = world(method={"name": "vhl", "objective": {"base": base, "entries": 7, "tau": 0.5}})
-
     engines = LoopEngine(made), StackedEngine(made, stack=stack)
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in engines)
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 

@@ -57,9 +57,7 @@ def test_loop_and_stacks_agree(base: str) -> None:
     sharing = {"name": "hidden-means"} if base == "hidden-mix" else {"name": "means", "split": "class"}
     method = {"sharing": sharing, "objective": {"name": "virtual-samples", "base": base, "entries": 3}}
     made = setup(groups=GROUPS, method=method, model=DEEP, train={"cohort": 3, "lr": 0.02})
-
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 

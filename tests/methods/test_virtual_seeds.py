@@ -121,7 +121,6 @@ def test_a_shared_set_of_numbers_keeps_the_targets() -> None:
     made = setup(numbers(), method="shared-set", unsafe=True, model=LINEAR)
     fed = federation_of(made)
     state, _ = run(fed, 1)
-
     held = {tuple(row) for row in made.data.train.y.tolist()}
     assert state.entries.tensors["y"].dtype == torch.float32
     assert {tuple(row) for row in state.entries.tensors["y"].tolist()} <= held
@@ -130,9 +129,7 @@ def test_a_shared_set_of_numbers_keeps_the_targets() -> None:
 @pytest.mark.parametrize("method", slow_after_first(METHODS))
 def test_loop_and_stacks_agree(method: str) -> None:
     made = made_of(method, train={"cohort": 3, "lr": 0.02})
-
     loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 

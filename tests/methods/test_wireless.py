@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
 from helpers import each, examples, federation, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from torch import nn
 
 from fedblend.cli.channel import payloads
@@ -139,8 +139,8 @@ def test_closed_forms_are_scipys(link: Link, needed: int) -> None:
     assert link.needed(bits) == needed
     slots, probability = link.slots(bits)
     assert slots.tolist() == list(range(needed, link.limit + 1))
-    np.testing.assert_allclose(probability, stats.nbinom.pmf(slots - needed, needed, link.success), rtol=1e-8)
-    assert link.outage(bits) == pytest.approx(stats.binom.cdf(needed - 1, link.limit, link.success), rel=1e-8)
+    np.testing.assert_allclose(probability, scipy.stats.nbinom.pmf(slots - needed, needed, link.success), rtol=1e-8)
+    assert link.outage(bits) == pytest.approx(scipy.stats.binom.cdf(needed - 1, link.limit, link.success), rel=1e-8)
     assert probability.sum() + link.outage(bits) == pytest.approx(1, abs=1e-9)
     assert link.mean_seconds(bits) == pytest.approx(0.001 * needed / link.success, rel=1e-9)
 
@@ -183,7 +183,7 @@ def test_drawn_slots_follow_the_negative_binomial_distribution(direction: str, b
     rare = expected < 5
     binned = [np.append(one[~rare], one[rare].sum()) for one in (observed, expected)]
     keep = binned[1] > 0
-    assert stats.chisquare(binned[0][keep], binned[1][keep] * (times / binned[1][keep].sum())).pvalue > UNLIKELY
+    assert scipy.stats.chisquare(binned[0][keep], binned[1][keep] * (times / binned[1][keep].sum())).pvalue > UNLIKELY
 
 
 def test_slots_beyond_counting_are_outages() -> None:
@@ -213,7 +213,7 @@ def test_places_in_a_ring_are_uniform_and_stay() -> None:
     assert metres.min() >= 200
     assert metres.max() <= 1000
     area = (metres**2 - 200**2) / (1000**2 - 200**2)
-    assert stats.kstest(area, "uniform").pvalue > UNLIKELY
+    assert scipy.stats.kstest(area, "uniform").pvalue > UNLIKELY
     assert channel.distances(np.array([4999, 3, 3])).tolist() == metres[[4999, 3, 3]].tolist()
     assert (Wireless(nearest=200, places=1).distances(np.arange(5)) != metres[:5]).all()
     assert channel.distances(np.empty(0, np.int64)).tolist() == []
@@ -228,7 +228,7 @@ def test_a_devices_success_is_that_of_its_distance() -> None:
         assert link.snr == pytest.approx(channel.link("up", 10).snr * (1600 / metres) ** 4)
         arrives = channel.transmit("up", sizes(OUTPUTS + 10 * SEED, 3000), rng(2), np.full(3000, device)).arrives
         outage = link.outage(OUTPUTS + 10 * SEED)
-        assert stats.binomtest(int((~arrives).sum()), 3000, outage).pvalue > UNLIKELY
+        assert scipy.stats.binomtest(int((~arrives).sum()), 3000, outage).pvalue > UNLIKELY
 
 
 def test_distances_need_to_know_who_transmits() -> None:
@@ -358,7 +358,7 @@ def test_channel_tells_what_becomes_of_each_payload() -> None:
     # digits on 64-8-10: 610 weights; p = exp(-3 / 25.06), an outage of one slot in 100 is (1 - p)^100.
     model = ["19,520", "25.06", "0.8872", "4,000", "5", "5.636"]
     assert told["up", "model"][:-1] == model
-    assert float(told["up", "model"][-1]) == pytest.approx(stats.binom.cdf(4, 100, 0.88717), rel=0.1)
+    assert float(told["up", "model"][-1]) == pytest.approx(scipy.stats.binom.cdf(4, 100, 0.88717), rel=0.1)
     assert told["up", "outputs"][0] == "3,200"
     assert told["up", "1 seed"][0] == str(8 * 64)
     assert told["up", "outputs, 10 seeds"][0] == "8,320"

@@ -60,7 +60,6 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
 def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
     base = np.repeat(np.arange(10), [10, 200, 10, 200, 10, 200, 200, 200, 10, 200])
     asked = XorSeeds().requests(base, 10, [1, 2, 3])
-
     assert sum(one.wanted for one in asked.values()).tolist() == [190, 0, 190, 0, 190, 0, 0, 0, 190, 0]
     assert [asked[k].wanted[0] for k in (1, 2, 3)] == [64, 63, 63]
     assert all(one.dummies.tolist() == [1, 3, 5, 6, 7, 9] for one in asked.values())
@@ -70,7 +69,6 @@ def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
 def test_dummy_labels_are_named_or_those_of_which_the_server_holds_most() -> None:
     base = np.repeat(np.arange(5), [2, 9, 8, 9, 5])
     of = lambda **given: XorSeeds(targets=(0,), **given).requests(base, 5, [4])[4].dummies.tolist()  # noqa: E731
-
     assert of() == [1, 2, 3, 4]
     assert of(dummies=1) == [1]
     assert of(dummies=3) == [1, 2, 3]
