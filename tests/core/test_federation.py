@@ -116,15 +116,6 @@ def test_a_client_that_misses_the_model_shares_no_hidden_means() -> None:
     assert records[0]["uploads"] == 4
 
 
-def test_nothing_arriving_stops_the_run() -> None:
-    class Dead(Channel):
-        def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-            return np.zeros(len(sizes), bool)
-
-    with pytest.raises(FedblendError, match=r"0 good uploads of 2.*\(clients \d, \d: lost by the channel\)"):
-        run(with_parts(setup(), channel=Dead()), 1)
-
-
 def test_protection_aggregator_and_server_step_are_used_in_this_order() -> None:
     class Shift(Protection):
         def protect(self, upload: Any, start: Any, lr: float, rng: Any) -> dict[str, torch.Tensor]:

@@ -36,9 +36,6 @@ def build_metric(name: str, **options: Any) -> Metric:
     return made
 
 
-# Loss and metrics ------------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_that_of_pytorch_and_linear_in_targets_of_any_shape() -> None:
     outputs, shares = torch.tensor([[90.0, -90.0], [0.0, 12.0]]), torch.tensor([[0.25, 0.0], [1.0, 0.5]])
     wanted = F.binary_cross_entropy_with_logits(outputs, shares)
@@ -113,8 +110,6 @@ def test_metrics_of_torchmetrics_for_another_task_are_refused(task: Task, path: 
         build_metric("torchmetrics", path=path).require_possible(task)
 
 
-# Methods ---------------------------------------------------------------------------------------------------
-
 SETTINGS = {
     "train": {"cohort": 3, "epochs": 2, "batch_size": 4},
     "model": {"name": "mlp", "hidden": [4, 4]},
@@ -181,9 +176,6 @@ def test_methods_that_need_classes_are_refused(data: Dataset, method: str) -> No
 def test_partitions_by_class_are_refused(partition: str) -> None:
     with pytest.raises(FedblendError, match=f"partition '{partition}': needs classes, but these targets"):
         setup(labelled(), partition=partition)
-
-
-# Files -----------------------------------------------------------------------------------------------------
 
 
 def load(path: Path, **arrays: Any) -> Dataset:

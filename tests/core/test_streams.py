@@ -35,8 +35,6 @@ from fedblend.core.random import key, lent_generator, stream
 from fedblend.core.sharing import Pool
 from fedblend.experiment.presets import presets
 
-# Order of clients -----------------------------------------------------------------------------------------
-
 
 @each("method", ["fedmix", "localmix"])
 @each("order", [[3, 1, 0, 2], [2]])
@@ -64,8 +62,6 @@ def test_the_order_in_which_an_engine_works_changes_nothing(model: dict[str, Any
     assert same_state(straight, turned)
     assert without_machine(records) == without_machine(turned_records)
 
-
-# Streams --------------------------------------------------------------------------------------------------
 
 ADDRESS = st.tuples(
     st.integers(0, 2**40), st.sampled_from(["cohort", "batches", "share"]), st.integers(0, 999), st.integers(0, 10**6)

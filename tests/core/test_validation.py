@@ -32,9 +32,6 @@ BOTH = {"server": 0.2, "clients": 0.25}
 METRICS = ["f1", "auc", {"name": "top-k", "k": 2}, "ece", "balanced-accuracy"]
 
 
-# The split ------------------------------------------------------------------------------------------------
-
-
 @examples(40)
 @given(st.floats(0, 0.6), st.floats(0, 0.4), st.floats(0, 0.5), st.integers(1, 12))
 def test_each_sample_has_one_place(server: float, clients: float, holdout: float, number: int) -> None:
@@ -64,9 +61,6 @@ def test_without_validation_the_split_is_as_before() -> None:
     # 12 samples each: 2 are held out, and 3 of 12 are for validation.
     assert validated.sizes.tolist() == [7] * 5
     assert np.bincount(validated.owners("validation")).tolist() == [3] * 5
-
-
-# Records --------------------------------------------------------------------------------------------------
 
 
 def test_validation_and_metrics_are_those_of_the_outputs() -> None:
@@ -146,9 +140,6 @@ def test_regression_is_validated_by_its_loss_and_its_errors() -> None:
     assert "accuracy" not in records[0]["validation"]["server"]
     assert records[-1]["best_round"] == 1 + int(np.argmin(losses))
     assert records[-1]["client_metrics"]["mae"]["tested"] == 4
-
-
-# The best round and targets -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", [None, "loss", "ece", "f1"])

@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from helpers import (
-    each,
     examples,
     federation,
     images,
@@ -45,7 +43,6 @@ from fedblend.engines.distributed.engine import balance
 from fedblend.engines.loop import LoopEngine, score_batch
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.engines.stacked.schedule import _width
 from fedblend.engines.trials import faster_kernels, make_trial
 from fedblend.experiment import presets
 
@@ -522,14 +519,6 @@ def test_balance_gives_each_rank_its_share_of_the_work(work: list[int], ranks: i
     assert len(shares) == len(work)
     # Graham's bound: no rank has more than the mean plus one piece of work.
     assert load.max(initial=0) <= sum(work) / ranks + max(work, default=0)
-
-
-@each("most", [1, 2, 5, 8, 16])
-def test_few_widths_serve_every_number_of_clients(most: int) -> None:
-    widths = [_width(needed, most) for needed in range(1, most + 1)]
-    assert all(width >= needed for needed, width in enumerate(widths, 1))
-    assert all(a <= b for a, b in pairwise(widths))
-    assert len(set(widths)) <= most.bit_length() + 1
 
 
 class Viewing(nn.Module):

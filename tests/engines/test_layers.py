@@ -29,9 +29,6 @@ STAGES = {
 """The number of stages of each model; a stage is a convolution, a residual block or a dense layer."""
 
 
-# Weights --------------------------------------------------------------------------------------------------
-
-
 def conv(inputs: int, outputs: int, kernel: int = 3) -> int:
     """Weights of a convolution: a square kernel for each pair of channels, and a bias for each output."""
     return (inputs * kernel * kernel + 1) * outputs
@@ -142,9 +139,6 @@ def test_a_model_of_mix2fld_is_sent_in_the_papers_number_of_bits() -> None:
     made = setup(images(side=28, classes=10), model="mix2fld-cnn", train={"cohort": 2})
     _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
     assert 8 * record["bytes_up"]["weights"] == 2 * 32 * 12_544
-
-
-# Layers ---------------------------------------------------------------------------------------------------
 
 
 def normalised(x: torch.Tensor, over: tuple[int, ...], factor: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

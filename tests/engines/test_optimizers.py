@@ -36,8 +36,7 @@ from fedblend.core.setup import Setup, model_spec
 from fedblend.engines.adam import Adam, StackedAdam
 from fedblend.engines.assignment import group_ends
 from fedblend.engines.autotune import plan_engine, unstackable
-from fedblend.engines.loop import LoopEngine
-from fedblend.engines.sgd import SGD, StackedSGD, TorchOptimizer, clipped_by_client
+from fedblend.engines.sgd import StackedSGD, clipped_by_client
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.fields import Train
@@ -391,21 +390,6 @@ def test_what_is_no_optimizer_is_refused(spec: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"beta1": 0.5}, {"beta2": 0.5}, {"eps": 1.0}, {"name": "adamw"}, {"name": "torch.optim:RMSprop", "eps": EPS}],
-)
-def test_each_option_of_an_optimizer_changes_the_steps(changes: dict[str, Any]) -> None:
-    base = {"name": "adam", "eps": EPS}
-    given = changes if ":" in changes.get("name", "") else {**base, **changes}
-    weights = []
-    for optimizer in (base, given):
-        made = setup(images(40), train={"optimizer": optimizer, "weight_decay": 0.0 if given is changes else 0.1})
-        (update,) = engine_of(made).train(task_of(made), [0])
-        weights.append(update.weights)
-    assert not any(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
-
-
-@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"beta1": 1.0}, "train.optimizer.beta1: 1"),
@@ -423,11 +407,3 @@ def test_a_path_of_torch_is_a_name() -> None:
     table = as_table(made)["train"]["optimizer"]
     assert table == {"name": "torch", "path": "torch.optim:RMSprop", "options": {"alpha": 0.9}}
     assert resolve(as_table(made)) == made
-
-
-def test_plain_sgd_is_fedblends_own_step() -> None:
-    made = setup()
-    assert isinstance(LoopEngine(made)._optimizer(task_of(made), {}), SGD)
-    for optimizer, kind in (("adam", Adam), ("adamw", Adam), ("torch.optim:SGD", TorchOptimizer)):
-        made = setup(train={"optimizer": optimizer})
-        assert type(LoopEngine(made)._optimizer(task_of(made), {})) is kind

@@ -36,9 +36,6 @@ def shape(rng: np.random.Generator) -> tuple[int, ...]:
     return [(), (0,), (1,), (3, 5), (16, 17), (2, 3, 5, 7)][rng.integers(6)]
 
 
-# By hand --------------------------------------------------------------------------------------------------
-
-
 @each(
     ("aggregator", "values", "expected"),
     [
@@ -105,9 +102,6 @@ def test_an_interval_lies_around_the_rounds_weights_and_its_mean_is_weighted() -
     assert found.tolist() == [10 + (0.5 - 3 * 0.5) / 4, -10 + (0 + 3 * 0.25) / 4, 1.0]
 
 
-# Against NumPy --------------------------------------------------------------------------------------------
-
-
 def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The same in float64, as one would write it with all uploads in one array."""
     wide = rows.astype(np.float64)
@@ -161,9 +155,6 @@ def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert [place.start for place, _ in found] == list(range(0, 67, 10))
 
 
-# Order, weights, types ------------------------------------------------------------------------------------
-
-
 @each("aggregator", GATHERING)
 @each("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
@@ -202,9 +193,6 @@ def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator
     found = result_of(aggregator, uploads)
     found.zero_()
     assert all(torch.equal(u["w"], c) for (u, _), c in zip(uploads, copies, strict=True))
-
-
-# Outliers -------------------------------------------------------------------------------------------------
 
 
 @given(

@@ -335,25 +335,6 @@ def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None
     assert list(state.weights) == list(BatchNormNet().state_dict())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["median", "multi-krum"])
-def test_two_ranks_give_what_one_gives_to_the_last_bit(name: str, tmp_path: Path) -> None:
-    changes = {
-        "method": {"aggregator": name},
-        "partition": {"name": "dirichlet", "clients": 7, "alpha": 0.5},
-        "train": {"cohort": 5},
-    }
-    file = write(tmp_path / "file.toml", changes)
-
-    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
-    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
-
-    one, two = (next((tmp_path / ranks).glob("*-seed0")) for ranks in ("one", "two"))
-    expected = load_file(one / CHECKPOINT)
-    assert all(torch.equal(t, expected[n]) for n, t in load_file(two / CHECKPOINT).items())
-    assert records(two) == records(one)
-
-
 # Uploads that overflow ----------------------------------------------------------------------------------------
 
 ONE_OF_FOUR = {"partition": {"name": "iid", "clients": 4}, "train": {"cohort": 4}}

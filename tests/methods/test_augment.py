@@ -151,9 +151,6 @@ def test_flat_images_are_as_pillow_leaves_them(grey: int, operation: str, way: s
         assert torch.equal(one, as_tensor(by_pillow(as_image(x), operation, float(np.float32(-7.3)))))
 
 
-# Views -----------------------------------------------------------------------------------------------------
-
-
 def drawn_for(shape: tuple[int, ...], seed: int = 0, severity: float = 8.0, chains: int = 3) -> Draw:
     made = draw_augmix(np.random.default_rng(seed), shape, severity, chains, 3, 1.0)
     return {name: torch.from_numpy(array) for name, array in made.items()}
@@ -218,9 +215,6 @@ def test_no_images_make_no_views() -> None:
     assert augmix(torch.zeros(0, 1, 8, 8), drawn_for((0,))).shape == (2, 0, 1, 8, 8)
 
 
-# The random half -------------------------------------------------------------------------------------------
-
-
 def test_draws_have_the_papers_distributions() -> None:
     drawn = draw_augmix(np.random.default_rng(0), (400, 10), 6.0, 3, 3, 1.0)
     operation, level, mix = drawn["operation"], drawn["level"], drawn["mix"]
@@ -259,9 +253,6 @@ def test_draws_are_in_range_for_all_settings(s: float, chains: int, depth: int, 
     assert (np.abs(drawn["level"]) <= np.float32(high) * (1 + 1e-6)).all()
     assert drawn["mix"].sum(-1) == pytest.approx(1.0, abs=1e-5)
     assert all(np.array_equal(drawn[name], again[name]) for name in drawn)
-
-
-# Gradients -------------------------------------------------------------------------------------------------
 
 
 def test_views_that_are_differentiated_are_the_same_views() -> None:

@@ -70,9 +70,6 @@ def loss_of(objective: AugMix, model: nn.Module, given: Batch, seed: int = 0) ->
     return objective.loss(EagerNet(model), given, row_of(objective, len(given.y), seed), CONTEXT)
 
 
-# The divergence --------------------------------------------------------------------------------------------
-
-
 def shares(seed: int, views: int = 3, samples: int = 5, classes: int = 4, sharp: float = 2.0) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     return F.log_softmax(sharp * torch.randn(views, samples, classes, generator=rng, dtype=torch.float64), -1)
@@ -110,9 +107,6 @@ def test_gradients_stay_finite_where_probabilities_vanish() -> None:
     (gradient,) = torch.autograd.grad(value, logits)
     assert bool(gradient.isfinite().all())
     assert 0 < value.item() < LOG3
-
-
-# The loss --------------------------------------------------------------------------------------------------
 
 
 def test_a_large_lambda_multiplies_no_rounding() -> None:
@@ -163,9 +157,6 @@ def test_every_step_draws_afresh() -> None:
     drawn = AugMix().draw(np.random.default_rng(0), StepPlan(np.array([4, 4, 2]), 4, 0))
     assert {name: array.shape[:2] for name, array in drawn.items()} == dict.fromkeys(drawn, (3, 4))
     assert not np.array_equal(drawn["level"][0], drawn["level"][1])
-
-
-# In a federation -------------------------------------------------------------------------------------------
 
 
 def test_training_with_severity_zero_gives_fedavgs_weights() -> None:

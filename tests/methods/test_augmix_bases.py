@@ -56,9 +56,6 @@ def divergence_of(model: Any, given: Batch, row: dict[str, torch.Tensor]) -> tor
     return sum(F.kl_div(q.log(), one, reduction="batchmean") for one in p) / 3
 
 
-# The loss --------------------------------------------------------------------------------------------------
-
-
 @each("base", BASES)
 @each("scaling", [False, True])
 def test_the_loss_is_the_bases_and_the_divergence_of_the_clean_images(base: Objective, scaling: bool) -> None:
@@ -137,8 +134,6 @@ def test_hidden_mixing_keeps_its_first_phase() -> None:
     assert (objective.layer, objective.needs) == (1, ("x", "y"))
 
 
-# In a federation -------------------------------------------------------------------------------------------
-
 UNEVEN = [range(9), range(9, 24), range(24, 28), range(28, 40)]
 METHODS: dict[str, dict[str, Any]] = {
     "naivemix": {"name": "naivemix+fed-augmix"},
@@ -189,8 +184,6 @@ def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:
     assert not same(trained({"name": "fedavg"}), alone)
 
 
-# In files --------------------------------------------------------------------------------------------------
-
 FILE = {"data": "mnist5k", "partition": {"name": "iid", "clients": 4}, "model": "lenet5"}
 
 
@@ -234,21 +227,27 @@ def test_mistakes_name_the_base(base: Any, told: str) -> None:
         resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}}})
 
 
-def test_what_a_base_cannot_have_is_refused_below_another_base_too() -> None:
-    objective = {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}
-    with pytest.raises(FedblendError, match="'fedmix' needs x, y, which clients do not share beside channel stat"):
-        resolve({**FILE, "method": {"name": "statmix", "objective": objective}})
+ON_MEANS = {"name": "fed-augmix", "sharing": "means"}
+AS_STORED = "mixes with data as they are stored, which 'means' does not share"
 
 
-@pytest.mark.parametrize("base", ["global-mixup", {"name": "fedlc", "base": "global-mixup"}])
-def test_a_base_of_a_base_that_mixes_with_raw_samples_takes_no_means(base: Any) -> None:
-    with pytest.raises(FedblendError, match=r"mixes with data as they are stored, which 'means' does not share"):
-        resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}, "sharing": "means"}})
-
-
-def test_hidden_layers_must_agree_through_the_base() -> None:
-    method = {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}}
-    with pytest.raises(FedblendError, match=r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ"):
+@each(
+    ("method", "told"),
+    [
+        (
+            {"name": "statmix", "objective": {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}},
+            "'fedmix' needs x, y, which clients do not share beside channel stat",
+        ),
+        ({**ON_MEANS, "objective": {"base": "global-mixup"}}, AS_STORED),
+        ({**ON_MEANS, "objective": {"base": {"name": "fedlc", "base": "global-mixup"}}}, AS_STORED),
+        (
+            {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}},
+            r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ",
+        ),
+    ],
+)
+def test_what_a_base_cannot_have_is_refused_below_another_base_too(method: Any, told: str) -> None:
+    with pytest.raises(FedblendError, match=told):
         resolve({**FILE, "method": method})
 
 

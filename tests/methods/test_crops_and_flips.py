@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import CHECKPOINT, call, succeeded, write
 from helpers import (
     engine_of,
     experiment,
@@ -21,7 +20,6 @@ from helpers import (
     slow_after_first,
     slow_except,
 )
-from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import fedblend
@@ -127,20 +125,6 @@ def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int)
     loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=stack)), 2)
     same_up_to_rounding(stacked.weights, loop.weights, steps=20)
-
-
-@pytest.mark.slow
-def test_two_ranks_train_on_the_loops_pictures(tmp_path: Path) -> None:
-    train = {"cohort": 4, "augment": BOTH}
-    file = write(tmp_path / "file.toml", {"rounds": 2, "engine": "loop", "method": {"label": "a"}, "train": train})
-
-    for ranks in (1, 2):
-        succeeded(call("run", file, "--ranks", ranks, "--out", tmp_path / str(ranks)))
-
-    one, two = (load_file(tmp_path / str(ranks) / "a-seed0" / CHECKPOINT) for ranks in (1, 2))
-    same_up_to_rounding(
-        *({name: t for name, t in one.items() if name.startswith("weights/")} for one in (two, one)), steps=50
-    )
 
 
 def test_data_that_are_no_pictures_are_refused() -> None:

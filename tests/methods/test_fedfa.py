@@ -30,9 +30,6 @@ def made(method: Any = "fedfa", side: int = 14, **changes: Any) -> Any:
     return setup(images(n=24, side=side), method=method, **{**LENET, "train": {"cohort": 4}, **changes})
 
 
-# The loss by hand ---------------------------------------------------------------------------------------------
-
-
 def test_one_map_by_hand() -> None:
     # Two samples with one map of 1x2 each: means 2 and 6, deviations 1 and 2.
     x = torch.tensor([[[[1.0, 3.0]]], [[[4.0, 8.0]]]], dtype=torch.float64)
@@ -121,9 +118,6 @@ def test_the_loss_is_that_of_an_independent_computation(layers: tuple[bool, bool
     loss = FedFA().loss(EagerNet(model), batch, tensors, context)
 
     assert loss.item() == pytest.approx(reference(model, batch, drawn, server), rel=1e-10)
-
-
-# What clients and server keep ---------------------------------------------------------------------------------
 
 
 def test_the_server_computes_mean_and_variance_between_clients() -> None:
@@ -229,9 +223,6 @@ def test_draws_have_a_number_for_each_sample_and_channel() -> None:
         "std/2": (2, 3, 5),
     }
     assert drawn["active/2"].all()
-
-
-# Errors -------------------------------------------------------------------------------------------------------
 
 
 def test_layers_are_those_with_maps_unless_given() -> None:

@@ -57,9 +57,6 @@ def ratios(values: list[float]) -> list[float]:
 MEASURES = [(CLASSES, "loss"), (CLASSES, "gradient"), (NUMBERS, "gradient")]
 
 
-# FedMix: the approximation --------------------------------------------------------------------------------
-
-
 @each("seed", [0, 1, 2])
 @each("taylor", TAYLORS)
 @each(("task", "measure"), MEASURES)
@@ -113,9 +110,6 @@ def test_fedmix_gradient_matches_finite_differences(task: Task, make: type, tayl
     torch.testing.assert_close(gradient, finite_differences(value, model), rtol=1e-6, atol=1e-8)
 
 
-# FedMix: exact properties ---------------------------------------------------------------------------------
-
-
 def test_averaging_twice_depends_on_the_batch_size() -> None:
     model, batch, pool = tanh_net(), Batch(*draws(CLASSES, 4, 1)), random_pool(CLASSES)
     copies = Batch(torch.cat([batch.x] * 2), torch.cat([batch.y] * 2))
@@ -135,9 +129,6 @@ def test_the_drawn_entry_is_the_one_used() -> None:
     alone = loss_of(FedMix(), model, batch, CLASSES, 0.2, {n: t[2:] for n, t in pool.items()})
     assert torch.equal(chosen, alone)
     assert not torch.equal(chosen, loss_of(FedMix(), model, batch, CLASSES, 0.2, pool, entry=0))
-
-
-# One forward pass -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", [FedMix(), NaiveMix(), Plain()])
@@ -176,9 +167,6 @@ def test_weights_keep_no_gradient_of_their_own() -> None:
     loss_of(FedMix(), model, batch, CLASSES, 0.2, pool)
     assert all(p.grad is None for p in model.parameters())
     assert not batch.x.requires_grad
-
-
-# Remedies against a prediction without a bound ---------------------------------------------------------------
 
 
 def parts_of(

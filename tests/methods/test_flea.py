@@ -22,9 +22,6 @@ from fedblend.models.layers import Staged
 CLASSES = Task("classification", 3)
 
 
-# Distance correlation -----------------------------------------------------------------------------------------
-
-
 def test_distance_correlation_of_equal_distances_is_1_and_of_a_constant_is_no_number_without_end() -> None:
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
 
@@ -48,9 +45,6 @@ def test_distance_correlation_is_the_one_of_explicit_sums() -> None:
     wanted = np.sqrt((a * b).mean()) / ((a * a).mean() * (b * b).mean()) ** 0.25
 
     assert distance_correlation(torch.from_numpy(x), torch.from_numpy(f)).item() == pytest.approx(wanted, rel=1e-6)
-
-
-# The loss -----------------------------------------------------------------------------------------------------
 
 
 def net(seed: int) -> Staged:
@@ -97,9 +91,6 @@ def test_each_sample_draws_a_ratio_and_a_feature() -> None:
     assert (drawn["ratio"].shape, drawn["ratio"].dtype, drawn["entry"].shape) == ((2, 4), np.float32, (2, 4))
     assert len(np.unique(drawn["ratio"])) == 8
     assert drawn["entry"].max() < 7
-
-
-# Sharing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(1, [0]), (9, [0]), (20, [0, 10]), (31, [0, 10, 20])])
@@ -152,9 +143,6 @@ def test_stacked_gives_the_loops_weights(stack: int) -> None:
     )
 
     stacked_gives_the_loops_state(world, 2, stack)
-
-
-# Errors -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

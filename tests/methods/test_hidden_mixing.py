@@ -17,8 +17,6 @@ from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTM
 
-# Hidden states (appendix E) -------------------------------------------------------------------------------
-
 
 def staged() -> Staged:
     first, last = tanh_net(5, 7, 3, seed=0), tanh_net(7, 6, 3, seed=1)
@@ -75,9 +73,6 @@ def test_hidden_mixing_steps_on_the_tail_and_then_on_all() -> None:
                 parameter -= 0.5 * gradient
     for name, parameter in made.model.named_parameters():
         torch.testing.assert_close(trained.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
-
-
-# Text -----------------------------------------------------------------------------------------------------
 
 
 def text_model(seed: int = 0) -> Staged:

@@ -38,9 +38,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-# Inverse ratios (Proposition 1) ----------------------------------------------------------------------------
-
-
 def test_the_matrix_is_that_of_equation_8() -> None:
     a, b, c, d = 0.4, 0.3, 0.2, 0.1
     assert mixing_matrix([a, b, c, d]).tolist() == [[a, b, c, d], [b, c, d, a], [c, d, a, b], [d, a, b, c]]
@@ -80,9 +77,6 @@ def test_ratios_that_are_no_shares_are_refused(ratios: list[float]) -> None:
         inverse_ratios(ratios)
 
 
-# Mixing ----------------------------------------------------------------------------------------------------
-
-
 def test_a_mixture_is_that_of_equation_6() -> None:
     x = torch.tensor([[[200]], [[100]], [[250]]], dtype=torch.uint8)
     mixed = mix(x, np.array([[0, 1], [2, 0]]), 0.1)
@@ -113,9 +107,6 @@ def test_pairs_to_mix_are_uniform_over_all_pairs_of_different_labels() -> None:
 def test_a_device_with_one_label_cannot_mix() -> None:
     with pytest.raises(FedblendError, match=r"3 samples of 1 label cannot mix"):
         pairs_to_mix(np.array([4, 4, 4]), 2, rng())
-
-
-# Pairing ---------------------------------------------------------------------------------------------------
 
 
 def brute_force(labels: np.ndarray, owner: np.ndarray) -> set[tuple[int, int]]:
@@ -171,9 +162,6 @@ def test_where_nothing_matches_it_is_told(labels: list[list[int]], owner: list[i
         pair_across(np.array(labels), np.array(owner, np.int64), 1, rng())
 
 
-# Inverse Mixup ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lam", [0.01, 0.1, 0.4, 0.49])
 def test_swapped_identical_samples_come_back(lam: float) -> None:
     x = torch.randint(0, 256, (2, 1, 5, 5), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
@@ -216,9 +204,6 @@ def test_n_mixtures_of_the_same_samples_give_these_back(ratios: list[float], see
     mixed = torch.einsum("dm,mab->dab", torch.from_numpy(mixing_matrix(ratios)), raw)
     made = unmix(mixed, np.tile(np.arange(n), (n, 1)), inverse_ratios(ratios).T)
     torch.testing.assert_close(made, raw, atol=1e-8, rtol=0)
-
-
-# Coordinated labels ----------------------------------------------------------------------------------------
 
 
 @examples(100)

@@ -44,9 +44,6 @@ def client(x: torch.Tensor, y: list[int], model: nn.Module, minimum: int = 1) ->
     return replace(given, model=model.eval())
 
 
-# The matching ----------------------------------------------------------------------------------------------
-
-
 def embed(model: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and outputs by the layers of a staged model."""
     return functional_call(model, weights, (x, 0, -1)), functional_call(model, weights, (x,))
@@ -118,9 +115,6 @@ def test_the_clients_model_is_not_changed() -> None:
     assert same(model.state_dict(), before)
 
 
-# Runs ------------------------------------------------------------------------------------------------------
-
-
 def test_feddm_sends_samples_in_each_round_and_no_models() -> None:
     made = world("feddm")
 
@@ -169,9 +163,6 @@ def test_engines_agree(method: str) -> None:
     loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
     same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
     same_up_to_rounding(stacked.entries.tensors, loop.entries.tensors, steps=1000)
-
-
-# What cannot be --------------------------------------------------------------------------------------------
 
 
 def features() -> Dataset:

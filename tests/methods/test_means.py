@@ -22,9 +22,6 @@ from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, Share
 X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 
 
-# Means: what is sent --------------------------------------------------------------------------------------
-
-
 def test_means_of_all_is_the_mean() -> None:
     payload = share(SharedMeans())
     assert payload["x"].shape == (1, 1, 4, 4)
@@ -85,9 +82,6 @@ def test_numbers_to_predict_are_averaged_as_they_are() -> None:
     assert torch.equal(payload["y"], mean(data.train.y)[None])
 
 
-# Means: what is allowed -----------------------------------------------------------------------------------
-
-
 @each(("minimum", "groups"), [(1, 4), (2, 4), (3, 3), (5, 3), (8, 0)])
 def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups: int) -> None:
     # 23 samples make groups of 7, 7, 7 and 2.
@@ -120,9 +114,6 @@ def test_clients_below_the_threshold_send_nothing(part: type, threshold: int, se
 @each("part", [SharedMeans(), LocalMeans(), Noise(), HiddenMeans(), Raw()])
 def test_a_client_without_samples_sends_nothing(part: SharedMeans) -> None:
     assert part.share(local(DATA.train.x[:0], DATA.train.y[:0], MADE.task, MADE.scale)) is None
-
-
-# Means: options -------------------------------------------------------------------------------------------
 
 
 @given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=40), size=st.integers(1, 12), seed=st.integers(0, 999))
@@ -202,9 +193,6 @@ def test_server_average_groups_clients_at_random() -> None:
     after = [SharedMeans(server_average=3).pool(entries(9), np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert same(after[0].tensors, after[1].tensors)
     assert not same(after[0].tensors, after[2].tensors)
-
-
-# Bounds -----------------------------------------------------------------------------------------------------------
 
 
 @each("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])

@@ -16,8 +16,6 @@ from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
 
-# NaiveMix, LocalMix, Global Mixup -------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("lam", [0.1, 0.5, 0.9])
 def test_naivemix_is_mixed_label_cross_entropy_at_the_mixed_input(lam: float) -> None:
@@ -113,9 +111,6 @@ def test_global_mixup_draws_a_partner_for_every_sample_from_all_entries() -> Non
     assert drawn.shape == (2000, 5)
     assert np.abs(often - 1 / 8).max() < 0.015
     assert any(len(set(row)) > 1 for row in drawn)
-
-
-# What is drawn --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", [NaiveMix, FedMix, HiddenMix])

@@ -34,8 +34,6 @@ from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.moon import representation
 from fedblend.methods.objectives.terms import Proximal
 
-# Through the engine ---------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("method", ["fedmix", "naivemix"])
 @pytest.mark.parametrize("off", [{"lambda": 0.0}, {"mixed_share": 0.0}])
@@ -81,9 +79,6 @@ def test_the_engine_tells_a_client_its_own_entries(method: str) -> None:
     pool = Pool({"x": torch.cat([own, other]), "y": torch.full((4, 3), 1 / 3)}, np.array([0, 0, 0, 7]))
     trained = next(iter(train_all(made, pool)))
     assert all(bool(t.isfinite().all()) for t in trained.weights.values())
-
-
-# The proximal term ----------------------------------------------------------------------------------------
 
 
 @given(mu=st.floats(0, 10))
@@ -134,9 +129,6 @@ def test_proximal_term_of_weight_0_changes_nothing() -> None:
     assert same(state.weights, plain.weights)
 
 
-# The task -------------------------------------------------------------------------------------------------
-
-
 def test_cross_entropy_takes_indices_a_shared_distribution_or_one_a_sample() -> None:
     outputs, y = draws(CLASSES, 6, 0, width=3)
     vectors, shared = one_hot(y), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -156,9 +148,6 @@ def test_targets_are_encoded_as_vectors() -> None:
     classes, values = torch.tensor([2, 0]), torch.tensor([[1.5, 2.0, 3.0]])
     assert CLASSES.encode(classes).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert torch.equal(NUMBERS.encode(values), values)
-
-
-# Fixed models -----------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_does_not_train_is_as_in_a_test() -> None:

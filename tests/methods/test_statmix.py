@@ -53,9 +53,6 @@ def share(sharing: ChannelStatistics, made: Setup, minimum: int = 1) -> Any:
     return sharing.share(local(train.x, train.y, made.task, made.scale, minimum=minimum))
 
 
-# What is shared ----------------------------------------------------------------------------------------------
-
-
 def test_statistics_of_an_image_by_hand() -> None:
     """Pixels 1, 3, 5, 7: mean 4, deviations 3, 1, 1, 3, so sqrt(5); a channel of one value deviates by 0."""
     x = torch.tensor([[[[1.0, 3.0], [5.0, 7.0]], [[2.0, 2.0], [2.0, 2.0]]]])
@@ -134,9 +131,6 @@ def test_statistics_that_no_images_have_are_refused(payload: dict[str, torch.Ten
 def test_tables_have_no_channels() -> None:
     with pytest.raises(FedblendError, match=r"'channel-statistics' takes statistics of the channels of images .*\[5\]"):
         run(federation_of(setup(numbers(), method="statmix", model=MLP)), 1)
-
-
-# What is made of it ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [images, coloured])
@@ -229,9 +223,6 @@ def test_a_base_that_mixes_is_refused() -> None:
     method = {"sharing": "channel-statistics", "objective": {"name": "statmix", "base": "fedmix"}}
     with pytest.raises(FedblendError, match=r"method.objective.base: 'fedmix' needs x, y"):
         resolve({"data": "digits", "partition": "iid", "method": method})
-
-
-# What it tells -----------------------------------------------------------------------------------------------
 
 
 def test_statistics_of_all_images_give_their_members_away() -> None:

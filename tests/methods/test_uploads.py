@@ -30,8 +30,6 @@ def damaging(made: Setup, damage: Callable[[ClientUpdate], ClientUpdate]) -> Rou
     return RoundLoop(made, with_calls(engine, train=train_))
 
 
-# Uploads --------------------------------------------------------------------------------------------------
-
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
 
 
@@ -106,9 +104,6 @@ def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pyte
     assert caught.value.__notes__ == ["while training client 2 in round 5, batch 1"]
 
 
-# Bytes ----------------------------------------------------------------------------------------------------
-
-
 def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
     data = images(40, classes=10, side=28)
     fed = federation(data, model="lenet5", method="fedmix", train={"cohort": 2, "batch_size": 10})
@@ -135,9 +130,6 @@ def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     )
     _, records = run(fed, 1)
     assert records[0]["bytes_up"]["weights"] == 5 * bytes_of(made.weights())
-
-
-# What clients keep ----------------------------------------------------------------------------------------
 
 
 DIVERGE = ["fedavg", "scaffold", "feddyn", "moon", "fedper", "ditto", "fd"]

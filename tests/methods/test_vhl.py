@@ -35,9 +35,6 @@ def made_by(sharing: ClassNoise, made: Setup, seed: int = 0) -> Pool:
     return sharing.make(model_spec(made, made.model), np.random.default_rng(seed))
 
 
-# The noise ---------------------------------------------------------------------------------------------------
-
-
 def test_the_noise_is_the_class_mean_and_a_deviation_on_the_grid_enlarged() -> None:
     made = world()
     pool = made_by(ClassNoise(samples=4, grid=3, deviation=0.25), made)
@@ -81,9 +78,6 @@ def test_a_resumed_run_has_the_same_noise() -> None:
     fed = federation_of(made)
     state, _ = run(fed, 1)
     assert same(federation_of(made).sharing.pool_of(state).tensors, fed.sharing.pool_of(state).tensors)
-
-
-# The alignment -----------------------------------------------------------------------------------------------
 
 
 def reference(z: np.ndarray, labels: np.ndarray, tau: float) -> float:
@@ -149,9 +143,6 @@ def test_a_client_alone_with_its_means_is_not_aligned_with_them() -> None:
         for one in (objective, {"name": "virtual-samples", "exclude_own": True})
     )
     same_up_to_rounding(alone.weights, plain.weights, steps=1000)
-
-
-# Errors ------------------------------------------------------------------------------------------------------
 
 
 def test_alignment_needs_classes_too() -> None:

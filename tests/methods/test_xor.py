@@ -28,9 +28,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-# Drawing --------------------------------------------------------------------------------------------------
-
-
 def test_samples_of_a_label_are_drawn_without_replacement_and_evenly() -> None:
     labels = np.array([1, 0, 1, 1, 0, 1, 1, 2])
     own = np.flatnonzero(labels == 1)
@@ -58,9 +55,6 @@ def test_a_label_with_fewer_samples_than_p_is_blended_of_what_there_is() -> None
     assert draw_within(labels, np.empty(0, np.int64), 2, rng()).shape == (0, 2)
     with pytest.raises(FedblendError, match="label 3 is to be blended, but there is no sample of it"):
         draw_within(labels, np.array([0, 3]), 1, rng())
-
-
-# Blending, encoding, decoding -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", ["0.5", "0.25", "0.95", "0.123"])
