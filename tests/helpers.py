@@ -160,8 +160,12 @@ def federation_of(made: Setup) -> RoundLoop:
     return RoundLoop(made, engine_of(made))
 
 
-def run(fed: RoundLoop, rounds: int, state: RunState | None = None) -> tuple[RunState, list[dict[str, Any]]]:
-    """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds."""
+def run(fed: RoundLoop | Setup, rounds: int, state: RunState | None = None) -> tuple[RunState, list[dict[str, Any]]]:
+    """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds.
+
+    A setup is run by the reference engine.
+    """
+    fed = federation_of(fed) if isinstance(fed, Setup) else fed
     state = fed.start()[0] if state is None else state
     records = []
     for _ in range(rounds):

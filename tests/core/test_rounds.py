@@ -32,7 +32,6 @@ from fedblend.core.objective import Term
 from fedblend.core.server_step import ServerStep
 from fedblend.core.setup import cohort_of
 from fedblend.engines.assignment import batches
-from fedblend.engines.loop import LoopEngine
 from fedblend.engines.sgd import SGD
 from fedblend.experiment.fields import Train
 
@@ -76,12 +75,12 @@ def test_the_federation_counts_rounds_for_the_decay() -> None:
 
 def test_every_start_is_the_same() -> None:
     made = setup(model=BATCH_NORM)
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     first, record = fed.start()
     run(fed, 2, first)
 
     again, repeated = fed.start()
-    beside, _ = RoundLoop(made, LoopEngine(made)).start()
+    beside, _ = federation_of(made).start()
 
     assert same_state(again, first)
     assert same_state(beside, first)

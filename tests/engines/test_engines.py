@@ -11,18 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    examples,
-    federation,
-    images,
-    needs_of,
-    numbers,
-    run,
-    same,
-    setup,
-    slow_after_first,
-    slow_except,
-)
+from helpers import examples, federation, images, needs_of, numbers, run, same, setup, slow_after_first, slow_except
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core import registry
-from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
 from fedblend.models.layers import Staged
 
 STAGES = {
@@ -137,7 +135,7 @@ def test_networks_have_as_many_weights_as_counted_by_hand(
 
 def test_a_model_of_mix2fld_is_sent_in_the_papers_number_of_bits() -> None:
     made = setup(images(side=28, classes=10), model="mix2fld-cnn", train={"cohort": 2})
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    _, (record,) = run(made, 1)
     assert 8 * record["bytes_up"]["weights"] == 2 * 32 * 12_544
 
 

@@ -30,7 +30,6 @@ from torch.optim import lr_scheduler
 import fedblend
 from fedblend.core.engine import TrainTask, first_client_state
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup, model_spec
 from fedblend.engines.adam import Adam, StackedAdam
@@ -300,7 +299,7 @@ def test_state_is_kept_by_client_and_only_where_asked_for() -> None:
     )
     state, _ = run(federation_of(kept), 3)
     # The memory follows those that trained.
-    cohorts = {int(c) for r in range(3) for c in RoundLoop(kept, engine_of(kept)).draw_cohort(r)}
+    cohorts = {int(c) for r in range(3) for c in federation_of(kept).draw_cohort(r)}
     assert set(state.client_states) == cohorts
     names = {n for n, p in kept.model.named_parameters() if p.requires_grad}
     for table in state.client_states.values():

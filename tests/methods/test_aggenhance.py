@@ -187,7 +187,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine]
     step = {"name": "aggenhance", "steps": 5, "epochs": 2}
     made = setup(images(side=14), method={"server_step": step}, model="lenet5", train={"cohort": 3})
     whole, records = run(RoundLoop(made, engine(made)), 3)
-    reference, _ = run(RoundLoop(made, LoopEngine(made)), 3)
+    reference, _ = run(made, 3)
     for name, tensor in reference.weights.items():
         assert float((whole.weights[name] - tensor).norm() / tensor.norm()) < 1e-4
 
@@ -227,7 +227,7 @@ def test_clients_make_the_points_that_the_server_would_have_made(engine: type[Lo
     open_world = setup(images(side=14), method={"server_step": {"name": "aggenhance", **options}}, **settings)
     veiled = setup(images(side=14), method={"server_step": {"name": "aggenhance-secure", **options}}, **settings)
 
-    seen, _ = run(RoundLoop(open_world, LoopEngine(open_world)), 2)
+    seen, _ = run(open_world, 2)
     unseen, records = run(RoundLoop(veiled, engine(veiled)), 2)
 
     torch.testing.assert_close(
@@ -275,7 +275,7 @@ def test_real_samples_one_of_each_class_and_the_same_in_every_round() -> None:
     where = [(made.data.train.x == one).flatten(1).all(1).nonzero().flatten().tolist() for one in x]
     assert all(any(made.data.train.y[i] == label for i in rows) for rows, label in zip(where, y, strict=True))
     plain, _ = run(federation(unsafe=True), 2)
-    tuned, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    tuned, _ = run(made, 2)
     assert not same(tuned.weights, plain.weights)
 
 

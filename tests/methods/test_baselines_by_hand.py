@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from baselines_helpers import GROUPS, Reference, descend, near
-from helpers import images, run, setup
+from helpers import federation_of, images, run, setup
 from torch.nn import functional as F
 
 from fedblend.core.aggregator import LocalWork
@@ -112,7 +112,7 @@ def test_fednovas_norm_of_a_site_that_states_any_number_of_samples_takes_no_time
 
 def test_fednova_does_not_extrapolate_running_statistics() -> None:
     made = setup(images(), GROUPS, model={"name": "module", "path": "helpers:BatchNormNet"}, method="fednova")
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
     updates: dict[int, Any] = {}
 
     class Keep(Callback):
@@ -256,7 +256,7 @@ def test_moon() -> None:
         share = made.population.sizes / made.population.sizes.sum()
         w = [sum(s * m[i] for s, m in zip(share, models, strict=True)) for i in range(len(w))]
 
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, _ = run(made, 2)
 
     for name, wanted in zip(names, w, strict=True):
         near(state.weights[name].double().numpy(), wanted.numpy())

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, examples, images, local, run, same, same_up_to_rounding, setup
+from federation_helpers import stacks_agree
+from helpers import each, engine_of, examples, federation_of, images, local, run, same, same_up_to_rounding, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -17,7 +18,6 @@ from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.ccvr import CCVR
 from fedblend.methods.sharing.feature_statistics import FeatureStatistics, combined
 from fedblend.models.layers import Staged, last_layer, with_features
@@ -148,10 +148,10 @@ def independent(made: Any, weights: dict[str, torch.Tensor], round: int, step: C
 def test_the_last_round_ends_with_the_calibrated_aggregate() -> None:
     made, plain = world(), world("fedavg")
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
-    before, _ = run(RoundLoop(made, engine_of(made)), 1)
-    first, _ = run(RoundLoop(plain, engine_of(plain)), 1)
-    aggregate, plain_records = run(RoundLoop(plain, engine_of(plain)), 2)
+    state, records = run(made, 2)
+    before, _ = run(made, 1)
+    first, _ = run(plain, 1)
+    aggregate, plain_records = run(plain, 2)
 
     assert same(before.weights, first.weights), "earlier rounds are FedAvg's"
     wanted = independent(made, aggregate.weights, 1, made.experiment.method.server_step)
@@ -165,7 +165,7 @@ def test_the_last_round_ends_with_the_calibrated_aggregate() -> None:
 def test_all_clients_get_the_aggregate_and_send_statistics_once() -> None:
     made = world()
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    state, records = run(made, 2)
 
     model = sum(tensor.numel() * 4 for tensor in state.weights.values())
     width, classes = 6, 3
@@ -183,25 +183,25 @@ def test_from_a_round_on_clients_go_on_from_the_calibrated_model() -> None:
     method = {**METHOD, "sharing": {"min_samples": 1, "from_round": 1}}
     made = world(method, rounds=3)
 
-    state, records = run(RoundLoop(made, engine_of(made)), 1)
-    again, later = run(RoundLoop(made, engine_of(made)), 1, state)
+    state, records = run(made, 1)
+    again, later = run(made, 1, state)
 
     assert "shared" in records[0]
     assert "shared" in later[0]
-    begun = RoundLoop(made, engine_of(made)).begin_round(state)
+    begun = federation_of(made).begin_round(state)
     assert same(begun.task.weights, state.weights)
     assert not same(again.weights, state.weights)
 
 
 def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> None:
     ended, longer, plain = world(rounds=1), world(rounds=3), world("fedavg", rounds=3)
-    first, records = run(RoundLoop(ended, engine_of(ended)), 1)
+    first, records = run(ended, 1)
     assert "shared" in records[0]
 
-    second, records = run(RoundLoop(longer, engine_of(longer)), 1, first)
-    averaged, _ = run(RoundLoop(plain, engine_of(plain)), 1, first)
-    third, last = run(RoundLoop(longer, engine_of(longer)), 1, second)
-    uncalibrated, _ = run(RoundLoop(plain, engine_of(plain)), 1, averaged)
+    second, records = run(longer, 1, first)
+    averaged, _ = run(plain, 1, first)
+    third, last = run(longer, 1, second)
+    uncalibrated, _ = run(plain, 1, averaged)
 
     assert "shared" not in records[0]
     assert same(second.weights, averaged.weights)
@@ -212,9 +212,9 @@ def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> N
 def test_rows_of_classes_without_statistics_stay() -> None:
     made = world({**METHOD, "sharing": {"min_samples": 14}}, groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    state, records = run(made, 2)
     plain = world("fedavg", groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
-    aggregate, _ = run(RoundLoop(plain, engine_of(plain)), 2)
+    aggregate, _ = run(plain, 2)
 
     name = last_layer(made.model)[0]
     assert records[1]["shared"]["entries"] == 2 * 1, "only the first class has 14 samples at a client"
@@ -226,7 +226,7 @@ def test_rows_of_classes_without_statistics_stay() -> None:
 def test_diagonal_covariances_draw_features_apart() -> None:
     made = world({**METHOD, "sharing": {"min_samples": 1, "covariance": "diagonal"}})
 
-    state, _ = run(RoundLoop(made, engine_of(made)), 2)
+    state, _ = run(made, 2)
     whole, _ = run(RoundLoop(world(), engine_of(world())), 2)
 
     assert state.entries.tensors["covariance"].shape[1] == 6
@@ -239,8 +239,7 @@ def test_diagonal_covariances_draw_features_apart() -> None:
 
 def test_engines_agree() -> None:
     made = world()
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    stacks_agree(made, 2)
 
 
 # What cannot be ----------------------------------------------------------------------------------------------
@@ -256,7 +255,7 @@ class EndsInNorm(torch.nn.Sequential):
 def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
     made = world(model={"name": "module", "path": "test_ccvr:EndsInNorm"})
     with pytest.raises(FedblendError, match=r"'ccvr' trains the model's last layer .* is a LayerNorm"):
-        RoundLoop(made, engine_of(made))
+        federation_of(made)
 
 
 @each(
@@ -281,9 +280,9 @@ def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], told: str) -
 
 def test_without_statistics_the_model_is_the_aggregate() -> None:
     made, plain = (world(method) for method in ({**METHOD, "sharing": {"min_samples": 20}}, "fedavg"))
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    state, records = run(made, 2)
     assert records[1]["shared"]["sent"] == 0
-    assert same(state.weights, run(RoundLoop(plain, engine_of(plain)), 2)[0].weights)
+    assert same(state.weights, run(plain, 2)[0].weights)
 
 
 GOOD = {
@@ -333,7 +332,7 @@ def test_a_refused_client_is_recorded_and_left_out() -> None:
 def test_what_is_no_covariance_gives_finite_weights() -> None:
     """A client may send variances and products that no features have."""
     made = world()
-    loop = RoundLoop(made, engine_of(made))
+    loop = federation_of(made)
     entries = copy.deepcopy(GOOD)
     entries["covariance"] = 100 * torch.ones(2, 21)
     entries["covariance"][:, 1] = -1e6

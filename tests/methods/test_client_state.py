@@ -77,14 +77,14 @@ def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
 @pytest.mark.parametrize("method", slow_except([METHODS[name] for name in FEW], METHODS.values()), ids=METHODS)
 def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
-    whole, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    whole, records = run(made, 3)
 
-    half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    half, _ = run(made, 1)
     checkpoint.write(tmp_path, half)
     kept = checkpoint.read(tmp_path)
     assert kept is not None
     again = checkpoint.match_model(kept, made.weights(), len(made.population), tmp_path)
-    ended, rest = run(RoundLoop(made, LoopEngine(made)), 2, again)
+    ended, rest = run(made, 2, again)
 
     assert without_machine(rest) == without_machine(records[1:])
     for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
@@ -128,7 +128,7 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
 
 def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, int]]:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT, **changes)
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    _, (record,) = run(made, 1)
     return record["bytes_up"], record["bytes_down"]
 
 
@@ -345,7 +345,7 @@ def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any,
 def test_a_loss_that_does_not_depend_on_the_weights_is_told() -> None:
     made = with_objective(counting(loss=lambda net, batch, *given: net(batch.x).sum().detach()))
     with pytest.raises(FedblendError, match=r"^method\.objective: its loss does not depend on the weights; valid: "):
-        run(RoundLoop(made, LoopEngine(made)), 1)
+        run(made, 1)
 
 
 def test_a_part_that_sends_also_broadcasts() -> None:

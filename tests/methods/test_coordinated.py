@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import images, run, setup
+from helpers import federation_of, images, run, setup
 
 from fedblend.analysis.privacy.mixup import make_mixtures
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.data.partitions import prepare
@@ -30,7 +29,7 @@ def made(coordinated: bool, **changes: object) -> Setup:
 
 def partners(on: Setup) -> list[int]:
     """For each mixture that was sent, how many of other devices have its labels the other way round."""
-    state, _ = run(RoundLoop(on, LoopEngine(on)), 1)
+    state, _ = run(on, 1)
     labels, owner = state.entries.tensors["y"].numpy().astype(int), state.entries.owner
     symmetric = (labels[:, None, :] == labels[None, :, ::-1]).all(2)
     return list((symmetric & (owner[:, None] != owner)).sum(1))
@@ -79,7 +78,7 @@ def test_devices_that_share_no_two_labels_are_refused_before_the_first_round() -
     on = setup(data, apart, method=method, model=LINEAR)
 
     with pytest.raises(FedblendError, match="no two of 2 devices hold the same two labels"):
-        RoundLoop(on, LoopEngine(on))
+        federation_of(on)
 
 
 def test_a_device_that_nobody_asks_says_so() -> None:

@@ -122,7 +122,7 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
 )
 def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int) -> None:
     made = federation(**train)
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    loop, _ = run(made, 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=stack)), 2)
     same_up_to_rounding(stacked.weights, loop.weights, steps=20)
 

@@ -12,7 +12,6 @@ from helpers import experiment, images, run, setup
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.methods.uploads import embedding
 
@@ -67,7 +66,7 @@ def test_fedproto_is_the_papers() -> None:
 
 def test_only_prototypes_are_sent() -> None:
     made = setup(images(), method="fedproto", model=DEEP)
-    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
+    _, records = run(made, 2)
     size = 4 * CLASSES * WIDTH
     assert [one["bytes_up"] for one in records] == [{"prototypes": 2 * size}] * 2
     assert [one["bytes_down"] for one in records] == [{}, {"prototypes": 2 * size}]

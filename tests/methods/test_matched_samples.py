@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation_helpers import stacks_agree
 from helpers import each, engine_of, local, numbers, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
@@ -20,7 +21,6 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.sharing import ClientData
 from fedblend.data.scale import Scaler
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.models.layers import Staged
 
@@ -91,7 +91,7 @@ def independent(made: Any, client: int, sharing: MatchedSamples, round: int = 0)
 def test_entries_are_those_of_an_independent_implementation(method: str) -> None:
     made = world(method, {"radius": 0.3, "lr": 0.5})
 
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+    state, _ = run(made, 1)
 
     entries, sharing = state.entries, made.experiment.method.sharing
     assert sharing.networks == ("global" if method == "feddm" else "random")
@@ -118,8 +118,8 @@ def test_the_clients_model_is_not_changed() -> None:
 def test_feddm_sends_samples_in_each_round_and_no_models() -> None:
     made = world("feddm")
 
-    first, _ = run(RoundLoop(made, engine_of(made)), 1)
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    first, _ = run(made, 1)
+    state, records = run(made, 2)
 
     model = 4 * sum(tensor.numel() for tensor in state.weights.values())
     size = 3 * 3 * 2 * 4 * (16 + 3)  # clients, classes, samples of each; inputs and targets
@@ -145,7 +145,7 @@ def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Modul
 
 def test_samples_under_random_networks_go_to_the_server_once() -> None:
     made = world("server-matched")
-    _, records = run(RoundLoop(made, engine_of(made)), 2)
+    _, records = run(made, 2)
     assert [record["bytes_up"].get("synthetic") for record in records] == [3 * 3 * 2 * 4 * (16 + 3), None]
     assert not any("synthetic" in record["bytes_down"] for record in records)
 
@@ -153,15 +153,14 @@ def test_samples_under_random_networks_go_to_the_server_once() -> None:
 def test_clients_can_mix_with_synthetic_samples() -> None:
     method = {"name": "virtual-means", "sharing": {"name": "matched-samples", "networks": "random", **QUICK}}
     made = setup(groups=GROUPS, method=method, train={"cohort": 2})
-    _, records = run(RoundLoop(made, engine_of(made)), 1)
+    _, records = run(made, 1)
     assert records[0]["bytes_down"]["synthetic"] == 2 * records[0]["bytes_up"]["synthetic"]
 
 
 @pytest.mark.parametrize("method", ["feddm", "server-matched"])
 def test_engines_agree(method: str) -> None:
     made = world(method)
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    loop, stacked = stacks_agree(made, 2)
     same_up_to_rounding(stacked.entries.tensors, loop.entries.tensors, steps=1000)
 
 
@@ -174,7 +173,7 @@ def features() -> Dataset:
 
 def test_tables_with_classes_can_be_matched() -> None:
     made = world("feddm", data=features())
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+    state, _ = run(made, 1)
     assert state.entries.tensors["x"].shape[1:] == (5,)
 
 

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, near
-from helpers import each, experiment, images, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
+from federation_helpers import stacks_agree
+from helpers import (
+    each,
+    experiment,
+    federation_of,
+    images,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    slow_after_first,
+    slow_except,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -109,7 +121,7 @@ def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
             kept = (one.client_states[client][f"own/{name}"] for one in (stacked, loop))
             torch.testing.assert_close(*kept, rtol=1e-5, atol=1e-6)
     alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
-    moved = run(RoundLoop(alone, LoopEngine(alone)), 1)[0].weights
+    moved = run(alone, 1)[0].weights
     assert not torch.equal(moved[BODY[0]], alone.weights()[BODY[0]])
 
 
@@ -122,9 +134,7 @@ def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[s
     made = setup(images(60), groups, method="fedrep", model=DEEP, holdout=0.3, train=settings)
     assert made.population.sizes.tolist() == [1, 3, 6, 9, 0, 17]
 
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=8)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=10)
+    loop, stacked = stacks_agree(made, 2, stack=8, steps=10)
     for client, kept in loop.client_states.items():
         same_up_to_rounding(stacked.client_states[client], kept, steps=10)
 
@@ -132,7 +142,7 @@ def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[s
 def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
     method = {"name": "fedrep", "personal": {"head_share": 1.0}, "aggregator": "fednova"}
     made = setup(images(), method=method, model=DEEP, holdout=0.2)
-    assert same(run(RoundLoop(made, LoopEngine(made)), 1)[0].weights, made.weights())
+    assert same(run(made, 1)[0].weights, made.weights())
 
 
 @pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.1}, {"clip_norm": 0.1}])
@@ -146,7 +156,7 @@ def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> N
 
 def test_the_server_keeps_the_first_head_and_clients_that_have_not_trained_keep_nothing() -> None:
     made = setup(images(), method="fedper", model=DEEP, holdout=0.2, train={"cohort": 1})
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    state, _ = run(made, 1)
     assert len(state.client_states) == 1
     assert all(torch.equal(state.weights[name], made.weights()[name]) for name in HEAD)
     assert not torch.equal(state.weights[BODY[0]], made.weights()[BODY[0]])
@@ -186,7 +196,7 @@ def test_terms_that_send_something_send_nothing_of_own_layers() -> None:
 
 def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> None:
     made = setup(images(), method="fedper", model=DEEP, holdout=0.3, partition={"name": "iid", "clients": 3})
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 
@@ -204,7 +214,7 @@ def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> Non
 def test_personal_models_are_tested_on_held_out_samples_too() -> None:
     settings: dict[str, Any] = {"method": {"name": "ditto", "personal": {"lambda": 0.0}}, "holdout": 0.3}
     made = setup(images(), evaluate_model="each", **settings)
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 
@@ -220,7 +230,7 @@ def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
     made = setup(images(), method="fedbn", model=BATCH_NORM, holdout=0.2, train={"batch_size": 3})
     norm = [name for name in made.weights() if name.startswith("norm.")]
 
-    state, records = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, records = run(made, 2)
 
     first = made.weights()
     assert len(norm) == 5
@@ -245,8 +255,7 @@ def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
     own = {"personal": {"name": "fedper", "layers": 0}}
 
     made, wanted = (
-        run(RoundLoop(of, LoopEngine(of)), 3)
-        for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
+        run(of, 3) for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
     )
 
     assert same(made[0].weights, wanted[0].weights)
@@ -319,13 +328,13 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
 def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:
     made = setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes})
     with pytest.raises(FedblendError, match=message):
-        RoundLoop(made, LoopEngine(made))
+        federation_of(made)
 
 
 def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
     settings: dict[str, Any] = {"holdout": 0.3, "validation": {"clients": 0.2}, "metrics": ["f1", "ece"]}
     made = setup(images(), method="fedper", **settings)
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 

@@ -230,12 +230,12 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
 def test_noise_is_the_same_in_every_engine(side: str) -> None:
     noisy = {"name": "noise", "scale": 0.01, "clip": 1.0, "side": side}
     made = setup(images(side=14), protection=noisy, model="lenet5", train={"cohort": 3})
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    loop, _ = run(made, 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made)), 2)
 
     for name, tensor in loop.weights.items():
         torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-4, rtol=1e-4)
-    again, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    again, _ = run(made, 2)
     assert same_state(again, loop)
 
 
@@ -261,7 +261,7 @@ def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> 
     made = setup(
         partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
     )
-    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    _, records = run(made, 3)
 
     bad = np.flatnonzero(made.adversaries).tolist()
     assert len(bad) == 3
@@ -290,7 +290,7 @@ def test_nan_never_reaches_the_model(aggregator: str) -> None:
         train={"cohort": 12},
         method={"aggregator": aggregator},
     )
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, _ = run(made, 2)
 
     assert all(tensor.isfinite().all() for tensor in state.weights.values())
 
@@ -524,7 +524,7 @@ def test_means_of_what_has_no_bounds_get_no_such_noise() -> None:
         numbers(), method={"name": "naivemix", "sharing": {"multiplier": 1.0}}, model={"name": "mlp", "hidden": [4]}
     )
     with pytest.raises(FedblendError, match="needs targets that are classes"):
-        run(RoundLoop(made, LoopEngine(made)), 1)
+        run(made, 1)
 
 
 def test_mechanisms_say_what_they_are() -> None:

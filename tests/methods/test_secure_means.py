@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, federation, run, same
+from helpers import each, federation, federation_of, run, same
 
 from fedblend.core.context import Context, Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Pool, gather
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.aggregators.secure import LEVELS
@@ -146,7 +144,7 @@ def table(**changes: Any) -> dict[str, Any]:
 
 def test_clients_mix_with_the_means_of_groups() -> None:
     setup = make_setup(resolve(table()))
-    federation = RoundLoop(setup, LoopEngine(setup))
+    federation = federation_of(setup)
     state, record = federation.round(federation.start()[0])
     assert record.shared == {"asked": 7, "sent": 7, "entries": 7}
     assert record.bytes_up["means"] == 7 * 4 * (64 + 10)
