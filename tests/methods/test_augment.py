@@ -43,8 +43,8 @@ def pictures(name: str) -> torch.Tensor:
 
 def coloured() -> torch.Tensor:
     """Digits in three channels of their own, in [0, 1]."""
-    grey = pictures("mnist") / 255
-    return torch.cat([grey, 1 - grey, grey / 2], 1)
+    grey = pictures("mnist")
+    return torch.cat([grey, 255 - grey, grey // 2], 1) / 255
 
 
 KINDS = ("digits", "mnist", "photographs")
