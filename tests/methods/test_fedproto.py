@@ -11,8 +11,11 @@ from baselines_helpers import Reference, near, skewed
 from helpers import experiment, images, run, setup
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
+from fedblend.methods.objectives.fedproto import ToPrototypes
 from fedblend.methods.uploads import embedding
 
 DEEP = {"name": "mlp", "hidden": [5]}
@@ -76,6 +79,18 @@ def test_a_class_of_too_few_samples_has_no_prototype() -> None:
     made = setup(images(), [[0, 3, 1], [2, 5, 4, 7]], method="fedproto", model=DEEP, train={"cohort": 2})
     means = [LoopEngine(made).prototypes(made.weights(), client, n) for client, n in ((0, 3), (1, 4))]
     assert [(mean != 0).any(1).tolist() for mean in means] == [[True, False, False], [False, True, True]]
+
+
+def test_a_class_without_a_global_prototype_adds_nothing() -> None:
+    made = setup(images(), method="fedproto", model=DEEP)
+    net, batch = EagerNet(made.model), Batch(made.scale(made.data.train.x[:3]), torch.tensor([0, 1, 2]))
+    prototypes = torch.tensor([[1.0] * WIDTH, [2.0] * WIDTH, [0.0] * WIDTH])
+    context = Context(made.task, made.scale, global_outputs={"prototypes": prototypes})
+
+    value = ToPrototypes(lam=3.0).loss({}, net, batch, context)
+
+    distances = (embedding(net, batch.x) - prototypes).square().mean(1)
+    torch.testing.assert_close(value, 3.0 * distances[:2].sum() / 3)
 
 
 def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
