@@ -105,11 +105,6 @@ def near(made: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-def far(made: np.ndarray, wrong: np.ndarray) -> None:
-    """Assert that a planted mistake gives other numbers, by far more than rounding."""
-    assert np.abs(made - wrong).max() > 1e-3 * np.abs(wrong).max()
-
-
 def skewed() -> list[list[int]]:
     """Groups of the same sizes in which clients lack classes: 0; 0 and 1; 1 and 2; all."""
     of = [list(range(label, 40, 3)) for label in range(3)]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from helpers import federation_of, run
+from helpers import engine_of, federation_of, run, same_up_to_rounding
 from hypothesis import strategies as st
 
 from fedblend.core.engine import ClientUpdate, TrainTask
+from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
-from fedblend.core.state import to_tensors
+from fedblend.core.state import RunState, to_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
@@ -67,3 +68,10 @@ def stacked_gives_the_loops_state(world: Setup, rounds: int, stack: int) -> None
         assert made.keys() == wanted.keys()
         for name, tensor in wanted.items():
             torch.testing.assert_close(made[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def stacks_agree(made: Setup, rounds: int = 1, stack: int = 2, steps: int = 1000) -> tuple[RunState, RunState]:
+    """Assert that stacks of clients give the reference engine's weights; the states of both."""
+    loop, stacked = (run(RoundLoop(made, e), rounds)[0] for e in (engine_of(made), StackedEngine(made, stack=stack)))
+    same_up_to_rounding(stacked.weights, loop.weights, steps=steps)
+    return loop, stacked

@@ -63,12 +63,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def images(
-    n: int = 40,
-    classes: int = 3,
-    side: int = 4,
-    seed: int = 0,
-    client: np.ndarray | None = None,
-    test: int = 12,
+    n: int = 40, classes: int = 3, side: int = 4, seed: int = 0, client: np.ndarray | None = None, test: int = 12
 ) -> Dataset:
     """Random grey images of ``side`` x ``side``, whose class shows in their brightness."""
     rng = np.random.default_rng(seed)
@@ -165,8 +160,12 @@ def federation_of(made: Setup) -> RoundLoop:
     return RoundLoop(made, engine_of(made))
 
 
-def run(fed: RoundLoop, rounds: int, state: RunState | None = None) -> tuple[RunState, list[dict[str, Any]]]:
-    """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds."""
+def run(fed: RoundLoop | Setup, rounds: int, state: RunState | None = None) -> tuple[RunState, list[dict[str, Any]]]:
+    """Go on for ``rounds`` rounds from ``state`` (default: the start); the records of these rounds.
+
+    A setup is run by the reference engine.
+    """
+    fed = federation_of(fed) if isinstance(fed, Setup) else fed
     state = fed.start()[0] if state is None else state
     records = []
     for _ in range(rounds):
@@ -373,18 +372,9 @@ def same_state(a: RunState, b: RunState) -> bool:
         and same(a.entries.tensors, b.entries.tensors)
         and all(
             np.array_equal(u, v)
-            for u, v in (
-                (a.entries.owner, b.entries.owner),
-                (a.has_pool, b.has_pool),
-                (a.shared_sizes, b.shared_sizes),
-            )
+            for u, v in ((a.entries.owner, b.entries.owner), (a.has_pool, b.has_pool), (a.shared_sizes, b.shared_sizes))
         )
     )
-
-
-def as_rows(x: torch.Tensor, y: torch.Tensor) -> list[tuple[float, ...]]:
-    """Entries (x, y) as a sorted list, for comparison as sets."""
-    return sorted(map(tuple, torch.cat([x.flatten(1), y.flatten(1)], 1).tolist()))
 
 
 def without_machine(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

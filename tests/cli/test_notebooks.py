@@ -6,10 +6,6 @@ from script_helpers import ROOT, script
 
 pytestmark = pytest.mark.slow
 
-nbformat = pytest.importorskip("nbformat", reason="nbclient (extra 'dev') is not installed")
-pytest.importorskip("nbclient", reason="nbclient (extra 'dev') is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel (extra 'dev') is not installed")
-
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 STALE = "its outputs are those of other code; `make notebooks` executes it again"
 
@@ -17,10 +13,14 @@ STALE = "its outputs are those of other code; `make notebooks` executes it again
 @pytest.fixture(scope="module")
 def notebooks():
     """docs/site/notebooks.py."""
+    for package in ("nbformat", "nbclient", "ipykernel"):
+        pytest.importorskip(package, reason=f"{package} (extra 'dev') is not installed")
     return script("docs/site/notebooks.py")
 
 
 def read(path):
+    import nbformat
+
     return nbformat.read(path, as_version=4)
 
 
@@ -42,6 +42,8 @@ def test_outputs_of_changed_code_are_found(notebooks):
 
 
 def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks):
+    import nbformat
+
     def printed(text):
         cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
         return notebooks.form(nbformat.v4.new_notebook(cells=[cell]))

@@ -78,9 +78,7 @@ def test_every_hook_is_called_in_order_with_the_rounds_own_cohort() -> None:
 def test_the_state_names_the_callbacks_that_ended_the_run_until_another_round_is_made() -> None:
     made = setup(train={"cohort": 2}, rounds=4)
     loop = RoundLoop(made, LoopEngine(made), [Diary(stop_after=2), Ends(), Diary()])
-
     ended = loop.run(*loop.start())
-
     assert (ended.round, ended.ended_by) == (2, "Diary, Ends")
     assert loop.round(ended)[0].ended_by == ""
 
@@ -226,12 +224,11 @@ def test_without_such_a_callback_no_upload_is_kept(monkeypatch: pytest.MonkeyPat
     made = setup(train={"cohort": 3}, rounds=1)
     keeps = Keeps()
     loop = RoundLoop(made, LoopEngine(made), [keeps])
-
     loop.run(*loop.start())
-
     assert keeps.rounds == [{}]
 
 
+@pytest.mark.slow
 def test_uploads_of_all_ranks_reach_a_callback(tmp_path: Path) -> None:
     kept = []
     for ranks in (1, 2):
@@ -246,11 +243,11 @@ def test_uploads_of_all_ranks_reach_a_callback(tmp_path: Path) -> None:
 
 def test_a_callback_cannot_read_uploads_that_the_aggregator_hides() -> None:
     made = setup(train={"cohort": 3}, method={"name": "fedavg", "aggregator": "secure-mean"})
-
     with pytest.raises(FedblendError, match=r"^callbacks: Keeps reads each client's upload, which 'secure-mean' in"):
         RoundLoop(made, LoopEngine(made), [Keeps()])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not in a package")
 def test_the_callback_of_the_documentation_keeps_each_clients_model(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)

@@ -52,9 +52,7 @@ def test_a_run_with_losses_and_noise_goes_on_as_if_never_stopped(engine: str, tm
     succeeded(here("run", file, "--out", tmp_path / "whole"))
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
     assert any("client/" in name for name in load_file(tmp_path / "out" / RUN / CHECKPOINT))
-
     succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
-
     same_end(tmp_path / "out" / RUN, tmp_path / "whole" / RUN)
 
 
@@ -71,9 +69,7 @@ def test_a_run_with_noise_beside_the_model_goes_on_as_if_never_stopped(tmp_path:
     file = write(tmp_path / "noise.toml", {}, base=NOISY)
     succeeded(here("run", file, "--out", tmp_path / "whole"))
     succeeded(here("run", file, "--set", "rounds=2", "--out", tmp_path / "out"))
-
     succeeded(here("run", file, "--resume", "--out", tmp_path / "out"))
-
     same_end(tmp_path / "out" / "scaffold-seed0", tmp_path / "whole" / "scaffold-seed0")
 
 
@@ -95,9 +91,7 @@ def test_what_training_makes_is_in_the_models_order_wherever_a_client_begins(eng
     weights = setup.weights()
     turned = {name: weights[name] for name in sorted(weights)}
     own = {1: ClientState(turned)}
-
     made = engine(setup).train(TrainTask(0, weights, None, setup.sizes(0), client_states=own), [0, 1, 2])
-
     assert [list(one.weights) for one in made] == [list(weights)] * 3
 
 

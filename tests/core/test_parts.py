@@ -79,7 +79,6 @@ def test_a_required_option_is_asked_for(kind: str, name: str) -> None:
 @each(("kind", "name"), ALL)
 def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
     made = build(kind, {"name": name, **REQUIRED.get((kind, name), {})})
-
     for field in registry.fields_of(type(made)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(made, field, getattr(made, field))
@@ -104,7 +103,6 @@ def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
 )
 def test_options_are_read_and_survive_the_round_trip(kind: str, spec: dict[str, Any], made: object) -> None:
     read = build(kind, spec)
-
     assert read == made
     assert build(kind, dump(read)) == made
     assert dump(read).items() >= {k: v for k, v in spec.items() if v is not None}.items()
@@ -112,7 +110,6 @@ def test_options_are_read_and_survive_the_round_trip(kind: str, spec: dict[str, 
 
 def test_reserved_words_are_spelled_naturally_in_files() -> None:
     table = dump(FedMix(lam=0.3))
-
     assert table["lambda"] == 0.3
     assert "lam" not in table
 
@@ -152,7 +149,6 @@ def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
     made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
-
     assert has_option(made, field) is has
 
 
@@ -163,7 +159,6 @@ def test_an_option_that_is_none_is_left_out() -> None:
 
 def test_a_part_already_made_is_taken_as_it_is() -> None:
     made = FedMix(lam=0.3)
-
     assert build("objective", made) is made
 
 
@@ -192,7 +187,6 @@ def test_a_class_in_place_of_a_part_and_an_object_without_the_decorator_are_told
 def test_a_part_that_is_made_in_python_with_a_wrong_option_is_refused_in_one_line(options: Any, told: str) -> None:
     with pytest.raises(FedblendError) as error:
         FedMix(**options) if isinstance(options, dict) else FedMix(*options)
-
     assert str(error.value).startswith(told)
     assert "\n" not in str(error.value)
 
@@ -248,7 +242,6 @@ def test_a_part_of_another_kind_is_refused() -> None:
 def test_a_mistake_is_told_with_field_value_and_what_would_be_valid(spec: Any, told: str) -> None:
     with pytest.raises(FedblendError) as error:
         build("objective", spec)
-
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -293,9 +286,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> type:
 
 def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
     path = f"{__name__}:Half"
-
     made = build("objective", {"name": path, "share": 0.25})
-
     assert made == half(share=0.25)
     assert dump(made) == {"name": path, "share": 0.25}
     assert build("objective", dump(made)) == made
@@ -346,7 +337,6 @@ def test_a_part_of_an_installed_package_is_found_by_its_name_and_imported_when_i
 def test_a_dotted_path_that_leads_nowhere_is_told(name: str, told: str) -> None:
     with pytest.raises(FedblendError) as error:
         build("objective", name)
-
     assert told in str(error.value)
 
 
@@ -432,11 +422,7 @@ def test_a_users_part_without_the_base_of_its_kind_is_refused_at_its_line(
         ("dataset", {"load": lambda self, path: 0}, "the dataset 'own': load cannot be called: missing a required"),
         ("model", {"build": lambda self, shape: 0}, "the model 'own': build cannot be called: too many positional"),
         ("channel", {}, "the channel 'own' defines no transmit or delivers; valid: methods as in Channel"),
-        (
-            "metric",
-            {"overall": lambda self, outputs: 0},
-            "the metric 'own': overall cannot be called: ",
-        ),
+        ("metric", {"overall": lambda self, outputs: 0}, "the metric 'own': overall cannot be called: "),
     ],
 )
 def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declared(
@@ -444,10 +430,8 @@ def test_a_users_part_that_the_loop_could_not_call_is_refused_where_it_is_declar
 ) -> None:
     module, _, base = BASES.get(kind, "builtins:object").partition(":")
     cls = type("Own", (getattr(sys.modules[module], base),), {**methods, "__module__": __name__})
-
     with pytest.raises(FedblendError) as error:
         part(kind, "own")(cls)
-
     assert str(error.value).startswith(told)
     assert "own" not in known(kind)
 
@@ -490,7 +474,6 @@ def test_fedblends_own_parts_could_be_a_users() -> None:
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:
     with pytest.raises(FedblendError) as error:
         part("losses", "mine")
-
     assert str(error.value) == f"part: unknown kind 'losses'; valid: {', '.join(registry.MODULES)}"
 
 
@@ -505,8 +488,6 @@ def test_the_fedblend_that_runs_is_found_before_a_folder_of_its_name(
     ours = str(Path(fedblend.__file__).resolve().parents[1])
     # As an editable install has it, of which the path says nothing.
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if Path(folder).resolve() != Path(ours)])
-
     import_from([str(tmp_path)])
     import_from([str(tmp_path)])
-
     assert sys.path[-2:] == [ours, str(tmp_path)]

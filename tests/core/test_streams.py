@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import BATCH_NORM, DROPOUT, ROWS, train, uploads_of, with_calls
+from federation_helpers import BATCH_NORM, DROPOUT, train, with_calls
 from helpers import (
     each,
     engine_of,
@@ -34,18 +34,13 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import key, lent_generator, stream
 from fedblend.core.sharing import Pool
 from fedblend.experiment.presets import presets
-from fedblend.methods.aggregators.mean import WeightedMean
-
-# Order of clients -----------------------------------------------------------------------------------------
 
 
-@each("method", ["fedavg", "fedmix", "localmix", "fedprox+naivemix"])
-@each("order", [[3, 1, 0, 2], [2], [0, 3]])
+@each("method", ["fedmix", "localmix"])
+@each("order", [[3, 1, 0, 2], [2]])
 def test_a_clients_upload_depends_on_no_other_client(method: str, order: list[int]) -> None:
     made = setup(method=method, model=DROPOUT)
-
     in_order, permuted = train(made, range(4)), train(made, order)
-
     assert list(permuted) == order
     for client in order:
         assert same(permuted[client].weights, in_order[client].weights)
@@ -68,24 +63,8 @@ def test_the_order_in_which_an_engine_works_changes_nothing(model: dict[str, Any
     assert without_machine(records) == without_machine(turned_records)
 
 
-@given(rows=ROWS, data=st.data())
-@examples(60)
-def test_the_mean_does_not_depend_on_the_order_of_uploads(rows: list[tuple[list[float], int]], data: Any) -> None:
-    pairs = list(zip(uploads_of([v for v, _ in rows]), [w for _, w in rows], strict=True))
-    permuted = data.draw(st.permutations(pairs))
-
-    one, two = WeightedMean().aggregate(pairs), WeightedMean().aggregate(permuted)
-
-    torch.testing.assert_close(one["w"], two["w"], rtol=1e-6, atol=1e-6)
-
-
-# Streams --------------------------------------------------------------------------------------------------
-
 ADDRESS = st.tuples(
-    st.integers(0, 2**40),
-    st.sampled_from(["cohort", "batches", "share"]),
-    st.integers(0, 999),
-    st.integers(0, 10**6),
+    st.integers(0, 2**40), st.sampled_from(["cohort", "batches", "share"]), st.integers(0, 999), st.integers(0, 10**6)
 )
 
 
@@ -93,7 +72,6 @@ ADDRESS = st.tuples(
 @examples(60)
 def test_streams_are_equal_exactly_where_their_addresses_are(one: tuple, two: tuple) -> None:
     numbers_ = [stream(*address).random(4).tolist() for address in (one, one, two)]
-
     assert numbers_[0] == numbers_[1]
     assert (numbers_[0] == numbers_[2]) == (one == two)
     assert (key(*one) == key(*two)) == (one == two)
@@ -105,19 +83,7 @@ def test_streams_are_equal_exactly_where_their_addresses_are(one: tuple, two: tu
 )
 def test_addresses_whose_digits_run_together_stay_apart(one: tuple, two: tuple) -> None:
     numbers_ = [stream(*address).random(4).tolist() for address in (one, two)]
-
     assert numbers_[0] != numbers_[1]
-
-
-@pytest.mark.parametrize("field", range(4))
-def test_each_coordinate_gives_other_numbers(field: int) -> None:
-    address: list[Any] = [5, "cohort", 3, 7]
-    other = list(address)
-    other[field] = "share" if field == 1 else address[field] + 1
-
-    first, second = stream(*address).random(1000), stream(*other).random(1000)
-
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
 def global_states() -> tuple[bytes, bytes, Any]:
@@ -132,11 +98,10 @@ FEW = ["fedmix", "aggenhance", "mix2fld", "xormixfl", "fed-augmix"]
 @pytest.mark.parametrize("method", slow_except(FEW, sorted(presets())))
 def test_a_whole_run_leaves_global_generators_untouched(method: str) -> None:
     before = global_states()
-
     model = {"name": "mlp", "hidden": [8, 6, 5], "dropout": 0.3}
-    fed = federation(**{"method": method, "model": model, "unsafe": True, **needs_of(method)})
+    short = {"server_step": {"steps": 20}} if method == "mix2fld" else {}
+    fed = federation(**{"method": {"name": method, **short}, "model": model, "unsafe": True, **needs_of(method)})
     run(fed, 1)
-
     assert global_states() == before
 
 
@@ -154,7 +119,6 @@ def test_results_do_not_depend_on_global_seeds(model: dict[str, Any]) -> None:
 
 def test_the_experiments_seed_decides() -> None:
     first, again, other = (run(federation(seed=seed), 1)[0] for seed in (0, 0, 1))
-
     assert same_state(first, again)
     assert not same(first.weights, other.weights)
 
@@ -174,16 +138,9 @@ def test_a_lent_generator_is_put_back_even_after_an_error() -> None:
 
 def test_lent_generators_differ_by_address() -> None:
     drawn = []
-    for address in (
-        (0, "train", 1, 2),
-        (0, "train", 1, 3),
-        (0, "train", 2, 2),
-        (1, "train", 1, 2),
-        (0, "model", 1, 2),
-    ):
+    for address in ((0, "train", 1, 2), (0, "train", 1, 3), (0, "train", 2, 2), (1, "train", 1, 2), (0, "model", 1, 2)):
         with lent_generator(*address):
             drawn.append(tuple(torch.rand(3).tolist()))
-
     assert len(set(drawn)) == 5
 
 

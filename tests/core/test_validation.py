@@ -31,9 +31,6 @@ BOTH = {"server": 0.2, "clients": 0.25}
 METRICS = ["f1", "auc", {"name": "top-k", "k": 2}, "ece", "balanced-accuracy"]
 
 
-# The split ------------------------------------------------------------------------------------------------
-
-
 @examples(40)
 @given(st.floats(0, 0.6), st.floats(0, 0.4), st.floats(0, 0.5), st.integers(1, 12))
 def test_each_sample_has_one_place(server: float, clients: float, holdout: float, number: int) -> None:
@@ -65,9 +62,6 @@ def test_without_validation_the_split_is_as_before() -> None:
     assert np.bincount(validated.owners("validation")).tolist() == [3] * 5
 
 
-# Records --------------------------------------------------------------------------------------------------
-
-
 def test_validation_and_metrics_are_those_of_the_outputs() -> None:
     made = setup(images(60), holdout=0.2, validation=BOTH, metrics=METRICS)
     engine, weights = engine_of(made), made.weights()
@@ -95,12 +89,7 @@ def test_validation_and_metrics_are_those_of_the_outputs() -> None:
     held, of = engine.score(weights, "holdout"), population.owners("holdout")
     values = [f1.overall(held.outputs[of == k], y[population.held_order][of == k]) for k in range(4)]
     assert found["client_metrics"]["f1"] == pytest.approx(
-        {
-            "tested": 4,
-            "mean": np.mean(values),
-            "std": np.std(values),
-            "worst_tenth": np.percentile(values, 10),
-        }
+        {"tested": 4, "mean": np.mean(values), "std": np.std(values), "worst_tenth": np.percentile(values, 10)}
     )
     calibration = [
         made.experiment.metrics[3].overall(held.outputs[of == k], y[population.held_order][of == k]) for k in range(4)
@@ -150,9 +139,6 @@ def test_regression_is_validated_by_its_loss_and_its_errors() -> None:
     assert "accuracy" not in records[0]["validation"]["server"]
     assert records[-1]["best_round"] == 1 + int(np.argmin(losses))
     assert records[-1]["client_metrics"]["mae"]["tested"] == 4
-
-
-# The best round and targets -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", [None, "loss", "ece", "f1"])

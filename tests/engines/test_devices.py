@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 
 HERE = Path(__file__).resolve().parent
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -21,6 +20,8 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(sys.platform != "linux", reason="links against PyTorch as on Linux")
 def test_all_methods_train_on_another_device_as_on_the_cpu(tmp_path: Path) -> None:
+    from torch.utils import cpp_extension  # it imports setuptools
+
     library = tmp_path / "second_device.so"
     headers = [f"-isystem{path}" for path in cpp_extension.include_paths()]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]

@@ -69,8 +69,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [("pass", 0), ("sys.exit(3)", 3), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", -9)],
+    ("end", "code"), [("pass", 0), ("sys.exit(3)", 3), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", -9)]
 )
 def test_a_copy_ends_with_its_own_code_and_prints_nothing_twice(end: str, code: int) -> None:
     script = f"""

@@ -126,7 +126,7 @@ CASES: dict[str, Callable[[], Setup]] = {
 }
 
 
-@pytest.mark.parametrize("case", slow_except(["two phases"], CASES))
+@pytest.mark.parametrize("case", slow_except(["momentum"], CASES))
 def test_replayed_steps_give_the_plain_steps_weights_to_the_last_bit(case: str) -> None:
     made = CASES[case]()
     plain = StackedEngine(made, stack=4)

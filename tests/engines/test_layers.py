@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core import registry
-from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
 from fedblend.models.layers import Staged
 
 STAGES = {
@@ -27,9 +25,6 @@ STAGES = {
     "resnet50": 19,
 }
 """The number of stages of each model; a stage is a convolution, a residual block or a dense layer."""
-
-
-# Weights --------------------------------------------------------------------------------------------------
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3) -> int:
@@ -69,13 +64,7 @@ COUNTS: list[tuple[str | Spec, tuple[int, ...], int, int, int]] = [
         conv(1, 16) + conv(16, 32) + conv(32, 64) + conv(64, 64) + norm(16, 32, 64, 64) + dense(64 * 3 * 3, 7),
     ),
     # 128 time steps halved twice leave 32; a kernel of 5 steps for each pair of channels.
-    (
-        "cnn1d",
-        (9, 128),
-        6,
-        274_822,
-        (9 * 5 + 1) * 32 + (32 * 5 + 1) * 64 + dense(64 * 32, 128) + dense(128, 6),
-    ),
+    ("cnn1d", (9, 128), 6, 274_822, (9 * 5 + 1) * 32 + (32 * 5 + 1) * 64 + dense(64 * 32, 128) + dense(128, 6)),
     # N_mod of the paper: 120 + 654 + 11,770.
     ("mix2fld-cnn", (1, 28, 28), 10, 12_544, conv(1, 12) + conv(12, 6) + dense(6 * 14 * 14, 10)),
     # 28 - 4 = 24, halved 12, - 4 = 8, halved 4.
@@ -141,19 +130,13 @@ def test_networks_have_as_many_weights_as_counted_by_hand(
 ) -> None:
     with torch.device("meta"):
         model = registry.build("model", spec).build(shape, outputs)
-
     assert sum(p.numel() for p in model.parameters()) == number == by_hand
 
 
 def test_a_model_of_mix2fld_is_sent_in_the_papers_number_of_bits() -> None:
     made = setup(images(side=28, classes=10), model="mix2fld-cnn", train={"cohort": 2})
-
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
-
+    _, (record,) = run(made, 1)
     assert 8 * record["bytes_up"]["weights"] == 2 * 32 * 12_544
-
-
-# Layers ---------------------------------------------------------------------------------------------------
 
 
 def normalised(x: torch.Tensor, over: tuple[int, ...], factor: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -217,13 +200,11 @@ LAYERS = {
 def test_networks_are_their_layers_restated(name: str) -> None:
     spec, shape = SMALL[name]
     model, x = built(spec, shape), samples(shape)
-
     torch.testing.assert_close(model(x), restated(model, x, LAYERS[name]), rtol=1e-9, atol=1e-9)
 
 
 def test_convnet_has_batch_norm_unless_asked_otherwise() -> None:
     model, x = built({"name": "convnet", "width": 4}, (3, 18, 18)), samples((3, 18, 18), 4)
-
     assert model.training
     torch.testing.assert_close(
         model(x), restated(model, x, LAYERS["convnet"].replace("group", "batch")), rtol=1e-9, atol=1e-9
@@ -272,9 +253,7 @@ def test_residual_networks_are_the_papers_restated(
 ) -> None:
     model = built({"name": name, "width": 8, "norm": kind}, (3, 16, 16))
     x, weights = samples((3, 16, 16)), iter(model.parameters())
-
     wanted = resnet(weights, x, stages, kernels, after)
-
     assert next(weights, None) is None
     torch.testing.assert_close(model(x), wanted, rtol=1e-8, atol=1e-8)
 
@@ -283,7 +262,6 @@ def test_residual_networks_are_the_papers_restated(
 def test_hidden_states_can_be_read_and_continued_from(spec: Spec, shape: tuple[int, ...]) -> None:
     model, x = built(spec, shape), samples(shape)
     whole = model(x)
-
     assert isinstance(model, Staged)
     assert whole.shape == (3, 3)
     for layer in range(len(model.stages) + 1):
@@ -294,5 +272,4 @@ def test_hidden_states_can_be_read_and_continued_from(spec: Spec, shape: tuple[i
 def test_a_stage_is_a_convolution_a_block_a_mean_over_the_image_or_a_dense_layer(name: str, stages: int) -> None:
     model = built(*SMALL[name])
     assert isinstance(model, Staged)
-
     assert len(model.stages) == stages

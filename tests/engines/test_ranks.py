@@ -81,9 +81,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: str) -> None:
     file = one_rank.parent.parent / "file.toml"
-
     succeeded(call("run", file, "--ranks", 2, "--engine", engine, "--out", tmp_path / "out"))
-
     same_weights(tmp_path / "out" / SLUG, one_rank)
     if engine == "loop":
         assert records(tmp_path / "out" / SLUG) == records(one_rank)
@@ -165,10 +163,8 @@ def test_metrics_on_two_ranks_are_those_of_one(split: str, changes: dict[str, An
 def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 2, "train": {"cohort": 1}, "ranks": 3}
     file = write(tmp_path / "file.toml", settings)
-
     succeeded(here("run", file, "--out", tmp_path / "three"))
     succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
-
     same_weights(tmp_path / "three" / SLUG, tmp_path / "one" / SLUG)
     assert records(tmp_path / "three" / SLUG) == records(tmp_path / "one" / SLUG)
 
@@ -268,13 +264,10 @@ def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> No
 
 def test_an_invalid_number_of_ranks_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "file.toml", {**SETTINGS, "ranks": 0})
-
     refused(here("run", file, "--out", tmp_path / "out"), "ranks", "greater than or equal to 1")
 
 
 def test_more_ranks_than_clients_are_refused_before_any_is_started(tmp_path: Path) -> None:
     file = write(tmp_path / "file.toml", {**SETTINGS, "engine": "loop"})
-
     refused(here("run", file, "--ranks", 8, "--out", tmp_path / "out"), "ranks", "8 processes", "1 to 7")
-
     assert not (tmp_path / "out" / SLUG).exists()

@@ -44,9 +44,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_at_rank_0_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 

@@ -95,7 +95,6 @@ def test_each_instruction_set_has_a_library_of_its_own(
 def test_a_function_takes_numbers_tensors_and_null_pointers(source: Path) -> None:
     total = torch.ones((), dtype=torch.float64)
     function = build.function(source, "sum", "qfPP")
-
     assert function(3, 0.5, torch.tensor([1.0, 2.0, 4.0]), total) == 0
     assert float(total) == 4.5
     assert function(0, 0.5, None, total) == 1

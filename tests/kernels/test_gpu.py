@@ -18,8 +18,6 @@ from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
-pytest.importorskip("triton", reason="the kernels for GPUs need Triton, which comes with PyTorch for GPUs")
-
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 
@@ -27,6 +25,7 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[ModuleType]:
     """The kernels: compiled where there is a GPU, otherwise interpreted."""
+    pytest.importorskip("triton", reason="the kernels for GPUs need Triton, which comes with PyTorch for GPUs")
     with pytest.MonkeyPatch.context() as patch:
         if HAS_GPU:
             patch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -80,9 +79,7 @@ def test_rounded_factors_keep_sixteen_bits(gpu: ModuleType, monkeypatch: pytest.
     x, w = draw(2, 3, 32, 8, 8), draw(2, 40, 32, 3, 3, seed=1)
     wanted = torch.stack([F.conv2d(a, b, padding=1) for a, b in zip(x.double(), w.double(), strict=True)])
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-
     y = gpu.conv(x.to(DEVICE), w.to(DEVICE), 1).cpu().double()
-
     assert 1e-7 < float((y - wanted).norm() / wanted.norm()) < 2**-16
 
 

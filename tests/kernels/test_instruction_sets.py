@@ -14,11 +14,7 @@ from fedblend._kernels import build
 KERNELS = [build.SOURCE.with_name(name) for name in ("kernels.cpp", "dense.cpp", "winograd.cpp")]
 SOURCES = [Path(__file__).with_name("check.cpp"), *KERNELS]
 
-X86 = {
-    "x86-64": "sse2",
-    "x86-64-v3": "avx2",
-    "skylake-avx512": "avx512f",
-}
+X86 = {"x86-64": "sse2", "x86-64-v3": "avx2", "skylake-avx512": "avx512f"}
 """By instruction set: the processor's feature without which its program is compiled, but not run."""
 
 

@@ -86,12 +86,7 @@ def test_winograds_three_forms_have_at_most_four_times_the_direct_ones_error(
         assert error <= 4 * direct + least
 
 
-@given(
-    planes=st.integers(1, 5),
-    height=st.integers(2, 37),
-    width=st.integers(2, 37),
-    ties=st.booleans(),
-)
+@given(planes=st.integers(1, 5), height=st.integers(2, 37), width=st.integers(2, 37), ties=st.booleans())
 @examples(80)
 def test_max_pools_and_their_gradients(planes: int, height: int, width: int, ties: bool) -> None:
     x = draw(1, planes, height, width, seed=height)
@@ -294,13 +289,11 @@ def test_a_convolution_with_relu_and_pool_in_either_order(order: tuple[nn.Module
 def test_a_maximum_is_nan_where_one_of_its_numbers_is() -> None:
     x = torch.randn(2, 3, 6, 40)
     x.view(-1)[torch.randperm(x.numel())[:30]] = float("nan")
-
     assert torch.equal(operators.run_pool(x)[0].nan_to_num(99), F.max_pool2d(x, 2).nan_to_num(99))
 
 
 def test_layers_equal_pytorchs() -> None:
     like = nn.Conv2d(2, 3, 3, padding=1, bias=False)
     x = draw(4, 2, 6, 6)
-
     close(Convolution(like)(x), like(x))
     assert torch.equal(MaxPool()(x), nn.MaxPool2d(2)(x))

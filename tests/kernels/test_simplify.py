@@ -84,7 +84,6 @@ FUNCTIONS = (
 @each("function", FUNCTIONS)
 def test_a_program_computes_what_its_function_does(function: Function) -> None:
     program = TracedFunction(function)
-
     for seed in range(4):
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
         assert torch.allclose(program(x.clone()), function(x.clone()))
@@ -93,7 +92,6 @@ def test_a_program_computes_what_its_function_does(function: Function) -> None:
 def test_tensors_of_one_shape_with_other_strides() -> None:
     program = TracedFunction(lambda x: x.view(-1) * 2 if x.is_contiguous() else x.reshape(-1) * 2)
     x = torch.arange(6.0).view(2, 3)
-
     assert program(x).tolist() == [0, 2, 4, 6, 8, 10]
     assert program(torch.arange(6.0).view(3, 2).t()).tolist() == [0, 4, 8, 2, 6, 10]
 
@@ -101,7 +99,6 @@ def test_tensors_of_one_shape_with_other_strides() -> None:
 def test_a_function_changes_its_argument_once_a_call() -> None:
     program = TracedFunction(lambda x: x.add_(1) * 2)
     x = torch.zeros(2)
-
     assert [program(x).tolist() for _ in range(4)] == [[2, 2], [4, 4], [6, 6], [8, 8]]
 
 

@@ -16,17 +16,13 @@ from fedblend._kernels.tracing import trace, without_memory
 
 def test_one_argument_given_twice_may_later_be_two() -> None:
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 7.0])
-
     graph = trace(lambda a, b: a - b, x, x)
-
     assert torch.equal(graph(x, y), x - y)
 
 
 def test_inputs_and_outputs_are_flat_lists() -> None:
     x, y = torch.ones(2), torch.full((2,), 3.0)
-
     graph = trace(lambda pair, table: [pair[0] + table["y"], None, (table["y"] * 2,)], (x, y), {"y": y})
-
     first, none, second = graph(x, y, 2 * y)
     assert torch.equal(first, x + 2 * y)
     assert none is None
@@ -84,16 +80,13 @@ def test_casts_of_an_earlier_step_are_not_reused() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         (x @ weights).sum().backward()  # which keeps the weights as bfloat16
         graph = trace(lambda x, w: x @ w, x, weights)
-
     assert "constant0" not in graph.code
     assert torch.equal(graph(x, 2 * weights), 2 * graph(x, weights))
 
 
 def test_a_tensor_without_memory_keeps_its_shape() -> None:
     tensor = torch.zeros(1 << 20, dtype=torch.float64).view(4, 2, -1)[1:].transpose(0, 2)
-
     made = without_memory(tensor)
-
     for fact in ("shape", "dtype", "device"):
         assert getattr(made, fact) == getattr(tensor, fact)
     assert (made.stride(), made.storage_offset()) == (tensor.stride(), tensor.storage_offset())
@@ -116,6 +109,5 @@ def test_pytorchs_compiler_is_not_loaded(method: str, tmp_path: Path) -> None:
     # Without the warning of a machine without a compiler.
     command = [sys.executable, "-W", "ignore", "-c", STACKED, method, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("[]")

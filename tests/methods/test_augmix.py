@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from helpers import each, examples, federation, numbers, run, same, same_up_to_rounding, setup, weight_gradient
+from helpers import examples, federation, run, same, same_up_to_rounding, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.objective import Batch, Context, Plain, StepPlan, Task
+from fedblend.core.objective import Batch, Context, StepPlan, Task
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix, jensen_shannon
 
 TASK = Task("classification", 3)
 LOG3 = math.log(3)
-HALVES = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -74,28 +70,13 @@ def loss_of(objective: AugMix, model: nn.Module, given: Batch, seed: int = 0) ->
     return objective.loss(EagerNet(model), given, row_of(objective, len(given.y), seed), CONTEXT)
 
 
-# The divergence --------------------------------------------------------------------------------------------
-
-
 def shares(seed: int, views: int = 3, samples: int = 5, classes: int = 4, sharp: float = 2.0) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     return F.log_softmax(sharp * torch.randn(views, samples, classes, generator=rng, dtype=torch.float64), -1)
 
 
-def test_divergence_of_equal_distributions_is_zero() -> None:
-    assert jensen_shannon(shares(0, views=1).expand(3, -1, -1)).item() == pytest.approx(0.0, abs=1e-15)
-
-
-@each("order", list(itertools.permutations(range(3))))
-def test_divergence_is_symmetric(order: tuple[int, ...]) -> None:
-    given = shares(1)
-
-    assert jensen_shannon(given[list(order)]).item() == pytest.approx(jensen_shannon(given).item(), rel=1e-14)
-
-
 def test_divergence_of_disjoint_certainties_is_log_3() -> None:
     certain = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3).log()
-
     assert jensen_shannon(certain).item() == pytest.approx(LOG3, abs=1e-12)
 
 
@@ -117,55 +98,15 @@ def test_divergence_is_that_of_the_definition_and_at_most_log_3(seed: int, sharp
 def test_the_mixture_is_clamped() -> None:
     tiny = 1e-9
     given_shares = torch.tensor([tiny, 1 - tiny], dtype=torch.float64).log().expand(3, 1, 2)
-
     assert jensen_shannon(given_shares).item() == pytest.approx(tiny * math.log(tiny / 1e-7), rel=1e-6)
 
 
 def test_gradients_stay_finite_where_probabilities_vanish() -> None:
     logits = torch.tensor([[[300.0, 0.0, -300.0]], [[-300.0, 0.0, 300.0]], [[0.0, 0.0, 0.0]]], requires_grad=True)
-
     value = jensen_shannon(F.log_softmax(logits, -1))
-
     (gradient,) = torch.autograd.grad(value, logits)
     assert bool(gradient.isfinite().all())
     assert 0 < value.item() < LOG3
-
-
-# The loss --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scaling", [False, True])
-def test_loss_is_cross_entropy_on_the_image_and_the_divergence_of_three_passes(scaling: bool) -> None:
-    objective, model, given = AugMix(lam=2.5, loss_scaling=scaling, threshold=3.0, large_lambda=7.0), net(), batch()
-
-    value = loss_of(objective, model, given)
-
-    first, second = augmix(CONTEXT.scale.to_unit(given.x), row_of(objective))
-    p = [model(x).softmax(-1) for x in (given.x, *map(CONTEXT.scale.from_unit, (first.double(), second.double())))]
-    q = sum(p) / 3
-    divergence = sum(F.kl_div(q.log(), one, reduction="batchmean") for one in p) / 3
-    own = F.cross_entropy(model(given.x), given.y)
-    lam = 7.0 if scaling and own > 3.0 * divergence else 2.5
-    assert value.item() == pytest.approx((own + lam * divergence).item(), rel=1e-6)
-    expected = weight_gradient(own + lam * divergence, model)
-    torch.testing.assert_close(weight_gradient(value, model), expected, rtol=1e-5, atol=1e-8)
-
-
-def test_severity_zero_is_plain() -> None:
-    model, given = net(), batch()
-
-    value, plain = loss_of(AugMix(severity=0), model, given), Plain().loss(EagerNet(model), given, {}, CONTEXT)
-
-    assert torch.equal(weight_gradient(value, model), weight_gradient(plain, model))
-    assert AugMix(severity=0).draw(np.random.default_rng(0), StepPlan(np.array([4]), 4, 0)) == {}
-
-
-def test_lambda_zero_is_plain_on_the_image_alone() -> None:
-    model, given = net(), batch()
-
-    value = loss_of(AugMix(lam=0, loss_scaling=False), model, given)
-
-    assert value.item() == pytest.approx(F.cross_entropy(model(given.x), given.y).item(), rel=1e-12)
 
 
 def test_a_large_lambda_multiplies_no_rounding() -> None:
@@ -208,44 +149,20 @@ def test_a_short_batch_takes_its_own_draws() -> None:
     objective, model, given = AugMix(), net(), batch(3)
     wide = row_of(objective, 3, width=5)
     narrow = {name: values[:3] for name, values in wide.items()}
-
     values = [objective.loss(EagerNet(model), given, row, CONTEXT).item() for row in (wide, narrow)]
-
     assert values[0] == values[1]
 
 
 def test_every_step_draws_afresh() -> None:
     drawn = AugMix().draw(np.random.default_rng(0), StepPlan(np.array([4, 4, 2]), 4, 0))
-
     assert {name: array.shape[:2] for name, array in drawn.items()} == dict.fromkeys(drawn, (3, 4))
     assert not np.array_equal(drawn["level"][0], drawn["level"][1])
 
 
-# In a federation -------------------------------------------------------------------------------------------
-
-
 def test_training_with_severity_zero_gives_fedavgs_weights() -> None:
     method = {"name": "fed-augmix", "objective": {"severity": 0}}
-
     ours, plain = (run(federation(method=m), 2)[0] for m in (method, "fedavg"))
-
     assert same(ours.weights, plain.weights)
-
-
-def test_the_proximal_term_adds_to_it() -> None:
-    def trained(mu: float) -> dict[str, torch.Tensor]:
-        terms = [{"name": "proximal", "mu": mu}]
-        made = setup(method={"name": "fedprox+fed-augmix", "terms": terms}, train={"epochs": 3, "lr": 0.01})
-        start = made.weights()
-        task = TrainTask(0, start, None, made.sizes(0))
-        (sent,) = LoopEngine(made).train(task, [0])
-        return {name: sent.weights[name] - start[name] for name in start}
-
-    def length(update: dict[str, torch.Tensor]) -> float:
-        return math.sqrt(sum(float(t.square().sum()) for t in update.values()))
-
-    assert length(trained(30.0)) < length(trained(0.0))
-    assert same(trained(0.0), trained(0.0))
 
 
 @pytest.mark.parametrize("severity", [0.0, 3.0])
@@ -271,15 +188,5 @@ def test_a_model_with_dropout_is_stacked_with_the_loops_masks(severity: float) -
 )
 def test_what_has_no_pictures_or_classes_is_refused(x: torch.Tensor, task: Task, told: str) -> None:
     context = Context(task, Stretched())
-
     with pytest.raises(FedblendError, match=told):
         AugMix().loss(EagerNet(net()), Batch(x, torch.zeros(2).long()), row_of(AugMix(), 2), context)
-
-
-def test_a_run_on_features_is_refused_in_one_message() -> None:
-    data = replace(numbers(), classes=("a", "b"))
-    halves = {name: replace(half, y=(half.y[:, 0] > 0).long()) for name, half in vars(data).items() if name in HALVES}
-    fed = federation(replace(data, **halves), method="fed-augmix", model={"name": "mlp", "hidden": [4]})
-
-    with pytest.raises(FedblendError, match="augments images"):
-        run(fed, 1)

@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    each,
-    examples,
-    federation,
-    images,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-    weight_gradient,
-)
+from helpers import each, examples, images, run, same, same_up_to_rounding, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
@@ -67,9 +57,6 @@ def divergence_of(model: Any, given: Batch, row: dict[str, torch.Tensor]) -> tor
     return sum(F.kl_div(q.log(), one, reduction="batchmean") for one in p) / 3
 
 
-# The loss --------------------------------------------------------------------------------------------------
-
-
 @each("base", BASES)
 @each("scaling", [False, True])
 def test_the_loss_is_the_bases_and_the_divergence_of_the_clean_images(base: Objective, scaling: bool) -> None:
@@ -93,9 +80,7 @@ def test_lambda_is_chosen_by_the_bases_loss(threshold: float, seed: int) -> None
     objective = AugMix(lam=0.0, threshold=100 * threshold, large_lambda=1.0, base=base)
     model, given, row = net(), batch(), row_of(objective, seed=seed)
     own, divergence = loss_of(base, model, given, row).item(), divergence_of(model, given, row).item()
-
     added = loss_of(objective, model, given, row).item() - own
-
     assert added == pytest.approx(divergence if own > 100 * threshold * divergence else 0.0, abs=1e-6)
 
 
@@ -103,9 +88,7 @@ def test_lambda_is_chosen_by_the_bases_loss(threshold: float, seed: int) -> None
 def test_severity_zero_leaves_the_base(base: Objective) -> None:
     objective = AugMix(severity=0, base=base)
     model, given, row = net(), batch(), row_of(base)
-
     values = [loss_of(one, model, given, row) for one in (objective, base)]
-
     assert torch.equal(*(weight_gradient(value, model) for value in values))
     assert {n: a.tolist() for n, a in row_of(objective).items()} == {n: a.tolist() for n, a in row.items()}
 
@@ -148,12 +131,9 @@ def test_names_that_both_draw_are_refused() -> None:
 def test_hidden_mixing_keeps_its_first_phase() -> None:
     base = HiddenMix(layer=1)
     objective = AugMix(base=base)
-
     assert objective.phases() == (base.mix, objective.loss)
     assert (objective.layer, objective.needs) == (1, ("x", "y"))
 
-
-# In a federation -------------------------------------------------------------------------------------------
 
 UNEVEN = [range(9), range(9, 24), range(24, 28), range(28, 40)]
 METHODS: dict[str, dict[str, Any]] = {
@@ -185,13 +165,6 @@ def test_engines_agree(name: str) -> None:
     assert all(not torch.equal(weight, made.weights()[name]) for name, weight in loop.items())
 
 
-@pytest.mark.parametrize("name", ["naivemix", "fedmix"])
-def test_with_severity_zero_a_run_is_the_bases(name: str) -> None:
-    ours = run(federation(method={"name": f"{name}+fed-augmix", "objective": {"severity": 0}}), 2)[0]
-
-    assert same(ours.weights, run(federation(method=name), 2)[0].weights)
-
-
 def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:
     """The third client makes no mean, so that it trains as with Fed-AugMix alone."""
     sharing = {"name": "local-means", "samples_per_mean": 8}
@@ -211,8 +184,6 @@ def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:
     assert same(trained(both), alone)
     assert not same(trained({"name": "fedavg"}), alone)
 
-
-# In files --------------------------------------------------------------------------------------------------
 
 FILE = {"data": "mnist5k", "partition": {"name": "iid", "clients": 4}, "model": "lenet5"}
 
@@ -235,7 +206,6 @@ def test_a_base_is_a_part_of_its_own_in_files() -> None:
 
 def test_another_base_replaces_the_presets() -> None:
     method = {"name": "fedmix+fed-augmix", "objective": {"base": {"name": "naivemix", "lambda": 0.2}}}
-
     assert resolve({**FILE, "method": method}).method.objective.base == NaiveMix(lam=0.2)
 
 
@@ -258,23 +228,27 @@ def test_mistakes_name_the_base(base: Any, told: str) -> None:
         resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}}})
 
 
-def test_what_a_base_cannot_have_is_refused_below_another_base_too() -> None:
-    objective = {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}
-
-    with pytest.raises(FedblendError, match="'fedmix' needs x, y, which clients do not share beside channel stat"):
-        resolve({**FILE, "method": {"name": "statmix", "objective": objective}})
+ON_MEANS = {"name": "fed-augmix", "sharing": "means"}
+AS_STORED = "reads raw samples; valid: raw"
 
 
-@pytest.mark.parametrize("base", ["global-mixup", {"name": "fedlc", "base": "global-mixup"}])
-def test_a_base_of_a_base_that_mixes_with_raw_samples_takes_no_means(base: Any) -> None:
-    with pytest.raises(FedblendError, match=r"reads raw samples; valid: raw"):
-        resolve({**FILE, "method": {"name": "fed-augmix", "objective": {"base": base}, "sharing": "means"}})
-
-
-def test_hidden_layers_must_agree_through_the_base() -> None:
-    method = {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}}
-
-    with pytest.raises(FedblendError, match=r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ"):
+@each(
+    ("method", "told"),
+    [
+        (
+            {"name": "statmix", "objective": {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}},
+            "'fedmix' needs x, y, which clients do not share beside channel stat",
+        ),
+        ({**ON_MEANS, "objective": {"base": "global-mixup"}}, AS_STORED),
+        ({**ON_MEANS, "objective": {"base": {"name": "fedlc", "base": "global-mixup"}}}, AS_STORED),
+        (
+            {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}},
+            r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ",
+        ),
+    ],
+)
+def test_what_a_base_cannot_have_is_refused_below_another_base_too(method: Any, told: str) -> None:
+    with pytest.raises(FedblendError, match=told):
         resolve({**FILE, "method": method})
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, examples, images, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from federation_helpers import stacks_agree
+from helpers import each, engine_of, examples, federation_of, images, local, run, same, same_up_to_rounding, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -17,7 +18,6 @@ from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.ccvr import CCVR
 from fedblend.methods.sharing.feature_statistics import FeatureStatistics, combined
 from fedblend.models.layers import Staged, last_layer, with_features
@@ -75,7 +75,6 @@ def test_a_client_sends_count_mean_and_unbiased_covariance() -> None:
 
 def test_a_class_of_too_few_samples_is_left_out() -> None:
     z = torch.rand(5, 2)
-
     assert shared(z, [0, 0, 1, 1, 1], minimum=3)["y"].tolist() == [1]
     assert shared(z, [0, 0, 1, 1, 1], minimum=4) is None
 
@@ -116,31 +115,6 @@ def test_combined_statistics_are_those_of_the_pooled_features(
             np.testing.assert_allclose(in_rows(packed, 4), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_papers_form_of_the_covariance_gives_the_same() -> None:
-    """As printed, with products of means in place of distances from the common mean."""
-    rng = np.random.default_rng(0)
-    groups = [rng.standard_normal((n, 3)) for n in (4, 1, 7)]
-    number = [len(z) for z in groups]
-    means = [z.mean(0) for z in groups]
-    covariances = [np.cov(z.T) if len(z) > 1 else np.zeros((3, 3)) for z in groups]
-    total = sum(number)
-    mean = sum(n * m for n, m in zip(number, means, strict=True)) / total
-    wanted = sum((n - 1) / (total - 1) * c for n, c in zip(number, covariances, strict=True))
-    wanted += sum(n / (total - 1) * np.outer(m, m) for n, m in zip(number, means, strict=True))
-    wanted -= total / (total - 1) * np.outer(mean, mean)
-
-    _, _, found = combined(
-        {
-            "y": torch.zeros(3, dtype=torch.int64),
-            "count": torch.tensor(number),
-            "mean": torch.tensor(np.array(means)),
-            "covariance": torch.tensor(np.array([c[np.triu_indices(3)] for c in covariances])),
-        }
-    )
-
-    np.testing.assert_allclose(in_rows(found[0], 3), wanted, rtol=1e-12, atol=1e-12)
-
-
 # A run -----------------------------------------------------------------------------------------------------
 
 
@@ -174,10 +148,10 @@ def independent(made: Any, weights: dict[str, torch.Tensor], round: int, step: C
 def test_the_last_round_ends_with_the_calibrated_aggregate() -> None:
     made, plain = world(), world("fedavg")
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
-    before, _ = run(RoundLoop(made, engine_of(made)), 1)
-    first, _ = run(RoundLoop(plain, engine_of(plain)), 1)
-    aggregate, plain_records = run(RoundLoop(plain, engine_of(plain)), 2)
+    state, records = run(made, 2)
+    before, _ = run(made, 1)
+    first, _ = run(plain, 1)
+    aggregate, plain_records = run(plain, 2)
 
     assert same(before.weights, first.weights), "earlier rounds are FedAvg's"
     wanted = independent(made, aggregate.weights, 1, made.experiment.method.server_step)
@@ -191,7 +165,7 @@ def test_the_last_round_ends_with_the_calibrated_aggregate() -> None:
 def test_all_clients_get_the_aggregate_and_send_statistics_once() -> None:
     made = world()
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    state, records = run(made, 2)
 
     model = sum(tensor.numel() * 4 for tensor in state.weights.values())
     width, classes = 6, 3
@@ -205,37 +179,29 @@ def test_all_clients_get_the_aggregate_and_send_statistics_once() -> None:
     assert "shared" not in records[0]
 
 
-@pytest.mark.parametrize(("width", "covariance", "size"), [(84, "full", 14_632), (512, "full", 527_376)])
-def test_the_sizes_that_the_text_tells(width: int, covariance: Any, size: int) -> None:
-    made = shared(torch.rand(2, width), [0, 0], covariance=covariance)
-
-    assert sum(t.numel() * t.element_size() for t in made.values()) == size
-    assert f"{size:,}" in str(FeatureStatistics.__doc__)
-
-
 def test_from_a_round_on_clients_go_on_from_the_calibrated_model() -> None:
     method = {**METHOD, "sharing": {"min_samples": 1, "from_round": 1}}
     made = world(method, rounds=3)
 
-    state, records = run(RoundLoop(made, engine_of(made)), 1)
-    again, later = run(RoundLoop(made, engine_of(made)), 1, state)
+    state, records = run(made, 1)
+    again, later = run(made, 1, state)
 
     assert "shared" in records[0]
     assert "shared" in later[0]
-    begun = RoundLoop(made, engine_of(made)).begin_round(state)
+    begun = federation_of(made).begin_round(state)
     assert same(begun.task.weights, state.weights)
     assert not same(again.weights, state.weights)
 
 
 def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> None:
     ended, longer, plain = world(rounds=1), world(rounds=3), world("fedavg", rounds=3)
-    first, records = run(RoundLoop(ended, engine_of(ended)), 1)
+    first, records = run(ended, 1)
     assert "shared" in records[0]
 
-    second, records = run(RoundLoop(longer, engine_of(longer)), 1, first)
-    averaged, _ = run(RoundLoop(plain, engine_of(plain)), 1, first)
-    third, last = run(RoundLoop(longer, engine_of(longer)), 1, second)
-    uncalibrated, _ = run(RoundLoop(plain, engine_of(plain)), 1, averaged)
+    second, records = run(longer, 1, first)
+    averaged, _ = run(plain, 1, first)
+    third, last = run(longer, 1, second)
+    uncalibrated, _ = run(plain, 1, averaged)
 
     assert "shared" not in records[0]
     assert same(second.weights, averaged.weights)
@@ -246,9 +212,9 @@ def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> N
 def test_rows_of_classes_without_statistics_stay() -> None:
     made = world({**METHOD, "sharing": {"min_samples": 14}}, groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
 
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    state, records = run(made, 2)
     plain = world("fedavg", groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
-    aggregate, _ = run(RoundLoop(plain, engine_of(plain)), 2)
+    aggregate, _ = run(plain, 2)
 
     name = last_layer(made.model)[0]
     assert records[1]["shared"]["entries"] == 2 * 1, "only the first class has 14 samples at a client"
@@ -260,7 +226,7 @@ def test_rows_of_classes_without_statistics_stay() -> None:
 def test_diagonal_covariances_draw_features_apart() -> None:
     made = world({**METHOD, "sharing": {"min_samples": 1, "covariance": "diagonal"}})
 
-    state, _ = run(RoundLoop(made, engine_of(made)), 2)
+    state, _ = run(made, 2)
     whole, _ = run(RoundLoop(world(), engine_of(world())), 2)
 
     assert state.entries.tensors["covariance"].shape[1] == 6
@@ -273,10 +239,7 @@ def test_diagonal_covariances_draw_features_apart() -> None:
 
 def test_engines_agree() -> None:
     made = world()
-
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    stacks_agree(made, 2)
 
 
 # What cannot be ----------------------------------------------------------------------------------------------
@@ -289,17 +252,10 @@ class EndsInNorm(torch.nn.Sequential):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))
 
 
-@pytest.mark.parametrize("data", [numbers(), labelled()], ids=["regression", "several labels"])
-def test_data_without_classes_are_refused(data: Any) -> None:
-    with pytest.raises(FedblendError, match="'ccvr' needs classes"):
-        RoundLoop(made := setup(data, method=METHOD), engine_of(made))
-
-
 def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
     made = world(model={"name": "module", "path": "test_ccvr:EndsInNorm"})
-
     with pytest.raises(FedblendError, match=r"'ccvr' trains the model's last layer .* is a LayerNorm"):
-        RoundLoop(made, engine_of(made))
+        federation_of(made)
 
 
 @each(
@@ -324,11 +280,9 @@ def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], told: str) -
 
 def test_without_statistics_the_model_is_the_aggregate() -> None:
     made, plain = (world(method) for method in ({**METHOD, "sharing": {"min_samples": 20}}, "fedavg"))
-
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
-
+    state, records = run(made, 2)
     assert records[1]["shared"]["sent"] == 0
-    assert same(state.weights, run(RoundLoop(plain, engine_of(plain)), 2)[0].weights)
+    assert same(state.weights, run(plain, 2)[0].weights)
 
 
 GOOD = {
@@ -357,7 +311,6 @@ GOOD = {
 )
 def test_statistics_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
     loop = RoundLoop(made := world(), engine_of(made))
-
     assert FeatureStatistics().fault(GOOD, 8, loop.spec) is None
     assert told in str(FeatureStatistics().fault({**GOOD, name: value}, 8, loop.spec))
 
@@ -379,7 +332,7 @@ def test_a_refused_client_is_recorded_and_left_out() -> None:
 def test_what_is_no_covariance_gives_finite_weights() -> None:
     """A client may send variances and products that no features have."""
     made = world()
-    loop = RoundLoop(made, engine_of(made))
+    loop = federation_of(made)
     entries = copy.deepcopy(GOOD)
     entries["covariance"] = 100 * torch.ones(2, 21)
     entries["covariance"][:, 1] = -1e6
@@ -398,9 +351,7 @@ def test_what_is_no_covariance_gives_finite_weights() -> None:
 def test_features_are_the_inputs_of_the_last_layer_and_no_hook_stays() -> None:
     made = world(model="lenet5", data=images(side=14))
     x = made.scale(made.data.train.x[:3])
-
     outputs, features = with_features(made.model, x)
-
     torch.testing.assert_close(features, made.model(x, 0, -1))
     torch.testing.assert_close(outputs, made.model(x))
     assert not any(layer._forward_pre_hooks for layer in made.model.modules())

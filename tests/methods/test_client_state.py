@@ -76,14 +76,14 @@ def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
 @pytest.mark.parametrize("method", slow_except([METHODS[name] for name in FEW], METHODS.values()), ids=METHODS)
 def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
-    whole, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    whole, records = run(made, 3)
 
-    half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    half, _ = run(made, 1)
     checkpoint.write(tmp_path, half)
     kept = checkpoint.read(tmp_path)
     assert kept is not None
     again = checkpoint.match_model(kept, made.weights(), len(made.population), tmp_path)
-    ended, rest = run(RoundLoop(made, LoopEngine(made)), 2, again)
+    ended, rest = run(made, 2, again)
 
     assert without_machine(rest) == without_machine(records[1:])
     for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
@@ -95,18 +95,14 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
 def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "MIN_SECONDS_TO_TUNE", 0.0)
     made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)
-
     plan = autotune.plan_engine(made, 1, 1000)
-
     assert "stacked" in plan.why
     assert not autotune.unstackable(made)
 
 
 def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> None:
     size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
-
     costs = {name: run_costs(METHODS[name]) for name in ("scaffold", "feddyn", "moon", "ditto", "fedadam")}
-
     assert costs["scaffold"] == ({"weights": 3 * size, "extras": 3 * size},) * 2
     assert all(cost == ({"weights": 3 * size},) * 2 for name, cost in costs.items() if name != "scaffold")
 
@@ -131,7 +127,7 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
 
 def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, int]]:
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT, **changes)
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    _, (record,) = run(made, 1)
     return record["bytes_up"], record["bytes_down"]
 
 
@@ -196,9 +192,7 @@ def with_objective(objective: Any, **fields: Any) -> Setup:
 def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str) -> None:
     """The loop engine trained personal models with the count, stacks without it: weights differed by 0.28."""
     made = with_objective(Counting(), personal=personal)
-
     (loop, _), (stacked, _) = (run(RoundLoop(made, e), 3) for e in (LoopEngine(made), StackedEngine(made, stack=2)))
-
     assert all(float(kept.parts["objective/count"]) > 1 for kept in loop.client_states.values())
     same_up_to_rounding(to_tensors(stacked.client_states), to_tensors(loop.client_states), steps=1000)
 
@@ -356,7 +350,7 @@ def test_what_a_part_does_wrong_at_a_client_is_said(engine: Any, objective: Any,
 def test_a_loss_that_does_not_depend_on_the_weights_is_told() -> None:
     made = with_objective(counting(loss=lambda net, batch, *given: net(batch.x).sum().detach()))
     with pytest.raises(FedblendError, match=r"^method\.objective: its loss does not depend on the weights; valid: "):
-        run(RoundLoop(made, LoopEngine(made)), 1)
+        run(made, 1)
 
 
 def test_a_part_that_sends_also_broadcasts() -> None:

@@ -97,9 +97,6 @@ def test_a_model_that_cannot_be_traced_is_converted_all_the_same() -> None:
     torch.testing.assert_close(got["last.bias"], weights["last.bias"] - LR * slope)
 
 
-# Elementwise operations in place ------------------------------------------------------------------------------
-
-
 def of_a_view(x: torch.Tensor) -> list[torch.Tensor]:
     return [x.view(-1).relu() + 1]
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import images, run, setup
+from helpers import federation_of, images, run, setup
 
 from fedblend.analysis.privacy.mixup import make_mixtures
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
@@ -30,7 +29,7 @@ def made(coordinated: bool, **changes: object) -> Setup:
 
 def partners(on: Setup) -> list[int]:
     """For each mixture that was sent, how many of other devices have its labels the other way round."""
-    state, _ = run(RoundLoop(on, LoopEngine(on)), 1)
+    state, _ = run(on, 1)
     labels, owner = state.entries.tensors["y"].numpy().astype(int), state.entries.owner
     symmetric = (labels[:, None, :] == labels[None, :, ::-1]).all(2)
     return list((symmetric & (owner[:, None] != owner)).sum(1))
@@ -38,7 +37,6 @@ def partners(on: Setup) -> list[int]:
 
 def test_every_coordinated_mixture_has_a_partner_on_another_device() -> None:
     found = partners(made(coordinated=True))
-
     assert len(found) == 12
     assert min(found) >= 1
     # Of 90 ordered pairs of labels, twelve drawn at random hardly ever match all.
@@ -49,7 +47,6 @@ def test_a_device_mixes_samples_of_the_labels_that_it_is_asked_for() -> None:
     on = made(coordinated=True)
     sizes = on.sizes(0)
     asked = on.requests(sizes)
-
     for client, payload in LoopEngine(on).share(0, on.weights(), range(4), sizes):
         assert payload["y"].tolist() == asked[client].pairs.tolist()
         assert set(payload["y"].flatten().tolist()) <= set(on.data.train.y[on.population.indices(client)].tolist())
@@ -70,7 +67,6 @@ def test_labels_are_those_of_the_samples_that_have_arrived() -> None:
 def test_what_was_lost_is_asked_for_again_with_the_same_labels() -> None:
     on = made(coordinated=True)
     first, again = on.requests(on.sizes(0)), on.requests(on.sizes(1))
-
     assert all((first[client].pairs == again[client].pairs).all() for client in range(4))
 
 
@@ -82,13 +78,12 @@ def test_devices_that_share_no_two_labels_are_refused_before_the_first_round() -
     on = setup(data, apart, method=method, model=LINEAR)
 
     with pytest.raises(FedblendError, match="no two of 2 devices hold the same two labels"):
-        RoundLoop(on, LoopEngine(on))
+        federation_of(on)
 
 
 def test_a_device_that_nobody_asks_says_so() -> None:
     on = made(coordinated=True)
     local = LoopEngine(on).local(0, 10, np.random.default_rng(0), 1)
-
     with pytest.raises(FedblendError, match="coordinated: true, but the server requested no labels of this device"):
         MixedSeeds(coordinated=True).share(local)
 
@@ -96,7 +91,6 @@ def test_a_device_that_nobody_asks_says_so() -> None:
 def test_real_sites_cannot_be_coordinated() -> None:
     on = made(coordinated=True)
     far = replace(on, population=replace(on.population, order=on.population.order[:0]))
-
     with pytest.raises(FedblendError, match="coordinated: true, but clients are real sites; valid: false"):
         far.requests(far.sizes(0))
 

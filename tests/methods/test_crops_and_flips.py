@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import CHECKPOINT, call, succeeded, write
 from helpers import (
     engine_of,
     experiment,
@@ -21,7 +20,6 @@ from helpers import (
     slow_after_first,
     slow_except,
 )
-from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import fedblend
@@ -79,7 +77,6 @@ def test_a_crop_is_the_part_of_the_padded_picture_and_all_parts_are_drawn() -> N
 @pytest.mark.parametrize(("probability", "share"), [(0.0, {0}), (1.0, {1}), (0.5, {0, 1})])
 def test_pictures_are_mirrored_with_their_probability(probability: float, share: set[int]) -> None:
     drawn = HorizontalFlip(probability).draw(np.random.default_rng(0), 50)
-
     assert drawn.shape == (50, 1)
     assert set(drawn.flatten().tolist()) == share
 
@@ -87,7 +84,6 @@ def test_pictures_are_mirrored_with_their_probability(probability: float, share:
 @pytest.mark.parametrize(("invert", "stored"), [(True, 255), (False, 0)])
 def test_pixels_from_outside_have_no_ink(invert: bool, stored: int) -> None:
     made = setup(images(), scale={"name": "standard", "invert": invert})
-
     assert isinstance(made.scale, Scaler)
     assert made.scale.background(made.data.train.x).flatten().tolist() == [stored]
 
@@ -120,44 +116,15 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
     same_up_to_rounding(update.weights, dict(model.state_dict()), steps=3)
 
 
-def test_augmentation_changes_training_and_each_round_draws_anew() -> None:
-    made = federation()
-    tasks = [TrainTask(k, made.weights(), None, made.sizes(0)) for k in (0, 1)]
-    choices = [engine_of(made).assign(task, 0).augment for task in tasks]
-    plain, _ = run(RoundLoop(federation(augment=[]), LoopEngine(federation(augment=[]))), 1)
-    mine, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-
-    assert choices[0] is not None
-    assert choices[0].shape == (18, 3)
-    assert not np.array_equal(*choices)
-    assert any(not torch.equal(plain.weights[name], mine.weights[name]) for name in mine.weights)
-
-
 @pytest.mark.parametrize("stack", slow_except([2], [2, 6]))
 @pytest.mark.parametrize(
     "train", slow_after_first([{}, {"steps": 5}, {"accumulate": 2}]), ids=["epochs", "steps", "accumulated"]
 )
 def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int) -> None:
     made = federation(**train)
-
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    loop, _ = run(made, 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=stack)), 2)
-
     same_up_to_rounding(stacked.weights, loop.weights, steps=20)
-
-
-@pytest.mark.slow
-def test_two_ranks_train_on_the_loops_pictures(tmp_path: Path) -> None:
-    train = {"cohort": 4, "augment": BOTH}
-    file = write(tmp_path / "file.toml", {"rounds": 2, "engine": "loop", "method": {"label": "a"}, "train": train})
-
-    for ranks in (1, 2):
-        succeeded(call("run", file, "--ranks", ranks, "--out", tmp_path / str(ranks)))
-
-    one, two = (load_file(tmp_path / str(ranks) / "a-seed0" / CHECKPOINT) for ranks in (1, 2))
-    same_up_to_rounding(
-        *({name: t for name, t in one.items() if name.startswith("weights/")} for one in (two, one)), steps=50
-    )
 
 
 def test_data_that_are_no_pictures_are_refused() -> None:
@@ -180,7 +147,6 @@ def test_bad_augmentations_end_in_one_message(augment: Any, words: str) -> None:
 
 def test_an_experiment_keeps_its_augmentations() -> None:
     asked = federation().experiment
-
     assert resolve(as_table(asked)) == asked
     assert as_table(asked)["train"]["augment"] == [
         {"name": "random-crop", "padding": 1},
@@ -192,7 +158,5 @@ def test_the_report_names_the_augmentations(tmp_path: Path) -> None:
     for label, augment in (("with", BOTH), ("without", [])):
         one = experiment(rounds=0, method={"label": label}, train={"augment": augment})
         fedblend.run(one, tmp_path / label)
-
     training = describe_runs(group(find_runs([tmp_path]))).text
-
     assert "pictures augmented by random-crop and horizontal-flip or nothing" in training

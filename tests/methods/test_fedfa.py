@@ -30,9 +30,6 @@ def made(method: Any = "fedfa", side: int = 14, **changes: Any) -> Any:
     return setup(images(n=24, side=side), method=method, **{**LENET, "train": {"cohort": 4}, **changes})
 
 
-# The loss by hand ---------------------------------------------------------------------------------------------
-
-
 def test_one_map_by_hand() -> None:
     # Two samples with one map of 1x2 each: means 2 and 6, deviations 1 and 2.
     x = torch.tensor([[[[1.0, 3.0]]], [[[4.0, 8.0]]]], dtype=torch.float64)
@@ -66,7 +63,6 @@ def test_an_inactive_layer_changes_nothing() -> None:
 
 def test_channels_that_differ_more_between_clients_are_perturbed_more() -> None:
     weights = channel_weights(torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64))
-
     # t = 0, 1/2, 3/4; their mean is 5/12.
     np.testing.assert_allclose(weights.numpy(), [0, 1.2, 1.8], atol=1e-5)
     np.testing.assert_allclose(channel_weights(torch.zeros(4)).numpy(), np.ones(4), rtol=1e-6)
@@ -122,9 +118,6 @@ def test_the_loss_is_that_of_an_independent_computation(layers: tuple[bool, bool
     loss = FedFA().loss(EagerNet(model), batch, tensors, context)
 
     assert loss.item() == pytest.approx(reference(model, batch, drawn, server), rel=1e-10)
-
-
-# What clients and server keep ---------------------------------------------------------------------------------
 
 
 def test_the_server_computes_mean_and_variance_between_clients() -> None:
@@ -201,7 +194,6 @@ def test_probability_0_is_fedavg() -> None:
         run(federation_of(made(method)), 2)[0]
         for method in ("fedavg", {"name": "fedfa", "objective": {"probability": 0.0}})
     )
-
     for name, tensor in plain.weights.items():
         assert torch.equal(perturbed.weights[name], tensor)
 
@@ -233,13 +225,9 @@ def test_draws_have_a_number_for_each_sample_and_channel() -> None:
     assert drawn["active/2"].all()
 
 
-# Errors -------------------------------------------------------------------------------------------------------
-
-
 def test_layers_are_those_with_maps_unless_given() -> None:
     world = made()
     spec = model_spec(world, world.model)
-
     assert FedFA().channels(spec) == {1: 6, 2: 16}
     assert FedFA(layers=(2,)).channels(spec) == {2: 16}
 

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baselines_helpers import Reference, far, near, skewed
-from helpers import experiment, images, numbers, run, setup
+from baselines_helpers import Reference, near, skewed
+from helpers import experiment, images, run, setup
 from torch.nn import functional as F
 
+from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop import LoopEngine
+from fedblend.engines.nets import EagerNet
+from fedblend.methods.objectives.fedproto import ToPrototypes
 from fedblend.methods.uploads import embedding
 
 DEEP = {"name": "mlp", "hidden": [5]}
@@ -21,8 +23,8 @@ METHOD = {"name": "fedproto", "terms": [{"name": "prototypes", "lambda": 3.0}]}
 CLASSES, WIDTH = 3, 5
 
 
-def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
-    """The clients' models and the global prototypes (Tan et al. 2022, Algorithm 1); or with a mistake."""
+def fedproto(of: Reference) -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
+    """The clients' models and the global prototypes (Tan et al. 2022, Algorithm 1)."""
     first = [tensor.double() for tensor in of.setup.weights().values()]
     models: dict[int, list[torch.Tensor]] = {}
     shared = torch.zeros(CLASSES, WIDTH, dtype=torch.float64)
@@ -38,7 +40,7 @@ def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Ten
             for rows in of.batches(k, number):
                 w = [p.detach().requires_grad_() for p in w]
                 z, target = hidden(w, x[rows]), shared[y[rows]]
-                known = (target != 0).any(1) if mistake != "missing prototypes are 0" else torch.ones(len(rows))
+                known = (target != 0).any(1)
                 distance = ((z - target).square().mean(1) * known).mean()
                 loss = F.cross_entropy(z @ w[2].T + w[3], y[rows]) + 3.0 * distance
                 w = [p.detach() - lr * g for p, g in zip(w, torch.autograd.grad(loss, w), strict=True)]
@@ -46,23 +48,18 @@ def fedproto(of: Reference, mistake: str = "") -> tuple[dict[int, list[torch.Ten
             for label in range(CLASSES):
                 mine = y == label
                 if mine.sum() >= 2:
-                    weight = float(mine.sum()) if mistake == "clients by samples" else 1.0
-                    sums[label] += weight * hidden(w, x[mine]).mean(0)
-                    weights[label] += weight
+                    sums[label] += hidden(w, x[mine]).mean(0)
+                    weights[label] += 1
         shared = sums / weights.clamp(min=1)
     return models, shared
 
 
-@pytest.mark.parametrize("mistake", ["", "missing prototypes are 0", "clients by samples"])
-def test_fedproto_is_the_papers(mistake: str) -> None:
+def test_fedproto_is_the_papers() -> None:
     of = Reference(skewed(), method=METHOD, model=DEEP, holdout=0.2, evaluate_model="each")
-    models, shared = fedproto(of, mistake)
+    models, shared = fedproto(of)
 
     state = of.trained()
 
-    if mistake:
-        far(state.global_outputs["prototypes"].double().numpy(), shared.numpy())
-        return
     near(state.global_outputs["prototypes"].double().numpy(), shared.numpy())
     assert state.client_states.keys() == models.keys()
     for k, model in models.items():
@@ -72,8 +69,7 @@ def test_fedproto_is_the_papers(mistake: str) -> None:
 
 def test_only_prototypes_are_sent() -> None:
     made = setup(images(), method="fedproto", model=DEEP)
-    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
+    _, records = run(made, 2)
     size = 4 * CLASSES * WIDTH
     assert [one["bytes_up"] for one in records] == [{"prototypes": 2 * size}] * 2
     assert [one["bytes_down"] for one in records] == [{}, {"prototypes": 2 * size}]
@@ -81,16 +77,25 @@ def test_only_prototypes_are_sent() -> None:
 
 def test_a_class_of_too_few_samples_has_no_prototype() -> None:
     made = setup(images(), [[0, 3, 1], [2, 5, 4, 7]], method="fedproto", model=DEEP, train={"cohort": 2})
-
     means = [LoopEngine(made).prototypes(made.weights(), client, n) for client, n in ((0, 3), (1, 4))]
-
     assert [(mean != 0).any(1).tolist() for mean in means] == [[True, False, False], [False, True, True]]
+
+
+def test_a_class_without_a_global_prototype_adds_nothing() -> None:
+    made = setup(images(), method="fedproto", model=DEEP)
+    net, batch = EagerNet(made.model), Batch(made.scale(made.data.train.x[:3]), torch.tensor([0, 1, 2]))
+    prototypes = torch.tensor([[1.0] * WIDTH, [2.0] * WIDTH, [0.0] * WIDTH])
+    context = Context(made.task, made.scale, global_outputs={"prototypes": prototypes})
+
+    value = ToPrototypes(lam=3.0).loss({}, net, batch, context)
+
+    distances = (embedding(net, batch.x) - prototypes).square().mean(1)
+    torch.testing.assert_close(value, 3.0 * distances[:2].sum() / 3)
 
 
 def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
     made = setup(images(side=8), method="fedproto", model={"name": "cnn", "channels": [6]})
     engine, x = LoopEngine(made), torch.rand(2, 1, 8, 8)
-
     assert made.task.features == 6
     wanted = engine.model.eval()(x, 0, 1).mean((2, 3))
     np.testing.assert_allclose(embedding(engine.net, x).detach(), wanted.detach(), rtol=1e-6)
@@ -107,8 +112,3 @@ def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
 def test_what_does_not_go_together_is_refused(method: Any, message: str) -> None:
     with pytest.raises(FedblendError, match=message):
         experiment(method=method)
-
-
-def test_data_without_classes_are_refused() -> None:
-    with pytest.raises(FedblendError, match="'prototypes' sends means by class, but these data have no classes"):
-        setup(numbers(), method="fedproto")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import stacked_gives_the_loops_state
-from helpers import each, experiment, federation_of, images, local, numbers, run, setup
+from helpers import each, experiment, federation_of, images, local, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,17 +20,6 @@ from fedblend.methods.sharing.features import Features
 from fedblend.models.layers import Staged
 
 CLASSES = Task("classification", 3)
-
-
-# Distance correlation -----------------------------------------------------------------------------------------
-
-
-def test_distance_correlation_by_hand() -> None:
-    a, b = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.0], [2.0], [2.0]]).double()
-
-    # Centred distances: rows (-4, 0, 4), (0, -2, 2), (4, 2, -6) by 3, and (-16, 8, 8), (8, -4, -4), (8, -4, -4) by 9.
-    # So the sum of products is 16/3, and those of squares are 32/3 and 64/9: DC^4 = 3/8. Equal rows are 3e-4 apart.
-    assert distance_correlation(a, b).item() == pytest.approx((3 / 8) ** 0.25, abs=3e-4)
 
 
 def test_distance_correlation_of_equal_distances_is_1_and_of_a_constant_is_no_number_without_end() -> None:
@@ -56,9 +45,6 @@ def test_distance_correlation_is_the_one_of_explicit_sums() -> None:
     wanted = np.sqrt((a * b).mean()) / ((a * a).mean() * (b * b).mean()) ** 0.25
 
     assert distance_correlation(torch.from_numpy(x), torch.from_numpy(f)).item() == pytest.approx(wanted, rel=1e-6)
-
-
-# The loss -----------------------------------------------------------------------------------------------------
 
 
 def net(seed: int) -> Staged:
@@ -102,13 +88,9 @@ def test_the_loss_is_that_of_an_independent_computation(layer: int, weights: tup
 
 def test_each_sample_draws_a_ratio_and_a_feature() -> None:
     drawn = FLea(alpha=0.5).draw(np.random.default_rng(0), StepPlan(np.array([4, 3]), 4, 0, entries=7))
-
     assert (drawn["ratio"].shape, drawn["ratio"].dtype, drawn["entry"].shape) == ((2, 4), np.float32, (2, 4))
     assert len(np.unique(drawn["ratio"])) == 8
     assert drawn["entry"].max() < 7
-
-
-# Sharing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(1, [0]), (9, [0]), (20, [0, 10]), (31, [0, 10, 20])])
@@ -163,9 +145,6 @@ def test_stacked_gives_the_loops_weights(stack: int) -> None:
     stacked_gives_the_loops_state(world, 2, stack)
 
 
-# Errors -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
@@ -186,9 +165,3 @@ def test_what_does_not_fit_is_refused(method: Any, expected: str) -> None:
 def test_a_model_without_layers_to_choose_from_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"method.objective.layer: 1: mlp has 1 layers"):
         setup(method="flea", model={"name": "mlp", "hidden": []})
-
-
-def test_data_without_classes_are_refused() -> None:
-    fed = federation_of(setup(numbers(), method="flea", scale="standard"))
-    with pytest.raises(FedblendError, match=r"'flea' compares distributions over classes, but the targets are no"):
-        run(fed, 1)

@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from helpers import each, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from fedblend.core.errors import FedblendError
 from fedblend.methods.sharing.inverse_mixup import (
@@ -38,15 +38,12 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-# Inverse ratios (Proposition 1) ----------------------------------------------------------------------------
-
-
 def test_the_matrix_is_that_of_equation_8() -> None:
     a, b, c, d = 0.4, 0.3, 0.2, 0.1
     assert mixing_matrix([a, b, c, d]).tolist() == [[a, b, c, d], [b, c, d, a], [c, d, a, b], [d, a, b, c]]
 
 
-@examples(200)
+@examples(60)
 @given(RATIOS)
 def test_inverse_ratios_give_one_hot_labels_and_sum_to_1(ratios: list[float]) -> None:
     assume(np.abs(np.fft.fft(ratios)).min() > 1e-3)
@@ -67,14 +64,6 @@ def test_two_mixtures_solve_equations_9_and_10(lam: float) -> None:
     assert hat * (1 - lam) + (1 - hat) * lam == pytest.approx(0, abs=1e-12)
 
 
-def test_three_mixtures_by_hand() -> None:
-    # det = 3abc - a^3 - b^3 - c^3 = -0.25 for (.7, .2, .1) ... each column is a cofactor of the symmetric matrix.
-    a, b, c = 0.7, 0.2, 0.1
-    det = 3 * a * b * c - a**3 - b**3 - c**3
-    first = np.array([b * c - a * a, a * c - b * b, a * b - c * c]) / det
-    np.testing.assert_allclose(inverse_ratios([a, b, c])[:, 0], first, rtol=1e-12)
-
-
 @each("ratios", SINGULAR)
 def test_singular_mixing_is_refused(ratios: list[float]) -> None:
     assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
@@ -82,19 +71,10 @@ def test_singular_mixing_is_refused(ratios: list[float]) -> None:
         inverse_ratios(ratios)
 
 
-def test_equal_shares_of_some_but_not_all_can_be_undone() -> None:
-    assert inverse_ratios([0.4, 0.4, 0.2]).shape == (3, 3)
-    assert inverse_ratios([0.3, 0.2, 0.1, 0.4]).shape == (4, 4)
-    assert inverse_ratio(0.4999) == pytest.approx(0.4999 / -0.0002, rel=1e-9)
-
-
 @each("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
 def test_ratios_that_are_no_shares_are_refused(ratios: list[float]) -> None:
     with pytest.raises(FedblendError, match=r"lambda: .* is not valid: two or more numbers from 0 to 1 whose sum is 1"):
         inverse_ratios(ratios)
-
-
-# Mixing ----------------------------------------------------------------------------------------------------
 
 
 def test_a_mixture_is_that_of_equation_6() -> None:
@@ -121,15 +101,12 @@ def test_pairs_to_mix_are_uniform_over_all_pairs_of_different_labels() -> None:
     valid = [(i, j) for i, j in itertools.permutations(range(len(y)), 2) if y[i] != y[j]]
     drawn = Counter(map(tuple, pairs_to_mix(y, 20_000, rng()).tolist()))
     assert set(drawn) == set(valid)
-    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+    assert scipy.stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
 
 
 def test_a_device_with_one_label_cannot_mix() -> None:
     with pytest.raises(FedblendError, match=r"3 samples of 1 label cannot mix"):
         pairs_to_mix(np.array([4, 4, 4]), 2, rng())
-
-
-# Pairing ---------------------------------------------------------------------------------------------------
 
 
 def brute_force(labels: np.ndarray, owner: np.ndarray) -> set[tuple[int, int]]:
@@ -147,7 +124,7 @@ def mixtures(seed: int, count: int, classes: int, devices: int) -> tuple[np.ndar
     return np.stack([a, (a + draw.integers(1, classes, size=count)) % classes], 1), draw.integers(devices, size=count)
 
 
-@examples(150)
+@examples(60)
 @given(SEEDS, st.integers(2, 25), st.integers(2, 4), st.integers(1, 4))
 def test_pairs_are_all_symmetric_pairs_across_devices(seed: int, count: int, classes: int, devices: int) -> None:
     labels, owner = mixtures(seed, count, classes, devices)
@@ -167,7 +144,7 @@ def test_pairs_are_drawn_uniformly() -> None:
     valid = sorted(brute_force(labels, owner))
     assert len(valid) > 6
     drawn = Counter(tuple(pair_across(labels, owner, 1, rng(k)).chosen[0].tolist()) for k in range(3000))
-    assert stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
+    assert scipy.stats.chisquare([drawn[pair] for pair in valid]).pvalue > 1e-3
 
 
 @each(
@@ -183,9 +160,6 @@ def test_pairs_are_drawn_uniformly() -> None:
 def test_where_nothing_matches_it_is_told(labels: list[list[int]], owner: list[int]) -> None:
     with pytest.raises(FedblendError, match=r"none of \d mixtures of \d devices has a partner"):
         pair_across(np.array(labels), np.array(owner, np.int64), 1, rng())
-
-
-# Inverse Mixup ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lam", [0.01, 0.1, 0.4, 0.49])
@@ -232,9 +206,6 @@ def test_n_mixtures_of_the_same_samples_give_these_back(ratios: list[float], see
     torch.testing.assert_close(made, raw, atol=1e-8, rtol=0)
 
 
-# Coordinated labels ----------------------------------------------------------------------------------------
-
-
 @examples(100)
 @given(SEEDS, st.integers(2, 9), st.integers(2, 6), st.integers(1, 8))
 def test_every_coordinated_mixture_has_a_partner(seed: int, devices: int, classes: int, count: int) -> None:
@@ -256,21 +227,6 @@ def test_every_coordinated_mixture_has_a_partner(seed: int, devices: int, classe
 def test_devices_that_share_no_two_labels_cannot_be_coordinated() -> None:
     with pytest.raises(FedblendError, match=r"no two of 3 devices hold the same two labels"):
         coordinate(np.eye(3, 5, dtype=bool) | np.eye(3, 5, 1, dtype=bool), 2, rng())
-
-
-def test_coordinated_devices_mix_what_they_are_asked_for() -> None:
-    samples = [np.array([0, 0, 1, 2, 2]), np.array([2, 1, 0]), np.array([1, 1, 2, 4])]
-    held = np.array([np.isin(np.arange(5), y) for y in samples])
-    wanted = coordinate(held, 6, rng(3))
-    mixed = [y[pairs_of_labels(y, wanted[d], rng(d))] for d, y in enumerate(samples)]
-    for d, made in enumerate(mixed):
-        asked = wanted[d, :, 0] >= 0
-        assert made[asked].tolist() == wanted[d][asked].tolist()
-        assert (made[~asked, 0] != made[~asked, 1]).all()
-    labels, owner = np.concatenate(mixed), np.repeat(np.arange(3), 6)
-    partners = {s for s, _ in brute_force(labels, owner)}
-    asked = np.flatnonzero(wanted.reshape(-1, 2)[:, 0] >= 0)
-    assert partners >= set(asked.tolist())
 
 
 def test_labels_that_a_device_lacks_are_told() -> None:

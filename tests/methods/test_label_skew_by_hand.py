@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baselines_helpers import Reference, descend, far, near, skewed, softmax
-from helpers import numbers, setup
+from baselines_helpers import Reference, descend, near, skewed, softmax
+from helpers import setup
 
 from fedblend.core.context import Batch, Context, StepPlan, Task
-from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.calibrated import FedLC, FedRS
 from fedblend.methods.objectives.fedmix import FedMix
@@ -42,19 +39,19 @@ def averaged(of: Reference, slope: Slope) -> np.ndarray:
     return w
 
 
-def fedntd(beta: float, tau: float, squared: bool = True) -> Slope:
+def fedntd(beta: float, tau: float) -> Slope:
     def slope(z: np.ndarray, z_global: np.ndarray, label: np.ndarray, counts: np.ndarray) -> np.ndarray:
         student, teacher = (np.where(label, 0.0, np.exp(one / tau)) for one in (z, z_global))
         student, teacher = (one / one.sum(1, keepdims=True) for one in (student, teacher))
-        return softmax(z) - label + beta * tau ** (2 if squared else 0) * (student - teacher) / tau
+        return softmax(z) - label + beta * tau**2 * (student - teacher) / tau
 
     return slope
 
 
-def fedlc(tau: float, power: float = -0.25) -> Slope:
+def fedlc(tau: float) -> Slope:
     def slope(z: np.ndarray, z_global: np.ndarray, label: np.ndarray, counts: np.ndarray) -> np.ndarray:
         # The limit of no sample: the class takes no part.
-        e = np.where(counts > 0, np.exp(z - tau * np.maximum(counts, 1) ** power), 0.0)
+        e = np.where(counts > 0, np.exp(z - tau * np.maximum(counts, 1) ** -0.25), 0.0)
         return e / e.sum(1, keepdims=True) - label
 
     return slope
@@ -68,32 +65,26 @@ def fedrs(alpha: float) -> Slope:
     return slope
 
 
-CASES: dict[str, tuple[Any, Slope, Slope]] = {
+CASES: dict[str, tuple[Any, Slope]] = {
     "fedntd": (
         {"name": "fedntd", "terms": [{"name": "fedntd", "beta": 0.7, "tau": 2.0}]},
         fedntd(0.7, 2.0),
-        fedntd(0.7, 2.0, squared=False),
     ),
-    "fedlc": ({"name": "fedlc", "objective": {"tau": 0.8}}, fedlc(0.8), fedlc(0.8, power=0.25)),
-    "fedrs": ({"name": "fedrs", "objective": {"alpha": 0.3}}, fedrs(0.3), fedrs(1.0)),
+    "fedlc": ({"name": "fedlc", "objective": {"tau": 0.8}}, fedlc(0.8)),
+    "fedrs": ({"name": "fedrs", "objective": {"alpha": 0.3}}, fedrs(0.3)),
 }
-"""By method: its fields, the slope of its loss, and that of another reading."""
+"""By method: its fields and the slope of its loss."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_the_papers(name: str) -> None:
-    method, slope, other = CASES[name]
+    method, slope = CASES[name]
     of = Reference(skewed(), method=method)
-
-    made = of.flat(of.trained().weights)
-
-    near(made, averaged(of, slope))
-    far(made, averaged(of, other))
+    near(of.flat(of.trained().weights), averaged(of, slope))
 
 
 def test_label_counts_are_those_of_the_data_that_have_arrived() -> None:
     made = setup(groups=skewed(), arrival={"first": 0.4, "clients": 0.0})
-
     assert made.label_counts(1, int(made.sizes(0)[1])).tolist() == [4, 0, 0]
     assert made.label_counts(1, 9).tolist() == [5, 4, 0]
 
@@ -109,18 +100,3 @@ def test_a_mixed_target_with_a_class_that_the_client_lacks_has_a_finite_loss() -
         loss = phase(EagerNet(model), Batch(x, torch.tensor([0, 0, 0, 1])), row, context)
         assert torch.isfinite(loss)
         assert all(torch.isfinite(g).all() for g in torch.autograd.grad(loss, list(model.parameters())))
-
-
-@pytest.mark.parametrize("method", CASES)
-def test_data_without_classes_are_refused(method: str) -> None:
-    made = setup(numbers(), method=method)
-    loop = RoundLoop(made, LoopEngine(made))
-    state, _ = loop.start()
-
-    with pytest.raises(FedblendError, match=f"'{method}' .* targets are no classes"):
-        loop.round(state)
-
-
-def test_a_base_of_its_own_kind_is_refused() -> None:
-    with pytest.raises(FedblendError, match=r"method.objective.base: 'fedrs' changes logits itself"):
-        setup(method={"name": "fedlc", "objective": {"base": "fedrs"}})

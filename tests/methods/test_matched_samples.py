@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, labelled, local, numbers, run, same, same_up_to_rounding, setup
+from federation_helpers import stacks_agree
+from helpers import each, engine_of, local, numbers, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
 
@@ -20,7 +21,6 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.sharing import ClientData
 from fedblend.data.scale import Scaler
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.models.layers import Staged
 
@@ -42,25 +42,6 @@ def unit_scale() -> Scaler:
 def client(x: torch.Tensor, y: list[int], model: nn.Module, minimum: int = 1) -> ClientData:
     given = local(x, torch.tensor(y), Task("classification", 3), unit_scale(), minimum=minimum)
     return replace(given, model=model.eval())
-
-
-# The matching ----------------------------------------------------------------------------------------------
-
-
-def test_one_step_by_hand() -> None:
-    """A model whose features are the inputs, and whose outputs are 0: the gradient is 2 (mean of s - mean of x) / n."""
-    model = Staged(nn.Flatten(), nn.Linear(1, 3))
-    nn.init.zeros_(model.stages[1].weight)
-    nn.init.zeros_(model.stages[1].bias)
-    sharing = MatchedSamples(per_class=2, steps=1, lr=0.5, radius=1e-12)
-
-    made = sharing.share(client(torch.tensor([0.0, 1.0, 1.0]).view(3, 1, 1, 1), [1, 1, 1], model))
-
-    # On the model's scale the real mean is (-1 + 1 + 1) / 3; noise is clipped to [-1, 1] first.
-    s = np.clip(np.random.default_rng(0).standard_normal(2, np.float32), -1, 1)
-    wanted = np.clip(s - 0.5 * 2 * (s.mean() - 1 / 3) / 2, -1, 1)
-    np.testing.assert_allclose(made["x"].flatten().numpy(), wanted, rtol=1e-6, atol=1e-6)
-    assert made["y"].tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
 def embed(model: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +91,7 @@ def independent(made: Any, client: int, sharing: MatchedSamples, round: int = 0)
 def test_entries_are_those_of_an_independent_implementation(method: str) -> None:
     made = world(method, {"radius": 0.3, "lr": 0.5})
 
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
+    state, _ = run(made, 1)
 
     entries, sharing = state.entries, made.experiment.method.sharing
     assert sharing.networks == ("global" if method == "feddm" else "random")
@@ -119,32 +100,9 @@ def test_entries_are_those_of_an_independent_implementation(method: str) -> None
         same_up_to_rounding({"x": entries.tensors["x"][entries.owner == k]}, {"x": wanted}, steps=1000)
 
 
-def test_where_features_are_inputs_one_sample_of_a_class_becomes_its_mean() -> None:
-    """The loss of a class is |s - mean|^2, which a step of learning rate 1/2 minimises."""
-    model = Staged(nn.Flatten(), nn.Linear(4, 3))
-    nn.init.zeros_(model.stages[1].weight)
-    x, y = torch.rand(9, 1, 2, 2, generator=torch.Generator().manual_seed(0)), [0, 1, 1, 2, 2, 2, 2, 2, 2]
-    sharing = MatchedSamples(per_class=1, steps=1, lr=0.5, radius=1e-12)
-
-    made = sharing.share(client(x, y, model))
-
-    means = torch.stack([(2 * x - 1)[np.array(y) == label].mean(0) for label in range(3)])
-    torch.testing.assert_close(made["x"], means)
-
-
-def test_samples_stay_in_the_range_of_inputs() -> None:
-    made = world("server-matched", {"lr": 1000.0})
-
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
-
-    x = state.entries.tensors["x"]
-    torch.testing.assert_close(x, made.scale.from_unit(made.scale.to_unit(x)))
-
-
 def test_a_class_of_too_few_samples_has_none() -> None:
     model, sharing = Staged(nn.Flatten(), nn.Linear(4, 3)), MatchedSamples(per_class=2, steps=1)
     x = torch.rand(5, 1, 2, 2)
-
     assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=3))["y"].argmax(1).tolist() == [1, 1]
     assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=4)) is None
 
@@ -152,21 +110,16 @@ def test_a_class_of_too_few_samples_has_none() -> None:
 def test_the_clients_model_is_not_changed() -> None:
     model = Staged(nn.Flatten(), nn.Linear(4, 3))
     before = copy.deepcopy(model.state_dict())
-
     for networks in ("global", "random"):
         MatchedSamples(per_class=1, steps=2, networks=networks).share(client(torch.rand(4, 1, 2, 2), [0] * 4, model))
-
     assert same(model.state_dict(), before)
-
-
-# Runs ------------------------------------------------------------------------------------------------------
 
 
 def test_feddm_sends_samples_in_each_round_and_no_models() -> None:
     made = world("feddm")
 
-    first, _ = run(RoundLoop(made, engine_of(made)), 1)
-    state, records = run(RoundLoop(made, engine_of(made)), 2)
+    first, _ = run(made, 1)
+    state, records = run(made, 2)
 
     model = 4 * sum(tensor.numel() for tensor in state.weights.values())
     size = 3 * 3 * 2 * 4 * (16 + 3)  # clients, classes, samples of each; inputs and targets
@@ -192,9 +145,7 @@ def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Modul
 
 def test_samples_under_random_networks_go_to_the_server_once() -> None:
     made = world("server-matched")
-
-    _, records = run(RoundLoop(made, engine_of(made)), 2)
-
+    _, records = run(made, 2)
     assert [record["bytes_up"].get("synthetic") for record in records] == [3 * 3 * 2 * 4 * (16 + 3), None]
     assert not any("synthetic" in record["bytes_down"] for record in records)
 
@@ -202,23 +153,15 @@ def test_samples_under_random_networks_go_to_the_server_once() -> None:
 def test_clients_can_mix_with_synthetic_samples() -> None:
     method = {"name": "virtual-means", "sharing": {"name": "matched-samples", "networks": "random", **QUICK}}
     made = setup(groups=GROUPS, method=method, train={"cohort": 2})
-
-    _, records = run(RoundLoop(made, engine_of(made)), 1)
-
+    _, records = run(made, 1)
     assert records[0]["bytes_down"]["synthetic"] == 2 * records[0]["bytes_up"]["synthetic"]
 
 
 @pytest.mark.parametrize("method", ["feddm", "server-matched"])
 def test_engines_agree(method: str) -> None:
     made = world(method)
-
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (engine_of(made), StackedEngine(made, stack=2)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    loop, stacked = stacks_agree(made, 2)
     same_up_to_rounding(stacked.entries.tensors, loop.entries.tensors, steps=1000)
-
-
-# What cannot be --------------------------------------------------------------------------------------------
 
 
 def features() -> Dataset:
@@ -230,26 +173,14 @@ def features() -> Dataset:
 
 def test_tables_with_classes_can_be_matched() -> None:
     made = world("feddm", data=features())
-
-    state, _ = run(RoundLoop(made, engine_of(made)), 1)
-
+    state, _ = run(made, 1)
     assert state.entries.tensors["x"].shape[1:] == (5,)
-
-
-@pytest.mark.parametrize("data", [numbers(40), labelled(40)], ids=["regression", "several labels"])
-@pytest.mark.parametrize("objective", ["plain", "naivemix"])
-def test_data_without_classes_are_refused(data: Any, objective: str) -> None:
-    method = {"sharing": {"name": "matched-samples", **QUICK}, "objective": objective}
-    method |= {"server_step": "train-on-means"} if objective == "plain" else {}
-    with pytest.raises(FedblendError, match=r"needs classes|these data have none; valid: means"):
-        run(RoundLoop(made := setup(data, groups=GROUPS, method=method), engine_of(made)), 1)
 
 
 def test_text_is_refused() -> None:
     given = local(
         torch.zeros(4, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Task("classification", 3), lambda x: x
     )
-
     with pytest.raises(FedblendError, match=r"'matched-samples' learns images or features .* these data are text"):
         MatchedSamples().share(given)
 
@@ -273,6 +204,5 @@ GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
 )
 def test_samples_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
     loop, sharing = RoundLoop(made := world(), engine_of(made)), MatchedSamples(per_class=2)
-
     assert sharing.fault(GOOD, 20, loop.spec) is None
     assert told in str(sharing.fault({**GOOD, name: value}, 20, loop.spec))

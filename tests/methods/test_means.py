@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import as_rows, each, engine_of, examples, images, local, numbers, same, setup
+from helpers import each, engine_of, examples, images, local, numbers, same, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from sharing_helpers import DATA, MADE, entries, mean, share
 
 from fedblend.core.registry import build
 from fedblend.core.setup import model_spec
-from fedblend.core.sharing import Pool
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing import means as means_module
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, SharedMeans
@@ -23,44 +22,15 @@ from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, Noise, Share
 X, Y = MADE.scale(DATA.train.x), MADE.task.encode(DATA.train.y)
 
 
-# Means: what is sent --------------------------------------------------------------------------------------
-
-
-def test_means_of_one_sample_are_the_raw_samples() -> None:
-    payload = share(SharedMeans(samples_per_mean=1))
-
-    assert as_rows(payload["x"], payload["y"]) == as_rows(X, Y)
-
-
 def test_means_of_all_is_the_mean() -> None:
     payload = share(SharedMeans())
-
     assert payload["x"].shape == (1, 1, 4, 4)
     assert torch.equal(payload["x"][0], mean(X))
     assert torch.equal(payload["y"][0], mean(Y))
 
 
-def test_inputs_are_averaged_on_the_models_scale() -> None:
-    payload = share(SharedMeans())
-
-    in_stored_values = MADE.scale(DATA.train.x.double().mean(0, keepdim=True))
-    torch.testing.assert_close(payload["x"], in_stored_values.float(), rtol=1e-5, atol=1e-5)
-    assert payload["x"].dtype == payload["y"].dtype == torch.float32
-
-
-@each(("size", "groups"), [(5, 5), (8, 3), (22, 2), (23, 1), (100, 1)])
-def test_last_smaller_group_is_kept(size: int, groups: int) -> None:
-    payload = share(SharedMeans(samples_per_mean=size))
-
-    sizes = torch.tensor([min(size, 23 - i * size) for i in range(groups)], dtype=torch.float64)
-    assert payload["x"].shape == (groups, 1, 4, 4)
-    torch.testing.assert_close(torch.einsum("g,gchw->chw", sizes, payload["x"].double()) / 23, X.double().mean(0))
-    torch.testing.assert_close(sizes @ payload["y"].double() / 23, Y.double().mean(0))
-
-
 def test_a_smaller_groups_mean_is_over_its_own_samples() -> None:
     payload = share(SharedMeans(samples_per_mean=22))
-
     # The second group holds one sample: its mean is that sample, its target one-hot.
     held = (payload["x"][1] == X).flatten(1).all(1)
     assert int(held.sum()) == 1
@@ -88,63 +58,41 @@ def test_inputs_and_targets_are_of_the_same_groups() -> None:
     labels = torch.arange(20) % 3
     x = (labels * 100).to(torch.uint8)[:, None, None, None].expand(20, 1, 4, 4)
     scale = build("scale", {"name": "unit", "invert": False}).fit(images())
-
     payload = SharedMeans(samples_per_mean=6).share(local(x, labels, MADE.task, scale))
-
     told = payload["x"][:, 0, 0, 0] * 255 / 100
     torch.testing.assert_close(payload["y"] @ torch.tensor([0.0, 1.0, 2.0]), told)
 
 
 def test_groups_are_drawn_from_the_clients_stream() -> None:
     first, again, other = (share(SharedMeans(samples_per_mean=5), seed=seed) for seed in (1, 1, 2))
-
     assert same(first, again)
     assert not same(first, other)
 
 
 def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = share(SharedMeans(samples_per_mean=5))
-
     for chunk in (1, 7, 22):
         monkeypatch.setattr(means_module, "CHUNK", chunk)
         assert same(share(SharedMeans(samples_per_mean=5)), whole)
 
 
-def test_samples_that_are_equal_average_to_themselves() -> None:
-    x, y = DATA.train.x[4:5].expand(7, -1, -1, -1), DATA.train.y[4:5].expand(7)
-
-    payload = SharedMeans(samples_per_mean=3).share(local(x, y, MADE.task, MADE.scale))
-
-    assert torch.equal(payload["x"], X[4:5].expand(3, -1, -1, -1))
-    assert torch.equal(payload["y"], Y[4:5].expand(3, -1))
-
-
 def test_numbers_to_predict_are_averaged_as_they_are() -> None:
     data = numbers(9)
-
     payload = share(SharedMeans(split="class"), data)
-
     assert torch.equal(payload["y"], mean(data.train.y)[None])
-
-
-# Means: what is allowed -----------------------------------------------------------------------------------
 
 
 @each(("minimum", "groups"), [(1, 4), (2, 4), (3, 3), (5, 3), (8, 0)])
 def test_groups_smaller_than_the_policy_allows_are_not_sent(minimum: int, groups: int) -> None:
     # 23 samples make groups of 7, 7, 7 and 2.
     payload = share(SharedMeans(samples_per_mean=7), minimum=minimum)
-
     assert (0 if payload is None else len(payload["x"])) == groups
     if groups == 3:
         assert same(payload, {n: t[:3] for n, t in share(SharedMeans(samples_per_mean=7)).items()})
 
 
 def test_the_engine_applies_the_experiments_policy() -> None:
-    groups, method = (
-        [range(5), range(5, 7), range(7, 8)],
-        {"name": "fedmix", "sharing": {"samples_per_mean": 4}},
-    )
+    groups, method = ([range(5), range(5, 7), range(7, 8)], {"name": "fedmix", "sharing": {"samples_per_mean": 4}})
 
     def sent(**changes: Any) -> dict[int, int]:
         made = setup(groups=groups, method=method, **changes)
@@ -168,14 +116,7 @@ def test_a_client_without_samples_sends_nothing(part: SharedMeans) -> None:
     assert part.share(local(DATA.train.x[:0], DATA.train.y[:0], MADE.task, MADE.scale)) is None
 
 
-# Means: options -------------------------------------------------------------------------------------------
-
-
-@given(
-    labels=st.lists(st.integers(0, 2), min_size=1, max_size=40),
-    size=st.integers(1, 12),
-    seed=st.integers(0, 999),
-)
+@given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=40), size=st.integers(1, 12), seed=st.integers(0, 999))
 @examples(60)
 def test_same_class_groups_are_pure_and_complete(labels: list[int], size: int, seed: int) -> None:
     y = torch.tensor(labels)
@@ -195,12 +136,6 @@ def test_same_class_groups_are_pure_and_complete(labels: list[int], size: int, s
         torch.testing.assert_close(total, MADE.scale(x[y == c]).double().sum(0), rtol=1e-4, atol=1e-4)
 
 
-def test_same_class_groups_are_drawn_at_random() -> None:
-    first, other = (share(SharedMeans(split="class", samples_per_mean=3), seed=seed) for seed in (1, 2))
-
-    assert not torch.equal(first["x"], other["x"])
-
-
 def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
     data = images(400, side=16)
     clean, noisy = (share(SharedMeans(samples_per_mean=4, noise=sigma), data) for sigma in (0.0, 0.3))
@@ -214,14 +149,12 @@ def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
 
 def test_noise_is_drawn_from_the_clients_stream() -> None:
     first, again, other = (share(SharedMeans(noise=0.3), seed=seed) for seed in (1, 1, 2))
-
     assert same(first, again)
     assert not torch.equal(first["x"], other["x"])
 
 
 def test_unit_scale_shares_pictures() -> None:
     payload = share(SharedMeans(scale="unit"))
-
     torch.testing.assert_close(payload["x"][0], DATA.train.x.float().mean(0) / 255, rtol=1e-4, atol=1e-5)
     assert payload["x"].min() >= 0
     assert payload["x"].max() <= 1
@@ -253,27 +186,13 @@ def test_server_averages_random_groups_of_entries(m: int, left: int) -> None:
 
 def test_server_average_of_1_leaves_entries_as_they_are() -> None:
     before = entries(5)
-
     assert SharedMeans().pool(before, np.random.default_rng(0)) is before
-
-
-def test_server_average_of_equal_clients_is_each_of_them() -> None:
-    one = entries(1).tensors
-    equal = Pool({n: t.expand(6, *t.shape[1:]) for n, t in one.items()}, np.arange(6))
-
-    after = SharedMeans(server_average=3).pool(equal, np.random.default_rng(0))
-
-    assert same(after.tensors, {n: t.expand(2, *t.shape[1:]) for n, t in one.items()})
 
 
 def test_server_average_groups_clients_at_random() -> None:
     after = [SharedMeans(server_average=3).pool(entries(9), np.random.default_rng(seed)) for seed in (0, 0, 1)]
-
     assert same(after[0].tensors, after[1].tensors)
     assert not same(after[0].tensors, after[2].tensors)
-
-
-# Bounds -----------------------------------------------------------------------------------------------------------
 
 
 @each("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])

@@ -14,6 +14,7 @@ from helpers import (
     each,
     experiment,
     federation,
+    federation_of,
     images,
     linear_net,
     run,
@@ -21,7 +22,7 @@ from helpers import (
     same_state,
     same_up_to_rounding,
     setup,
-    slow_except,
+    slow_after_first,
 )
 from torch.nn import functional as F
 
@@ -107,9 +108,7 @@ def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_m
     a = torch.tensor([[0.8, 0.1, 0.1], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     b = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]])
     uploads: list[WeightedUpload] = [({"outputs": a}, 1.0), ({"outputs": b}, 99.0)]
-
     mean = LabelMeanAggregator().aggregate(uploads)["outputs"]
-
     torch.testing.assert_close(mean, torch.tensor([[0.7, 0.15, 0.15], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
 
 
@@ -127,7 +126,6 @@ def test_a_label_that_a_client_never_saw_is_a_row_of_zeros_and_left_out_of_the_m
 )
 def test_outputs_that_are_no_distributions_are_refused(rows: torch.Tensor, fault: str | None) -> None:
     found = Outputs().fault({"outputs": rows}, {}, Task("classification", 3))
-
     assert (found is None) == (fault is None)
     assert fault is None or fault in str(found)
 
@@ -135,8 +133,7 @@ def test_outputs_that_are_no_distributions_are_refused(rows: torch.Tensor, fault
 def test_payloads_are_what_the_paper_counts() -> None:
     """32 bits for each of 100 outputs up and down; nothing else."""
     made = setup(images(classes=10), method="fd", model=LINEAR, train={"cohort": 4})
-    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
+    _, records = run(made, 2)
     assert records[0]["bytes_up"] == {"outputs": 4 * 32 * 100 / 8}
     assert records[0]["bytes_down"] == {}
     assert records[1]["bytes_down"] == {"outputs": 4 * 32 * 100 / 8}
@@ -171,7 +168,6 @@ def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
 def test_before_the_server_has_outputs_nothing_is_added() -> None:
     batch = Batch(torch.randn(4, 5), torch.tensor([0, 2, 1, 2]))
     context = Context(Task("classification", CLASSES), lambda x: x)
-
     with torch.no_grad():
         assert float(Distill().loss({}, EagerNet(linear_net(5, CLASSES).float()), batch, context)) == 0.0
 
@@ -179,12 +175,12 @@ def test_before_the_server_has_outputs_nothing_is_added() -> None:
 # The loop --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", slow_except(["mix2fld"], ["fd", "fld", "mixfld", "mix2fld"]))
+@pytest.mark.parametrize("method", slow_after_first(["fd", "fld", "mixfld", "mix2fld"]))
 def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: Path) -> None:
     step = {} if method == "fd" else {"server_step": {"steps": 20}}
     settings = {"train": {"cohort": 4, "batch_size": 3}, "model": "lenet5", "unsafe": True}
     made = setup(images(n=60, side=14), method={"name": method, **step}, **settings)
-    loop, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    loop, records = run(made, 3)
     stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
 
     pairs = [(stacked.weights[name], loop.weights[name]) for name in loop.weights]
@@ -196,11 +192,11 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
     assert len(loop.client_states) == (4 if method == "fd" else 0)
     assert records[-1]["accuracy"] >= 0
 
-    half, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    half, _ = run(made, 2)
     checkpoint.write(tmp_path, half)
     read = checkpoint.read(tmp_path)
     assert read is not None
-    resumed, _ = run(RoundLoop(made, LoopEngine(made)), 1, replace(read, weights=dict(half.weights)))
+    resumed, _ = run(made, 1, replace(read, weights=dict(half.weights)))
     assert same_state(resumed, loop)
     assert same(resumed.global_outputs, loop.global_outputs)
     assert same(to_tensors(resumed.client_states), to_tensors(loop.client_states))
@@ -208,7 +204,7 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: P
 
 def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged() -> None:
     made = setup(method="fd", train={"cohort": 4})
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     first, _ = run(fed, 1)
     second, records = run(fed, 1, first)
 
@@ -228,13 +224,12 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
     fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
     state, _ = run(fed, 1)
-
     assert list(state.client_states) == [fed.recorder.device]
 
 
 def test_without_distillation_devices_that_keep_their_models_train_alone() -> None:
     made = setup(method={"upload": "outputs", "stateful_clients": True}, train={"cohort": 4})
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, _ = run(made, 2)
     engine, weights = LoopEngine(made), made.weights()
     for round in range(2):
         own = {0: ClientState(weights)}
@@ -260,8 +255,7 @@ def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -
 
 def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> None:
     made = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4})
-    state, records = run(RoundLoop(made, LoopEngine(made)), 1)
-
+    state, records = run(made, 1)
     assert records[0]["lost"] == [2]
     assert records[0]["uploads"] == 3
     assert 2 in state.client_states
@@ -270,37 +264,37 @@ def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> 
 def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed() -> None:
     silent = {"name": "test-lossy", "up": [0, 1, 2, 3]}
     made = setup(channel=silent, train={"cohort": 4}, min_uploads=0)
-    state, records = run(RoundLoop(made, LoopEngine(made)), 1)
+    state, records = run(made, 1)
     assert same(state.weights, made.weights())
     assert records[0]["uploads"] == 0
     assert "train_loss" not in records[0]
 
     strict = setup(channel=silent, train={"cohort": 4})
     with pytest.raises(FedblendError, match="0 good uploads of 4, but min_uploads is 1"):
-        run(RoundLoop(strict, LoopEngine(strict)), 1)
+        run(strict, 1)
     some = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4}, min_uploads=4)
     told = r"^round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: lost by the channel\); earlier rounds"
     with pytest.raises(FedblendError, match=told):
-        run(RoundLoop(some, LoopEngine(some)), 1)
+        run(some, 1)
     # Without the means clients take no part.
     mix = {"name": "fedmix", "sharing": {"samples_per_mean": 2}}
     few = setup(method=mix, channel={"name": "test-lossy", "down": [1, 2, 3]}, train={"cohort": 4}, min_uploads=4)
     told = r"^round 1: 1 good uploads of 1, but min_uploads is 4 \(1 clients took part\)"
     with pytest.raises(FedblendError, match=told):
-        run(RoundLoop(few, LoopEngine(few)), 1)
+        run(few, 1)
 
 
 def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computing() -> None:
     made = setup(channel="test-lossy", compute_seconds=2.0)
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    _, (record,) = run(made, 1)
 
     assert record["channel"] == {"down": 0.5, "up": 0.5 + 0.0}
     assert record["computing"] == 2.0
     measured = setup(channel="test-lossy")
-    _, (record,) = run(RoundLoop(measured, LoopEngine(measured)), 1)
+    _, (record,) = run(measured, 1)
     assert record["machine"]["computing"] > 0
     plain = setup()
-    _, (record,) = run(RoundLoop(plain, LoopEngine(plain)), 1)
+    _, (record,) = run(plain, 1)
     assert "channel" not in record
     assert "computing" not in record["machine"]
 
@@ -308,13 +302,9 @@ def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computi
 @pytest.mark.slow
 def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None:
     made = setup(
-        images(n=60),
-        method="mix2fld",
-        model=LINEAR,
-        train={"cohort": 4},
-        channel={"name": "test-lossy", "up": [3]},
+        images(n=60), method="mix2fld", model=LINEAR, train={"cohort": 4}, channel={"name": "test-lossy", "up": [3]}
     )
-    state, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    state, records = run(made, 3)
 
     assert [record["shared"]["lost"] for record in records] == [[3]] * 3
     assert [record["shared"]["asked"] for record in records] == [4, 1, 1]
@@ -329,15 +319,14 @@ SHORT = {"name": "mix2fld", "server_step": {"steps": 20}}
 
 def test_a_seed_of_mnist_takes_6272_bits_and_its_labels() -> None:
     made = setup(images(n=80, side=28), method=SHORT, model=LINEAR)
-    _, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
-
+    _, (record,) = run(made, 1)
     assert record["bytes_up"]["seeds"] == 4 * 10 * (6272 / 8 + 2)
     assert "seeds" not in record["bytes_down"]
 
 
 def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() -> None:
     made = setup(images(n=200, side=6), method={**SHORT, "sharing": {"samples": 40}}, model=LINEAR)
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     state, _ = run(fed, 1)
     pool = fed.exchange.pool_of(state)
 
@@ -352,9 +341,8 @@ def test_inversely_mixed_seeds_have_hard_labels_and_leave_the_range_of_pixels() 
 def test_more_seeds_than_came_can_be_made() -> None:
     sharing = {"samples": 20, "generated": 50}
     made = setup(images(n=200), method={**SHORT, "sharing": sharing}, model=LINEAR)
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     state, _ = run(fed, 1)
-
     assert len(fed.exchange.pool_of(state)) == 4 * 50
 
 
@@ -401,9 +389,7 @@ def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
 
 def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:
     train = Train(batch_size=3, steps=100)
-
     order, bounds = batches(5, train, np.random.default_rng(0))
-
     assert len(order) == 300
     assert np.diff(bounds).tolist() == [3] * 100
     assert set(order.tolist()) == set(range(5))
@@ -412,16 +398,16 @@ def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:
 
 def test_a_run_stops_where_little_changes() -> None:
     made = setup(train={"lr": 1e-9}, convergence_tol=1e-3)
-    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
+    _, records = run(made, 2)
     assert records[0]["converged"]
     assert records[0]["change"] < 1e-3
 
     restless = setup(train={"lr": 0.5}, convergence_tol=1e-9)
-    _, records = run(RoundLoop(restless, LoopEngine(restless)), 2)
+    _, records = run(restless, 2)
     assert not records[0]["converged"]
 
     quiet = setup(method="fd", train={"cohort": 4, "lr": 1e-9}, convergence_tol=0.5)
-    _, records = run(RoundLoop(quiet, LoopEngine(quiet)), 2)
+    _, records = run(quiet, 2)
     # There are no outputs to compare with after the first round.
     assert [r["converged"] for r in records] == [False, True]
 
@@ -436,7 +422,7 @@ def test_a_run_stops_where_little_changes() -> None:
 )
 def test_where_clients_send_neither_models_nor_outputs_the_servers_model_is_compared(method: Any) -> None:
     made = setup(groups=[list(range(20)), list(range(20, 40))], method=method, convergence_tol=1e-9)
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
     first, _ = loop.round(loop.start()[0])
     second, record = loop.round(first)
 
@@ -449,16 +435,14 @@ def test_where_clients_send_neither_models_nor_outputs_the_servers_model_is_comp
 def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
     channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
     made = setup(train={"cohort": 4}, channel=channel, min_uploads=0, convergence_tol=1e-3)
-    _, records = run(RoundLoop(made, LoopEngine(made)), 2)
-
+    _, records = run(made, 2)
     assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
 
 
 def test_rounds_before_clients_train_are_not_taken_for_converged() -> None:
     method = {"upload": {"name": "model", "from_round": 3}}
     made = setup(method=method, convergence_tol=1e-3, train={"cohort": 2, "lr": 0.1}, rounds=3)
-    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
-
+    _, records = run(made, 3)
     assert [(r.get("uploads"), r["converged"]) for r in records] == [(None, False), (None, False), (2, False)]
     assert [r["change"] > 0 for r in records] == [False, False, True]
 
@@ -485,7 +469,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 def test_a_device_can_be_judged_in_any_method() -> None:
     made = setup(evaluate_model="device", train={"cohort": 4})
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     state, records = run(fed, 1)
     right = fed.engine.score(state.client_states[fed.recorder.device].model).right
 

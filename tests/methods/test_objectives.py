@@ -34,17 +34,13 @@ from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.moon import representation
 from fedblend.methods.objectives.terms import Proximal
 
-# Through the engine ---------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("method", ["fedmix", "naivemix"])
 @pytest.mark.parametrize("off", [{"lambda": 0.0}, {"mixed_share": 0.0}])
 def test_an_objective_that_mixes_nothing_trains_as_fedavg(method: str, off: dict[str, float]) -> None:
     fed = federation(method={"name": method, "objective": off})
-
     state, _ = run(fed, 2)
     plain, _ = run(federation(), 2)
-
     same_up_to_rounding(state.weights, plain.weights, steps=20)
 
 
@@ -71,10 +67,8 @@ def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
 def test_a_lone_client_that_excludes_its_own_trains_as_fedavg(method: str) -> None:
     groups, train = [range(20)], {"cohort": 1}
     fed = federation(groups=groups, train=train, method={"name": method, "objective": {"exclude_own": True}})
-
     state, _ = run(fed, 2)
     plain, _ = run(federation(groups=groups, train=train), 2)
-
     same_up_to_rounding(state.weights, plain.weights, steps=20)
 
 
@@ -83,13 +77,8 @@ def test_the_engine_tells_a_client_its_own_entries(method: str) -> None:
     made = setup(groups=[range(20)], method={"name": method, "objective": {"exclude_own": True}})
     own, other = torch.full((3, 1, 4, 4), torch.nan), torch.rand(1, 1, 4, 4)
     pool = Pool({"x": torch.cat([own, other]), "y": torch.full((4, 3), 1 / 3)}, np.array([0, 0, 0, 7]))
-
     trained = next(iter(train_all(made, pool)))
-
     assert all(bool(t.isfinite().all()) for t in trained.weights.values())
-
-
-# The proximal term ----------------------------------------------------------------------------------------
 
 
 @given(mu=st.floats(0, 10))
@@ -135,22 +124,15 @@ def test_a_proximal_term_with_another_loss_is_differentiated() -> None:
 
 def test_proximal_term_of_weight_0_changes_nothing() -> None:
     with_term = federation(method={"terms": [{"name": "proximal", "mu": 0.0}]}, train={"epochs": 2})
-
     state, _ = run(with_term, 1)
     plain, _ = run(federation(train={"epochs": 2}), 1)
-
     assert same(state.weights, plain.weights)
-
-
-# The task -------------------------------------------------------------------------------------------------
 
 
 def test_cross_entropy_takes_indices_a_shared_distribution_or_one_a_sample() -> None:
     outputs, y = draws(CLASSES, 6, 0, width=3)
     vectors, shared = one_hot(y), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-
     by_index, by_row, by_shared = (CLASSES.loss(outputs, t).item() for t in (y, vectors, shared))
-
     assert by_index == pytest.approx(F.cross_entropy(outputs, y).item(), rel=1e-12)
     assert by_row == pytest.approx(by_index, rel=1e-12)
     assert by_shared == pytest.approx(F.cross_entropy(outputs, shared.expand(6, 3)).item(), rel=1e-12)
@@ -158,20 +140,14 @@ def test_cross_entropy_takes_indices_a_shared_distribution_or_one_a_sample() -> 
 
 def test_squared_error_is_summed_over_outputs_and_averaged_over_samples() -> None:
     outputs, y = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-
     value = Task("regression", 2).loss(outputs, y)
-
     assert value.item() == ((1 + 4) + (4 + 16)) / 2
 
 
 def test_targets_are_encoded_as_vectors() -> None:
     classes, values = torch.tensor([2, 0]), torch.tensor([[1.5, 2.0, 3.0]])
-
     assert CLASSES.encode(classes).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert torch.equal(NUMBERS.encode(values), values)
-
-
-# Fixed models -----------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_does_not_train_is_as_in_a_test() -> None:

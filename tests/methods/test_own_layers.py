@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baselines_helpers import Reference, far, near
-from helpers import each, experiment, images, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
+from baselines_helpers import Reference, near
+from federation_helpers import stacks_agree
+from helpers import (
+    each,
+    experiment,
+    federation_of,
+    images,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    slow_after_first,
+    slow_except,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,10 +43,8 @@ BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
 Tensors = list[torch.Tensor]
 
 
-def shared_body(
-    of: Reference, mistake: str = "", head_share: float | None = None
-) -> tuple[Tensors, dict[int, Tensors]]:
-    """The body and the heads after FedPer's rounds in float64 (Arivazhagan et al. 2019, Algorithm 1), or a mistake.
+def shared_body(of: Reference, head_share: float | None = None) -> tuple[Tensors, dict[int, Tensors]]:
+    """The body and the heads after FedPer's rounds in float64 (Arivazhagan et al. 2019, Algorithm 1).
 
     With ``head_share`` FedRep's (Collins et al. 2021, Algorithm 1).
     """
@@ -44,7 +54,7 @@ def shared_body(
         models = []
         for k in cohort:
             x, y = (torch.from_numpy(half) for half in of.samples(k))
-            w = [*body, *(heads.get(k, first[2:]) if mistake != "head begins anew" else first[2:])]
+            w = [*body, *heads.get(k, first[2:])]
             batches = of.batches(k, number)
             for step, rows in enumerate(batches):
                 w = [p.detach().requires_grad_() for p in w]
@@ -58,27 +68,22 @@ def shared_body(
             heads[k] = w[2:]
         mean = [sum(s * w[i] for s, w in zip(of.shares(cohort), models, strict=True)) for i in range(4)]
         body = mean[:2]
-        if mistake == "head is averaged":
-            heads = dict.fromkeys(of.clients, mean[2:])
     return body, heads
 
 
-@pytest.mark.parametrize("mistake", ["", "head is averaged", "head begins anew"])
-def test_fedper_is_the_papers(mistake: str) -> None:
+def test_fedper_is_the_papers() -> None:
     of = Reference(method="fedper", model=DEEP, holdout=0.2)
-    body, heads = shared_body(of, mistake)
+    body, heads = shared_body(of)
 
     state = of.trained()
 
     assert [*state.weights] == [*BODY, *HEAD]
-    compare = far if mistake else near
-    compare(state.weights[BODY[0]].double().numpy(), body[0].numpy())
-    if not mistake:
-        assert state.client_states.keys() == heads.keys()
-        for k, head in heads.items():
-            assert [*state.client_states[k].to_tensors()] == [f"own/{name}" for name in sorted(HEAD)]
-            for name, wanted in zip(HEAD, head, strict=True):
-                near(state.client_states[k].layers[name].double().numpy(), wanted.numpy())
+    near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
+    assert state.client_states.keys() == heads.keys()
+    for k, head in heads.items():
+        assert [*state.client_states[k].to_tensors()] == [f"own/{name}" for name in sorted(HEAD)]
+        for name, wanted in zip(HEAD, head, strict=True):
+            near(state.client_states[k].layers[name].double().numpy(), wanted.numpy())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -117,7 +122,7 @@ def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
             kept = (one.client_states[client].layers[name] for one in (stacked, loop))
             torch.testing.assert_close(*kept, rtol=1e-5, atol=1e-6)
     alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
-    moved = run(RoundLoop(alone, LoopEngine(alone)), 1)[0].weights
+    moved = run(alone, 1)[0].weights
     assert not torch.equal(moved[BODY[0]], alone.weights()[BODY[0]])
 
 
@@ -130,9 +135,7 @@ def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[s
     made = setup(images(60), groups, method="fedrep", model=DEEP, holdout=0.3, train=settings)
     assert made.population.sizes.tolist() == [1, 3, 6, 9, 0, 17]
 
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=8)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=10)
+    loop, stacked = stacks_agree(made, 2, stack=8, steps=10)
     for client, kept in loop.client_states.items():
         same_up_to_rounding(stacked.client_states[client].layers, kept.layers, steps=10)
 
@@ -140,14 +143,13 @@ def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[s
 def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
     method = {"name": "fedrep", "personal": {"head_share": 1.0}, "aggregator": "fednova"}
     made = setup(images(), method=method, model=DEEP, holdout=0.2)
-    assert same(run(RoundLoop(made, LoopEngine(made)), 1)[0].weights, made.weights())
+    assert same(run(made, 1)[0].weights, made.weights())
 
 
 @pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.1}, {"clip_norm": 0.1}])
 def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> None:
     method = {"name": "fedrep", "personal": {"head_share": 1.0}, "terms": ["proximal"]}
     made = setup(images(), method=method, model=DEEP, holdout=0.2, train=train)
-
     for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
         state, _ = run(RoundLoop(made, engine), 2)
         assert all(torch.equal(state.weights[name], made.weights()[name]) for name in BODY)
@@ -155,8 +157,7 @@ def test_layers_that_wait_for_their_turn_do_not_move(train: dict[str, Any]) -> N
 
 def test_the_server_keeps_the_first_head_and_clients_that_have_not_trained_keep_nothing() -> None:
     made = setup(images(), method="fedper", model=DEEP, holdout=0.2, train={"cohort": 1})
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-
+    state, _ = run(made, 1)
     assert len(state.client_states) == 1
     assert all(torch.equal(state.weights[name], made.weights()[name]) for name in HEAD)
     assert not torch.equal(state.weights[BODY[0]], made.weights()[BODY[0]])
@@ -189,16 +190,14 @@ def test_only_shared_layers_are_sent_protected_and_aggregated(aggregator: Any, p
 def test_terms_that_send_something_send_nothing_of_own_layers() -> None:
     method = {"name": "scaffold", "personal": "fedper"}
     made, seen = setup(images(), method=method, model=DEEP, holdout=0.2), Seen()
-
     state, _ = run(RoundLoop(made, LoopEngine(made), [seen]), 1)
-
     assert {name.removeprefix("terms.0/") for name in seen.extras} == {*BODY}
     assert state.server_part("terms.0").keys() == {*BODY}
 
 
 def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> None:
     made = setup(images(), method="fedper", model=DEEP, holdout=0.3, partition={"name": "iid", "clients": 3})
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 
@@ -216,7 +215,7 @@ def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> Non
 def test_personal_models_are_tested_on_held_out_samples_too() -> None:
     settings: dict[str, Any] = {"method": {"name": "ditto", "personal": {"lambda": 0.0}}, "holdout": 0.3}
     made = setup(images(), evaluate_model="each", **settings)
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 
@@ -232,7 +231,7 @@ def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
     made = setup(images(), method="fedbn", model=BATCH_NORM, holdout=0.2, train={"batch_size": 3})
     norm = [name for name in made.weights() if name.startswith("norm.")]
 
-    state, records = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, records = run(made, 2)
 
     first = made.weights()
     assert len(norm) == 5
@@ -247,7 +246,6 @@ def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
 def test_fedbn_keeps_group_norms() -> None:
     model = {"name": "cnn", "channels": [4, 4], "norm": "group", "groups": 2}
     made = setup(images(side=8), method="fedbn", model=model, holdout=0.2)
-
     assert made.own_layers
     assert {made.weights()[name].dim() for name in made.own_layers} == {1}
 
@@ -258,8 +256,7 @@ def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
     own = {"personal": {"name": "fedper", "layers": 0}}
 
     made, wanted = (
-        run(RoundLoop(of, LoopEngine(of)), 3)
-        for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
+        run(of, 3) for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
     )
 
     assert same(made[0].weights, wanted[0].weights)
@@ -274,9 +271,7 @@ STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimi
 def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type[LoopEngine]) -> None:
     methods = ({"name": "fedrep", "personal": {"layers": 0}}, "fedavg")
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]
-
     made, wanted = (run(RoundLoop(of, engine(of)), 2)[0].weights for of in both)
-
     assert same(made, wanted)
 
 
@@ -333,15 +328,14 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
 )
 def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:
     made = setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes})
-
     with pytest.raises(FedblendError, match=message):
-        RoundLoop(made, LoopEngine(made))
+        federation_of(made)
 
 
 def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
     settings: dict[str, Any] = {"holdout": 0.3, "validation": {"clients": 0.2}, "metrics": ["f1", "ece"]}
     made = setup(images(), method="fedper", **settings)
-    loop = RoundLoop(made, LoopEngine(made))
+    loop = federation_of(made)
 
     state, records = run(loop, 2)
 
@@ -391,9 +385,7 @@ def test_fednova_refuses_momentum_and_proximal_terms_in_two_steps_a_batch(change
 def test_optimisers_keep_what_they_have_of_own_layers(personal: str, optimizer: Any, engine: type[LoopEngine]) -> None:
     train = {"cohort": 4, "optimizer_state": "keep", **optimizer}
     made = setup(method={"personal": personal}, model=DEEP, holdout=0.2, train=train)
-
     state, _ = run(RoundLoop(made, engine(made)), 2)
-
     kept = [tensor for name, tensor in state.client_states[0].optimizer.items() if name.endswith(HEAD)]
     assert kept
     assert all(tensor.any() for tensor in kept)

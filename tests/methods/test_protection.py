@@ -50,11 +50,7 @@ from fedblend.methods.protections.prune import Prune
 from fedblend.methods.sharing.means import SharedMeans
 
 START = {"w": torch.zeros(3, 4), "b": torch.zeros(4), "seen": torch.tensor(0)}
-UPLOAD = {
-    "w": torch.arange(12.0).view(3, 4) - 5,
-    "b": torch.tensor([0.5, -0.25, 20.0, 0.0]),
-    "seen": torch.tensor(7),
-}
+UPLOAD = {"w": torch.arange(12.0).view(3, 4) - 5, "b": torch.tensor([0.5, -0.25, 20.0, 0.0]), "seen": torch.tensor(7)}
 
 
 def protected(part: Any, upload: Any = UPLOAD, start: Any = START, lr: float = 0.1, seed: int = 0) -> Any:
@@ -70,7 +66,6 @@ def length(upload: dict[str, torch.Tensor], order: float = 2) -> float:
 
 def test_pruning_keeps_the_largest_entries_of_all_tensors_together() -> None:
     sent = protected(Prune(keep=0.25))  # 4 of 16: 20, 6, and of sizes 5 (-5, 5) both
-
     assert sent["b"].tolist() == [0.0, 0.0, 20.0, 0.0]
     assert sorted(sent["w"][sent["w"] != 0].tolist()) == [-5.0, 5.0, 6.0]
     assert sent["seen"] == 7
@@ -91,7 +86,6 @@ def test_pruned_entries_are_those_of_the_rounds_weights_and_kept_ones_the_client
 
 def test_pruned_uploads_are_counted_as_they_travel() -> None:
     sent = protected(Prune(keep=0.25))
-
     assert Prune(keep=0.25).sent_bytes(sent, START) == 4 * (4 + 4) + 8
     # With most entries kept, their places would cost more than the rest of them.
     assert Prune(keep=1).sent_bytes(UPLOAD, START) == bytes_of(UPLOAD)
@@ -102,7 +96,6 @@ def test_pruned_uploads_are_counted_as_they_travel() -> None:
 @pytest.mark.parametrize("part", [Prune(keep=1), ClipAndNoise(), ClipAndNoise(distribution="laplace", scale=0)])
 def test_without_noise_protection_is_the_identity(part: Any) -> None:
     sent = protected(part)
-
     assert all(sent[name] is UPLOAD[name] for name in UPLOAD)
     assert same(part.release(UPLOAD, START, ReleaseContext(4, 3, 0.1, np.random.default_rng(0))), UPLOAD)
 
@@ -110,7 +103,6 @@ def test_without_noise_protection_is_the_identity(part: Any) -> None:
 def test_a_run_that_is_not_clipped_and_not_noisy_is_bit_identical() -> None:
     plain, _ = run(federation(), 2)
     wide, _ = run(federation(protection={"name": "noise"}), 2)
-
     assert same_state(plain, wide)
 
 
@@ -135,9 +127,7 @@ def test_clips_of_gradients_are_in_units_of_update_over_learning_rate() -> None:
 
 def test_what_is_not_finite_counts_as_no_update() -> None:
     broken = {**UPLOAD, "b": torch.tensor([0.0, math.nan, math.inf, 1.0])}
-
     sent = protected(ClipAndNoise(clip=1.0), broken)
-
     assert sent["w"].eq(0).all()
     assert sent["b"].eq(0).all()
 
@@ -202,7 +192,6 @@ def test_noise_is_on_all_that_a_client_sends_of_batch_norm(clip: float | None) -
 
 def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     setup(model=BATCH_NORM, method="fedbn", protection={"name": "noise", "scale": 0.5})
-
     assert not recwarn.list
 
 
@@ -241,12 +230,12 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
 def test_noise_is_the_same_in_every_engine(side: str) -> None:
     noisy = {"name": "noise", "scale": 0.01, "clip": 1.0, "side": side}
     made = setup(images(side=14), protection=noisy, model="lenet5", train={"cohort": 3})
-    loop, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    loop, _ = run(made, 2)
     stacked, _ = run(RoundLoop(made, StackedEngine(made)), 2)
 
     for name, tensor in loop.weights.items():
         torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-4, rtol=1e-4)
-    again, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    again, _ = run(made, 2)
     assert same_state(again, loop)
 
 
@@ -272,7 +261,7 @@ def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> 
     made = setup(
         partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
     )
-    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    _, records = run(made, 3)
 
     bad = np.flatnonzero(made.adversaries).tolist()
     assert len(bad) == 3
@@ -301,7 +290,7 @@ def test_nan_never_reaches_the_model(aggregator: str) -> None:
         train={"cohort": 12},
         method={"aggregator": aggregator},
     )
-    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    state, _ = run(made, 2)
 
     assert all(tensor.isfinite().all() for tensor in state.weights.values())
 
@@ -323,7 +312,6 @@ def gaussian_delta(eps: float, multiplier: float) -> float:
 def test_gaussian_epsilon_is_that_of_the_closed_form(multiplier: float, times: int) -> None:
     pytest.importorskip("dp_accounting")
     found = epsilon([Release("gaussian", multiplier, times)], 1e-5)
-
     assert gaussian_delta(found, multiplier / math.sqrt(times)) == pytest.approx(1e-5, rel=0.02)
 
 
@@ -333,6 +321,7 @@ def test_laplace_epsilon_is_at_most_the_sum_and_exact_without_delta() -> None:
     assert epsilon([Release("laplace", 20.0, 100)], 1e-5) < 100 / 20
 
 
+@pytest.mark.slow
 def test_sampling_helps_gaussian_noise_and_is_not_claimed_to_help_laplace_noise() -> None:
     pytest.importorskip("dp_accounting")
     alone, drawn = (epsilon([Release("gaussian", 2.0, 10, s)], 1e-5) for s in (None, (100, 10)))
@@ -374,6 +363,7 @@ def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_too
     assert claims(experiment(protection=NOISY), once)["weights"].epsilon == epsilon([Release("gaussian", 4.0, 1)], 1e-5)
 
 
+@pytest.mark.slow
 def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
     at_server = {**NOISY, "side": "server"}
     equal = {"aggregator": {"name": "mean", "by": "clients"}}
@@ -448,14 +438,12 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
 )
 def test_no_epsilon_without_ground_but_a_reason(settings: dict[str, Any], reason: str) -> None:
     *_, together = claims(experiment(**settings)).values()
-
     assert together.epsilon is None
     assert reason in together.reason
 
 
 def test_robust_aggregators_and_points_cost_nothing_after_a_clients_own_noise() -> None:
     step = {"aggregator": "median", "server_step": "aggenhance"}
-
     assert claims(experiment(protection=NOISY, method=step))["weights"].epsilon is not None
 
 
@@ -481,9 +469,7 @@ def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> Non
     """Black against white in every pixel and another label: the largest distance there is."""
     scaled = setup(images(side=4)).scale
     black, white = (torch.full((1, 1, 4, 4), v, dtype=torch.uint8) for v in (0, 255))
-
     apart = float((scaled(white) - scaled(black)).norm())
-
     assert scaled.diameter((1, 4, 4)) == pytest.approx(apart, rel=1e-6)
 
 
@@ -535,12 +521,10 @@ def test_means_of_what_has_no_bounds_get_no_such_noise() -> None:
     with pytest.raises(FedblendError, match=r"multiplier: 1.0 needs bounds"):
         experiment(method={"name": "fedmix-hidden", "sharing": {"multiplier": 1.0}})
     made = setup(
-        numbers(),
-        method={"name": "naivemix", "sharing": {"multiplier": 1.0}},
-        model={"name": "mlp", "hidden": [4]},
+        numbers(), method={"name": "naivemix", "sharing": {"multiplier": 1.0}}, model={"name": "mlp", "hidden": [4]}
     )
     with pytest.raises(FedblendError, match="needs targets that are classes"):
-        run(RoundLoop(made, LoopEngine(made)), 1)
+        run(made, 1)
 
 
 def test_mechanisms_say_what_they_are() -> None:
@@ -579,11 +563,3 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     assert "none: the model is trained on shared data, and means get no noise" in page
     told = succeeded(here("inspect", "runs/private/noisy-seed0")).out
     assert f"weights, for a client: ({epsilons[0]}, 1e-05)" in told
-
-
-def test_a_huge_update_is_clipped_to_the_norm_too() -> None:
-    protection = ClipAndNoise(clip=1e-7, multiplier=1.0)
-
-    clipped = protection._clipped({"w": torch.full((100,), 1.4e37)}, 1e-7)
-
-    assert clipped["w"].norm() == pytest.approx(1e-7, rel=1e-5)

@@ -7,18 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, federation, run, same
+from helpers import each, federation, federation_of, run, same
 from sharing_helpers import server_side
 
 from fedblend.core.context import Context, Task
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Pool, gather
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.setup import make_setup
 from fedblend.methods.aggregators.secure import LEVELS
@@ -147,7 +145,7 @@ def table(**changes: Any) -> dict[str, Any]:
 
 def test_clients_mix_with_the_means_of_groups() -> None:
     setup = make_setup(resolve(table()))
-    federation = RoundLoop(setup, LoopEngine(setup))
+    federation = federation_of(setup)
     state, record = federation.round(federation.start()[0])
     assert record.shared == {"asked": 7, "sent": 7, "entries": 7}
     assert record.bytes_up["means"] == 7 * 4 * (64 + 10)
@@ -183,7 +181,5 @@ def test_a_model_that_trains_on_the_means_sees_them_as_it_sees_plain_ones() -> N
 
 def test_the_server_can_train_on_averages_of_means() -> None:
     fed = federation(method={"sharing": "secure-means", "server_step": "train-on-means"})
-
     state, _ = run(fed, 1)
-
     assert not same(state.weights, run(federation(), 1)[0].weights)

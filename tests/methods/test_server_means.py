@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from baselines_helpers import GROUPS
+from federation_helpers import stacks_agree
 from helpers import experiment, federation, images, run, same, same_up_to_rounding, setup
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
-from fedblend.engines.stacked.engine import StackedEngine
 
 SHARING = {"name": "means", "split": "class", "samples_per_mean": 4}
 STEP = {"name": "train-on-means", "epochs": 2, "batch_size": 64, "lr": 0.05}
@@ -24,7 +22,7 @@ def trained(step: Any, sharing: Any = SHARING, **changes: Any) -> tuple[Any, Any
     """Setup, state and record after one round."""
     method = {"sharing": sharing, "server_step": step}
     made = setup(**{"groups": GROUPS, "method": method, "train": {"cohort": 3}, **changes})
-    state, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
+    state, (record,) = run(made, 1)
     return made, state, record
 
 
@@ -49,9 +47,7 @@ def test_the_aggregate_takes_gradient_steps_on_the_means(split: str) -> None:
 
 def test_the_means_go_to_the_server_once_and_to_no_client() -> None:
     made = setup(groups=GROUPS, method={"sharing": SHARING, "server_step": STEP}, train={"cohort": 3})
-
-    state, records = run(RoundLoop(made, LoopEngine(made)), 3)
-
+    state, records = run(made, 3)
     sent = 4 * sum(tensor.numel() for tensor in state.entries.tensors.values())
     assert [record["bytes_up"].get("means", 0) for record in records] == [sent, 0, 0]
     assert not any(record["bytes_down"].get("means") for record in records)
@@ -60,18 +56,13 @@ def test_the_means_go_to_the_server_once_and_to_no_client() -> None:
 def test_clients_that_mix_with_the_means_receive_them() -> None:
     method = {"sharing": SHARING, "server_step": STEP, "objective": "virtual-samples"}
     made = setup(groups=GROUPS, method=method, train={"cohort": 3})
-
-    state, (record,) = run(RoundLoop(made, LoopEngine(made)), 1)
-
+    state, (record,) = run(made, 1)
     assert record["bytes_down"]["means"] == 3 * 4 * sum(tensor.numel() for tensor in state.entries.tensors.values())
 
 
 def test_loop_and_stacks_agree() -> None:
     made = setup(groups=GROUPS, method={"sharing": SHARING, "server_step": STEP}, train={"cohort": 3, "lr": 0.02})
-
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    stacks_agree(made, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +97,7 @@ def test_means_that_stay_at_clients_cannot_train_the_server() -> None:
 
 def test_the_server_waits_where_a_channel_loses_all_means() -> None:
     lossy = {"name": "wireless", "t_max": 0.001, "power_up": -50}
-
     _, state, _ = trained(STEP, channel=lossy, min_uploads=0)
-
     assert not len(state.entries)
     assert same(state.weights, setup(groups=GROUPS).weights())
 

@@ -8,30 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    each,
-    federation_of,
-    images,
-    local,
-    numbers,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-    slow_after_first,
-    slow_except,
-)
+from federation_helpers import stacks_agree
+from helpers import each, federation_of, images, local, numbers, run, same, setup, slow_after_first, slow_except
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
 from fedblend.core.context import Batch, Context, StepPlan
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, model_spec
-from fedblend.engines.loop import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.statmix import StatMix
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
@@ -51,9 +37,6 @@ def coloured(n: int = 40) -> Dataset:
 def share(sharing: ChannelStatistics, made: Setup, minimum: int = 1) -> Any:
     train = made.data.train
     return sharing.share(local(train.x, train.y, made.task, made.scale, minimum=minimum))
-
-
-# What is shared ----------------------------------------------------------------------------------------------
 
 
 def test_statistics_of_an_image_by_hand() -> None:
@@ -86,7 +69,6 @@ def test_a_client_shares_those_of_some_of_its_images_each_once(data: Any, sample
 def test_overall_statistics_are_those_of_all_pixels_of_all_images(data: Any) -> None:
     made = setup(data(), model=MLP)
     payload = share(ChannelStatistics(of="client"), made)
-
     pixels = made.scale(made.data.train.x).double().numpy().swapaxes(0, 1).reshape(made.data.train.x.shape[1], -1)
     np.testing.assert_allclose(payload["mean"], pixels.mean(1)[None], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(payload["std"], pixels.std(1)[None], rtol=1e-5)
@@ -135,9 +117,6 @@ def test_statistics_that_no_images_have_are_refused(payload: dict[str, torch.Ten
 def test_tables_have_no_channels() -> None:
     with pytest.raises(FedblendError, match=r"'channel-statistics' takes statistics of the channels of images .*\[5\]"):
         run(federation_of(setup(numbers(), method="statmix", model=MLP)), 1)
-
-
-# What is made of it ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [images, coloured])
@@ -200,10 +179,7 @@ def test_loop_and_stacks_agree(base: str, data: Any) -> None:
     options = {"name": "augmix", "loss_scaling": False} if base == "augmix" else base
     method = {"name": "statmix", "objective": {"base": options}}
     made = setup(data(), method=method, model=MLP, train={"cohort": 3, "lr": 0.02})
-
-    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=2)))
-
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
+    stacks_agree(made)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +208,6 @@ def test_a_base_that_mixes_is_refused() -> None:
     method = {"sharing": "channel-statistics", "objective": {"name": "statmix", "base": "fedmix"}}
     with pytest.raises(FedblendError, match=r"method.objective.base: 'fedmix' needs x, y"):
         resolve({"data": "digits", "partition": "iid", "method": method})
-
-
-# What it tells -----------------------------------------------------------------------------------------------
 
 
 def test_statistics_of_all_images_give_their_members_away() -> None:

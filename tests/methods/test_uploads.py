@@ -31,8 +31,6 @@ def damaging(made: Setup, damage: Callable[[ClientUpdate], ClientUpdate]) -> Rou
     return RoundLoop(made, with_calls(engine, train=train_))
 
 
-# Uploads --------------------------------------------------------------------------------------------------
-
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
 
 
@@ -42,10 +40,7 @@ LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(4)}
         ({"w": torch.zeros(2, 3)}, "missing ['n'], unknown none"),
         ({**LIKE, "extra": torch.zeros(1)}, "missing none, unknown ['extra']"),
         ({**LIKE, "w": torch.zeros(3, 2)}, "'w' is of shape [3, 2], the model's of [2, 3]"),
-        (
-            {**LIKE, "w": torch.zeros(2, 3).double()},
-            "'w' is of type torch.float64, the model's of torch.float32",
-        ),
+        ({**LIKE, "w": torch.zeros(2, 3).double()}, "'w' is of type torch.float64, the model's of torch.float32"),
         ({**LIKE, "n": torch.tensor(4.0)}, "'n' is of type torch.float32"),
         (
             {**LIKE, "w": torch.full((2, 3), torch.nan)},
@@ -101,23 +96,13 @@ def test_too_few_good_uploads_stop_the_run(bad: int, enough: bool) -> None:
             run(fed, 1)
 
 
-def test_training_that_diverges_stops_with_a_reason() -> None:
-    with pytest.raises(FedblendError, match="NaN or infinity"):
-        run(federation(train={"lr": 1e30, "epochs": 3}), 2)
-
-
 def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup()
     engine = engine_of(made)
     monkeypatch.setattr(engine, "_step", lambda *_: 1 / 0)
-
     with pytest.raises(ZeroDivisionError) as caught:
         next(engine.train(TrainTask(4, made.weights(), None, made.sizes(0)), [2]))
-
     assert caught.value.__notes__ == ["while training client 2 in round 5, batch 1"]
-
-
-# Bytes ----------------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
@@ -134,35 +119,18 @@ def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
 
 def test_the_untrained_model_costs_nothing() -> None:
     _, record = federation(method="fedmix").start()
-
     assert record.round == 0
     assert record.bytes_up == record.bytes_down == {}
     assert 0 <= record.accuracy <= 1
 
 
-def test_bytes_are_those_of_each_type() -> None:
-    tensors = {
-        "a": torch.zeros(3, 5),
-        "b": torch.zeros(2, dtype=torch.float64),
-        "c": torch.zeros(7, dtype=torch.uint8),
-    }
-
-    assert bytes_of(tensors) == 15 * 4 + 2 * 8 + 7
-
-
 def test_refused_uploads_are_counted_as_they_were_sent() -> None:
     made = setup(train={"cohort": 4})
     fed = damaging(
-        made,
-        lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t,
+        made, lambda t: replace(t, weights={n: w.double() for n, w in t.weights.items()}) if t.client == 0 else t
     )
-
     _, records = run(fed, 1)
-
     assert records[0]["bytes_up"]["weights"] == 5 * bytes_of(made.weights())
-
-
-# What clients keep ----------------------------------------------------------------------------------------
 
 
 DIVERGE = ["fedavg", "scaffold", "feddyn", "moon", "fedper", "ditto", "fd"]
@@ -192,5 +160,4 @@ def test_a_client_that_diverges_once_takes_part_again(method: str) -> None:
 def test_mean_outputs_are_distributions_in_every_precision(precision: str) -> None:
     few = [list(range(i, i + 3)) for i in range(0, 12, 3)]
     fed = federation(groups=few, method="fd", precision=precision, train={"cohort": 4, "batch_size": 2, "lr": 1.0})
-
     assert [record["uploads"] for record in run(fed, 3)[1]] == [4, 4, 4]

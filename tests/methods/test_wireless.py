@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from cli_helpers import TINY, here, refused, succeeded, write
 from helpers import each, examples, federation, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from torch import nn
 
 from fedblend.cli.channel import payloads
@@ -23,7 +23,6 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.upload import bytes_of
-from fedblend.methods.channels import Ideal
 from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 
@@ -132,26 +131,17 @@ LINKS = st.builds(
 )
 
 
-@examples(200)
+@examples(50)
 @given(LINKS, st.integers(1, 70))
 def test_closed_forms_are_scipys(link: Link, needed: int) -> None:
     bits = needed * link.bits_per_slot
     assert link.needed(bits) == needed
     slots, probability = link.slots(bits)
     assert slots.tolist() == list(range(needed, link.limit + 1))
-    np.testing.assert_allclose(probability, stats.nbinom.pmf(slots - needed, needed, link.success), rtol=1e-8)
-    assert link.outage(bits) == pytest.approx(stats.binom.cdf(needed - 1, link.limit, link.success), rel=1e-8)
+    np.testing.assert_allclose(probability, scipy.stats.nbinom.pmf(slots - needed, needed, link.success), rtol=1e-8)
+    assert link.outage(bits) == pytest.approx(scipy.stats.binom.cdf(needed - 1, link.limit, link.success), rel=1e-8)
     assert probability.sum() + link.outage(bits) == pytest.approx(1, abs=1e-9)
     assert link.mean_seconds(bits) == pytest.approx(0.001 * needed / link.success, rel=1e-9)
-
-
-def test_an_outage_by_hand() -> None:
-    link = Link(snr=3 / math.log(2), theta=3.0, bandwidth=1e6, slot=0.001, limit=3)
-    assert link.success == pytest.approx(0.5)
-    # Two of three slots at one half each: 1/8 + 3/8 have fewer.
-    assert link.outage(2 * link.bits_per_slot) == pytest.approx(0.5)
-    slots, probability = link.slots(2 * link.bits_per_slot)
-    assert (slots.tolist(), probability.tolist()) == ([2, 3], pytest.approx([0.25, 0.25]))
 
 
 def test_limits_of_the_closed_forms() -> None:
@@ -167,18 +157,6 @@ def test_limits_of_the_closed_forms() -> None:
 
 
 # Draws against closed forms --------------------------------------------------------------------------------
-
-
-def simulated(channel: Wireless, bits: int, devices: int, draw: np.random.Generator, times: int) -> np.ndarray:
-    """Slots of the uplink from the paper's equations, slot by slot, in milliwatts: T_max + 1 is an outage."""
-    band = 10e6 * 2 / devices
-    limit = round(channel.t_max * 1000)
-    power, noise = 10 ** (channel.power_up / 10), 10**-17.4
-    h = draw.exponential(1.0, (times, limit))
-    decoded = power * h * 1000.0**-4 / (band * noise) >= 3
-    received = np.cumsum(decoded, 1) * 0.001 * band * math.log2(1 + 3)
-    enough = received >= bits - 1e-6
-    return np.where(enough.any(1), enough.argmax(1) + 1, limit + 1)
 
 
 def drawn(channel: Wireless, direction: str, bits: int, devices: int, times: int) -> np.ndarray:
@@ -204,17 +182,7 @@ def test_drawn_slots_follow_the_negative_binomial_distribution(direction: str, b
     rare = expected < 5
     binned = [np.append(one[~rare], one[rare].sum()) for one in (observed, expected)]
     keep = binned[1] > 0
-    assert stats.chisquare(binned[0][keep], binned[1][keep] * (times / binned[1][keep].sum())).pvalue > UNLIKELY
-
-
-def test_drawn_slots_are_those_of_the_papers_equations() -> None:
-    channel, bits, times = Wireless(t_max=0.095), OUTPUTS + 50 * SEED, 20_000
-    reference = simulated(channel, bits, 10, rng(11), times)
-    ours = drawn(channel, "up", bits, 10, times)
-    assert stats.ks_2samp(reference, ours).pvalue > UNLIKELY
-    outages = [int((one == 96).sum()) for one in (reference, ours)]
-    assert min(outages) > 100
-    assert stats.chi2_contingency([outages, [times - n for n in outages]]).pvalue > UNLIKELY
+    assert scipy.stats.chisquare(binned[0][keep], binned[1][keep] * (times / binned[1][keep].sum())).pvalue > UNLIKELY
 
 
 def test_slots_beyond_counting_are_outages() -> None:
@@ -244,7 +212,7 @@ def test_places_in_a_ring_are_uniform_and_stay() -> None:
     assert metres.min() >= 200
     assert metres.max() <= 1000
     area = (metres**2 - 200**2) / (1000**2 - 200**2)
-    assert stats.kstest(area, "uniform").pvalue > UNLIKELY
+    assert scipy.stats.kstest(area, "uniform").pvalue > UNLIKELY
     assert channel.distances(np.array([4999, 3, 3])).tolist() == metres[[4999, 3, 3]].tolist()
     assert (Wireless(nearest=200, places=1).distances(np.arange(5)) != metres[:5]).all()
     assert channel.distances(np.empty(0, np.int64)).tolist() == []
@@ -259,7 +227,7 @@ def test_a_devices_success_is_that_of_its_distance() -> None:
         assert link.snr == pytest.approx(channel.link("up", 10).snr * (1600 / metres) ** 4)
         arrives = channel.transmit("up", sizes(OUTPUTS + 10 * SEED, 3000), rng(2), np.full(3000, device)).arrives
         outage = link.outage(OUTPUTS + 10 * SEED)
-        assert stats.binomtest(int((~arrives).sum()), 3000, outage).pvalue > UNLIKELY
+        assert scipy.stats.binomtest(int((~arrives).sum()), 3000, outage).pvalue > UNLIKELY
 
 
 def test_distances_need_to_know_who_transmits() -> None:
@@ -268,11 +236,6 @@ def test_distances_need_to_know_who_transmits() -> None:
 
 
 # What a channel is -----------------------------------------------------------------------------------------
-
-
-def test_ideal_takes_no_time() -> None:
-    sent = Ideal().transmit("up", np.array([1, 10**12]), rng())
-    assert (sent.arrives.tolist(), sent.seconds.tolist()) == ([True, True], [0, 0])
 
 
 def test_a_channel_defines_one_of_the_two() -> None:
@@ -313,15 +276,6 @@ def test_what_arrives_is_aggregated_and_nothing_else() -> None:
         assert record.channel == {"down": down.seconds.max(), "up": up.seconds.max()}
         lost.append(((~down.arrives).sum(), (~up.arrives).sum()))
     assert min(np.sum(lost, 0)) > 0
-
-
-def test_too_few_uploads_stop_the_run() -> None:
-    fed = federation(channel={**LOSSY, "power_down": 90.0}, train={"cohort": 4}, min_uploads=4)
-    with pytest.raises(
-        FedblendError,
-        match=r"round \d+: [0-3] good uploads of 4, but min_uploads is 4 \(clients? [\d, ]+: lost by the channel\)",
-    ):
-        run(fed, 8)
 
 
 def test_a_model_that_needs_more_slots_than_allowed_never_arrives() -> None:
@@ -389,7 +343,7 @@ def test_channel_tells_what_becomes_of_each_payload() -> None:
     # digits on 64-8-10: 610 weights; p = exp(-3 / 25.06), an outage of one slot in 100 is (1 - p)^100.
     model = ["19,520", "25.06", "0.8872", "4,000", "5", "5.636"]
     assert told["up", "model"][:-1] == model
-    assert float(told["up", "model"][-1]) == pytest.approx(stats.binom.cdf(4, 100, 0.88717), rel=0.1)
+    assert float(told["up", "model"][-1]) == pytest.approx(scipy.stats.binom.cdf(4, 100, 0.88717), rel=0.1)
     assert told["up", "outputs"][0] == "3,200"
     assert told["up", "1 seed"][0] == str(8 * 64)
     assert told["up", "outputs, 10 seeds"][0] == "8,320"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each
 from xormixfl_helpers import pixels, rng
 
 from fedblend._kernels import build
@@ -29,21 +28,18 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-# Drawing --------------------------------------------------------------------------------------------------
-
-
 def test_samples_of_a_label_are_drawn_without_replacement_and_evenly() -> None:
     labels = np.array([1, 0, 1, 1, 0, 1, 1, 2])
     own = np.flatnonzero(labels == 1)
-    drawn = draw_within(labels, np.full(60_000, 1), 3, rng())
+    drawn = draw_within(labels, np.full(12_000, 1), 3, rng())
 
     assert (labels[drawn] == 1).all()
     assert all(len(np.unique(drawn[:, [a, b]], axis=0)) == 20 for a, b in ((0, 1), (0, 2), (1, 2)))
     assert (np.sort(drawn, axis=1)[:, 1:] != np.sort(drawn, axis=1)[:, :-1]).all()
-    # Each of 60 ordered triples about 1,000 times.
+    # Each of 60 ordered triples about 200 times.
     triples, times = np.unique(drawn, axis=0, return_counts=True)
     assert len(triples) == 60
-    assert abs(times - 1000).max() < 150
+    assert abs(times - 200).max() < 70
     assert set(drawn[:, 0]) == set(own)
 
 
@@ -61,9 +57,6 @@ def test_a_label_with_fewer_samples_than_p_is_blended_of_what_there_is() -> None
         draw_within(labels, np.array([0, 3]), 1, rng())
 
 
-# Blending, encoding, decoding -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", ["0.5", "0.25", "0.95", "0.123"])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
 def test_blending_rounds_half_to_even_at_each_step(alpha: str, p: int, way: str) -> None:
@@ -78,13 +71,6 @@ def test_blending_rounds_half_to_even_at_each_step(alpha: str, p: int, way: str)
             # Python's round is half to even, and exact on fractions.
             wanted = [round(share * b + (1 - share) * a) for b, a in zip(wanted, flat[other], strict=True)]
         assert result == wanted
-
-
-def test_half_a_grey_level_goes_to_the_even_one(way: str) -> None:
-    x = torch.tensor([[0, 1, 2, 3, 254, 255], [1, 2, 3, 4, 255, 255]], dtype=torch.uint8)
-    assert blend(x, np.array([[0, 1]]), 0.5).tolist() == [[0, 2, 2, 4, 254, 255]]
-    # 0.9 x 5 = 4.5 and 0.9 x 15 = 13.5, which the nearest float32 numbers to 0.9 and 0.1 would miss.
-    assert blend(torch.tensor([[5, 15], [0, 0]], dtype=torch.uint8), np.array([[0, 1]]), 0.9).tolist() == [[4, 14]]
 
 
 @pytest.mark.parametrize("alpha", ["0.5", "0.01", "0.37", "0.9", "0.95", "0.9921875", "0.123", "0.3333", "0.9999"])
@@ -127,19 +113,6 @@ def test_the_kernel_and_plain_pytorch_agree_on_samples_of_any_size(monkeypatch: 
         monkeypatch.undo()
 
 
-@each("alpha", [0.05, 0.25, 0.5, 0.9, 0.95])
-@each("p", [1, 2, 3, 5])
-def test_blending_weights_within_half_a_grey_level_a_step(alpha: float, p: int) -> None:
-    x, places = pixels(p, side=12), np.arange(p)[None]
-    weights = [alpha ** (p - 1), *[(1 - alpha) * alpha ** (p - 1 - k) for k in range(1, p)]]
-
-    assert sum(weights) == pytest.approx(1)
-    exact = sum(w * x[k].double() for k, w in enumerate(weights))
-    # What a step rounds off is shrunk by alpha in every later one.
-    bound = 0.5 * sum(alpha**k for k in range(p - 1))
-    assert float((blend(x, places, alpha)[0].double() - exact).abs().max()) <= bound + 1e-4
-
-
 @pytest.mark.parametrize("p", [1, 3])
 def test_the_same_dummy_decodes_to_the_exact_target(p: int, way: str) -> None:
     x = pixels(20)
@@ -152,16 +125,6 @@ def test_the_same_dummy_decodes_to_the_exact_target(p: int, way: str) -> None:
     a, b, c = (blend(x, places, 0.7).numpy() for places in (targets, dummies, other))
     np.testing.assert_array_equal(encoded.numpy(), a ^ b)
     np.testing.assert_array_equal(decode(encoded, x, other, 0.7).numpy(), a ^ b ^ c)
-
-
-def test_where_the_dummy_is_0_the_target_travels_in_clear() -> None:
-    x = pixels(10)
-    x[5:, 0, :3] = 0
-    targets, dummies = rng(1).integers(5, size=(30, 1)), rng(2).integers(5, 10, size=(30, 1))
-    encoded, target = encode(x, targets, dummies, 0.5), x[targets[:, 0]]
-
-    assert torch.equal(encoded[:, 0, :3], target[:, 0, :3])
-    assert (encoded[:, 0, 3:] != target[:, 0, 3:]).float().mean() > 0.9
 
 
 def test_pixels_that_are_worked_on_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

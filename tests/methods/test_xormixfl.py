@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, experiment, images, local, numbers, run, same, same_state, setup, slow_after_first
+from helpers import (
+    each,
+    experiment,
+    federation_of,
+    images,
+    local,
+    numbers,
+    run,
+    same,
+    same_state,
+    setup,
+    slow_after_first,
+)
 from sharing_helpers import server_side
 from torch.nn import functional as F
 from xormixfl_helpers import pixels, rng
@@ -50,7 +62,7 @@ def one_shot(method: Any = "xormixfl", rows: Any = ROWS, **changes: Any) -> Any:
 
 def pool_of(made: Any) -> tuple[Pool, Any, Any]:
     """What the server has after its round; the state and the record."""
-    fed = RoundLoop(made, LoopEngine(made))
+    fed = federation_of(made)
     state, (record,) = run(fed, 1)
     return fed.exchange.pool_of(state), state, record
 
@@ -61,7 +73,6 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
 def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
     base = np.repeat(np.arange(10), [10, 200, 10, 200, 10, 200, 200, 200, 10, 200])
     asked = XorSeeds().spread(base, 10, [1, 2, 3])
-
     assert sum(one.wanted for one in asked.values()).tolist() == [190, 0, 190, 0, 190, 0, 0, 0, 190, 0]
     assert [asked[k].wanted[0] for k in (1, 2, 3)] == [64, 63, 63]
     assert all(one.dummies.tolist() == [1, 3, 5, 6, 7, 9] for one in asked.values())
@@ -71,7 +82,6 @@ def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
 def test_dummy_labels_are_named_or_those_of_which_the_server_holds_most() -> None:
     base = np.repeat(np.arange(5), [2, 9, 8, 9, 5])
     of = lambda **given: XorSeeds(targets=(0,), **given).spread(base, 5, [4])[4].dummies.tolist()  # noqa: E731
-
     assert of() == [1, 2, 3, 4]
     assert of(dummies=1) == [1]
     assert of(dummies=3) == [1, 2, 3]
@@ -256,8 +266,8 @@ def test_what_travels_is_pixels_the_label_and_the_dummy_s_label() -> None:
 @pytest.mark.parametrize("method", ["xormixfl", "mixfl", "standalone"])
 def test_one_shot_is_done_in_one_round(method: str) -> None:
     made = one_shot(method)
-    first, records = run(RoundLoop(made, LoopEngine(made)), 1)
-    second, more = run(RoundLoop(made, LoopEngine(made)), 1, first)
+    first, records = run(made, 1)
+    second, more = run(made, 1, first)
 
     assert not same(first.weights, made.weights())
     assert same(second.weights, first.weights)
@@ -277,7 +287,7 @@ def test_standalone_trains_on_the_server_s_samples_alone() -> None:
 
 
 def test_vanilla_fl_is_one_round_of_fedavg() -> None:
-    ours, theirs = (run(RoundLoop(made, LoopEngine(made)), 1)[0] for made in map(one_shot, ("vanilla-fl", "fedavg")))
+    ours, theirs = (run(made, 1)[0] for made in map(one_shot, ("vanilla-fl", "fedavg")))
     assert same(ours.weights, theirs.weights)
 
 
@@ -285,17 +295,17 @@ def test_vanilla_fl_is_one_round_of_fedavg() -> None:
 def test_engines_agree_and_a_checkpoint_goes_on_exactly_from_a_warm_start(method: str, tmp_path: Path) -> None:
     warm = {"name": method, "upload": {"name": "model", "from_round": 2}}
     made = one_shot(warm, rounds=3)
-    loop, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    loop, records = run(made, 3)
     stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
 
     for name, tensor in loop.weights.items():
         torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-5, rtol=1e-4)
     assert same(stacked.entries.tensors, loop.entries.tensors)
-    half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
+    half, _ = run(made, 1)
     checkpoint.write(tmp_path, half)
     read = checkpoint.read(tmp_path)
     assert read is not None
-    resumed, again = run(RoundLoop(made, LoopEngine(made)), 2, read)
+    resumed, again = run(made, 2, read)
     assert same_state(resumed, loop)
     assert [r["loss"] for r in again] == [r["loss"] for r in records[1:]]
 
@@ -303,12 +313,12 @@ def test_engines_agree_and_a_checkpoint_goes_on_exactly_from_a_warm_start(method
 def test_a_warm_start_is_the_one_shot_model_and_then_fedavg() -> None:
     warm = one_shot({"name": "xormixfl", "upload": {"name": "model", "from_round": 2}})
     shot, _ = run(RoundLoop(one_shot(), LoopEngine(one_shot())), 1)
-    first, (record,) = run(RoundLoop(warm, LoopEngine(warm)), 1)
+    first, (record,) = run(warm, 1)
     assert same(first.weights, shot.weights)
     assert "cohort" not in record
     assert "weights" not in record["bytes_down"]
 
-    second, (record,) = run(RoundLoop(warm, LoopEngine(warm)), 1, first)
+    second, (record,) = run(warm, 1, first)
     plain = one_shot("fedavg")
     task = TrainTask(1, shot.weights, None, plain.sizes(1))
     trained = list(LoopEngine(plain).train(task, [0, 1, 2]))
@@ -321,9 +331,9 @@ def test_a_warm_start_is_the_one_shot_model_and_then_fedavg() -> None:
 
 def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
     made = one_shot({"name": "xormixfl", "server_step": {**STEP, "rounds": 3}})
-    whole, _ = run(RoundLoop(made, LoopEngine(made)), 3)
-    half, _ = run(RoundLoop(made, LoopEngine(made)), 1)
-    resumed, _ = run(RoundLoop(made, LoopEngine(made)), 2, half)
+    whole, _ = run(made, 3)
+    half, _ = run(made, 1)
+    resumed, _ = run(made, 2, half)
     assert same_state(resumed, whole)
 
 
@@ -349,19 +359,19 @@ def test_settings_that_make_no_sense(sharing: dict[str, Any], message: str) -> N
 
 def _begin(method: Any) -> RoundLoop:
     made = one_shot(method)
-    return RoundLoop(made, LoopEngine(made))
+    return federation_of(made)
 
 
 def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> None:
     rows = [[6, 0, 2], [6, 6, 5], [6, 6, 3]]
     lacking = one_shot({"name": "xormixfl", "sharing": {"targets": [2], "dummies": [1]}}, rows=rows)
     with pytest.raises(FedblendError, match=r"the server \(client 0\) has no samples of \[1\]"):
-        RoundLoop(lacking, LoopEngine(lacking))
+        federation_of(lacking)
     fine = one_shot({"name": "mixfl", "sharing": {"targets": [2], "dummies": [1]}}, rows=rows)
     assert len(pool_of(fine)[0]) == 8 + 4
     empty = one_shot(rows=[[0, 0, 0], [6, 6, 5], [6, 6, 3]], train={"cohort": 2})
     with pytest.raises(FedblendError, match=r"method\.sharing\.server: 0: it holds no samples"):
-        RoundLoop(empty, LoopEngine(empty))
+        federation_of(empty)
 
 
 def test_methods_in_which_clients_train_have_a_proximal_form_and_others_none() -> None:

@@ -11,13 +11,7 @@ from matplotlib.colors import to_rgba
 from report_helpers import HOSTILE
 
 from fedblend import report
-from fedblend.analysis.plotting import (
-    COLOURS,
-    METHOD_STYLES,
-    PHASES,
-    line_styles,
-    log_axis,
-)
+from fedblend.analysis.plotting import COLOURS, METHOD_STYLES, PHASES, line_styles, log_axis
 from fedblend.experiment.presets import presets
 from fedblend.report import summary_figure
 from fedblend.report.columns import method_rows

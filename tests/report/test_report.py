@@ -16,9 +16,7 @@ from PIL import Image
 from report_helpers import HOSTILE, experiment
 
 from fedblend import report
-from fedblend.analysis.plotting import (
-    METHOD_STYLES,
-)
+from fedblend.analysis.plotting import METHOD_STYLES
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
 from fedblend.experiment.privacy import privacy_facts

@@ -12,9 +12,7 @@ from report_helpers import HOSTILE, experiment
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedblend.analysis.plotting import (
-    png_data_url,
-)
+from fedblend.analysis.plotting import png_data_url
 from fedblend.core.errors import FedblendError
 from fedblend.report import shared_images
 from fedblend.runs import checkpoint

@@ -3,8 +3,8 @@
 import math
 
 import pytest
+import scipy
 from helpers import each
-from scipy import stats
 
 from fedblend.core.errors import FedblendError
 from fedblend.runs.differences import Difference, baselines, certain_together, paired_difference, student_t
@@ -41,7 +41,7 @@ def test_equal_differences_of_measured_values_may_be_one_step(seeds, certain):
     assert len({values[seed] - others[seed] for seed in values}) > 1  # rounding of floats alone
     one = paired_difference(values, others)
     assert one.mean == pytest.approx(0.02)
-    assert one.half == pytest.approx(stats.t.ppf(0.975, seeds - 1) * 0.02 / math.sqrt(6 * seeds))
+    assert one.half == pytest.approx(scipy.stats.t.ppf(0.975, seeds - 1) * 0.02 / math.sqrt(6 * seeds))
     assert (one.low > 0) == certain
 
 
@@ -53,14 +53,14 @@ def test_seeds_without_any_difference_have_none():
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
 def test_quantiles_are_those_of_scipy(level):
     for degrees in [*range(1, 12), 29, 30, 200]:
-        assert student_t(degrees, level) == pytest.approx(stats.t.ppf((1 + level) / 2, degrees), rel=1e-6)
+        assert student_t(degrees, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, degrees), rel=1e-6)
 
 
 def test_p_values_are_those_of_scipy():
     values, others = (0.7, 0.9, 0.8, 0.85), (0.6, 0.75, 0.78, 0.7)
     for count in (2, 3, 4):
         pair = [dict(enumerate(one[:count])) for one in (values, others)]
-        expected = stats.ttest_rel(values[:count], others[:count]).pvalue
+        expected = scipy.stats.ttest_rel(values[:count], others[:count]).pvalue
         assert paired_difference(*pair).p_value == pytest.approx(expected, rel=1e-6)
         assert paired_difference(*pair[::-1]).p_value == pytest.approx(expected, rel=1e-6)
     assert (Difference((0, 1), 2.0, 0.0).p_value, Difference((0, 1), 0.0, 0.0).p_value) == (0, 1)
