@@ -16,14 +16,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import slow_after_first
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes
+from flower_helpers import (
+    ALL,
+    QUICK,
+    Nodes,
+    by_loop,
+    experiment,
+    fields_only,
+    is_loops,
+    nodes,
+    spoiling,
+    tensors_only,
+    trained_in,
+)
+from flower_sites import sites_with_data
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from helpers import slow_except
-from test_flower import by_loop, experiment, nodes, site_files, sites_with_data
+from helpers import same, slow_after_first, slow_except
 
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import Experiment
@@ -37,31 +45,6 @@ from fedblend.runs import checkpoint, groups
 from fedblend.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
-QUICK = FederationLimits(min_sites=2, deadline=0.4)
-
-
-def spoiling(client: int, kind: str, change: Any) -> Nodes:
-    """Four nodes, one of which replies to a kind of message with ``change`` applied to its fields and tensors."""
-    grid = nodes()
-
-    def spoil(who: int, message: Message, reply: Message) -> Message | None:
-        if (who, message.metadata.message_type) != (client, kind):
-            return reply
-        made = change(*unpack(reply.content))
-        return made if made is None else Message(made, reply_to=message)
-
-    grid.spoil = spoil
-    return grid
-
-
-def fields_only(**changes: Any) -> Any:
-    return lambda fields, tensors: pack({**fields, **changes}, to_record(tensors))
-
-
-def tensors_only(change: Any) -> Any:
-    return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
 def test_a_site_that_sends_nan_is_one_of_krums_byzantine_and_one_that_sends_nothing_is_not(tmp_path: Path) -> None:
@@ -321,7 +304,7 @@ def test_a_continued_run_keeps_the_numbers_of_samples_that_it_began_with(late: b
 
     lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (finished, expected)]
     assert lines[0][2] == lines[1][2]
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in expected.state.weights.items())
+    assert same(finished.state.weights, expected.state.weights)
 
 
 def test_samples_that_changed_before_a_restart_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -359,7 +342,7 @@ def test_a_restarted_site_is_queried_and_receives_everything_again(tmp_path: Pat
     grid.spoil = restart
     finished = run(grid, asked, tmp_path, QUICK)
 
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    is_loops(finished, asked)
     model = sum(t.numel() * 4 for t in finished.state.weights.values())
     pools = [down > model for who, kind, down, _ in grid.sent if who == 0 and kind == "train"]
     assert pools == [True, False, True]
@@ -378,7 +361,7 @@ def test_a_site_that_lost_its_memory_receives_the_pool_again_in_the_same_round(t
 
     grid.spoil = forget
     finished = run(grid, asked, tmp_path, QUICK)
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    is_loops(finished, asked)
     assert "refused" not in finished.directory.metrics()[2]
 
 
@@ -454,33 +437,13 @@ def keeping(keeper: str) -> Experiment:
     return experiment(**{"train": ALL, "rounds": 3, "partition": {"name": "iid", "clients": 4}, **KEEPERS[keeper]})
 
 
-def sites_of(folder: Path, run_id: int = 1, **fields: Any) -> Nodes:
-    """Four sites with site files in ``folder``."""
-    folder.mkdir(exist_ok=True)
-    return Nodes(site_files(folder, 4, **fields), run_id=run_id)
-
-
-def trained_in(message: Message) -> int | None:
-    """The round of a request to train, counted from 0; ``None`` for other messages."""
-    return unpack(message.content)[0]["round"] if message.metadata.message_type == "train" else None
-
-
-def restart(grid: Nodes, who: int) -> None:
-    """Begin a site's app anew: nothing is left in its memory, and its node has another number."""
-    (old,) = [node for node in grid.contexts if grid.client(node) == who]
-    context = grid.contexts.pop(old)
-    context.state = RecordDict()
-    grid.contexts[old + 5000] = context
-    at_site.engine_of.cache_clear()
-
-
 @pytest.mark.parametrize("keeper", FEW_KEEPERS)
 def test_a_site_that_restarts_goes_on_with_what_only_it_keeps(keeper: str, tmp_path: Path) -> None:
     asked, grid = keeping(keeper), sites_of(tmp_path / "sites")
 
     def spoil(who: int, message: Message, reply: Message) -> Message:
         if trained_in(message) == who % 2:
-            restart(grid, who)
+            grid.restart(who)
         return reply
 
     grid.spoil = spoil
@@ -489,7 +452,7 @@ def test_a_site_that_restarts_goes_on_with_what_only_it_keeps(keeper: str, tmp_p
     whole = run(sites_of(tmp_path / "others"), asked, tmp_path / "whole", QUICK)
     lines = [[{**one, "machine": None} for one in made.directory.metrics()] for made in (finished, whole)]
     assert lines[0] == lines[1]
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in whole.state.weights.items())
+    assert same(finished.state.weights, whole.state.weights)
 
 
 def test_a_site_without_a_file_that_lost_its_own_means_does_not_train_without_them(tmp_path: Path) -> None:
@@ -497,7 +460,7 @@ def test_a_site_without_a_file_that_lost_its_own_means_does_not_train_without_th
 
     def spoil(who: int, message: Message, reply: Message) -> Message:
         if (who, trained_in(message)) == (0, 0):
-            restart(grid, who)
+            grid.restart(who)
         return reply
 
     grid.spoil = spoil
@@ -517,7 +480,7 @@ def test_a_site_that_ends_before_its_reply_goes_on_with_what_the_server_knows_of
             if (who, trained_in(message)) != (0, 1):
                 return reply
             if restarts:
-                restart(grid, who)
+                grid.restart(who)
             return None
 
         grid.spoil = spoil
@@ -735,7 +698,7 @@ def test_a_site_whose_kept_state_is_spoiled_says_so_and_takes_no_part(
 
     def spoil(who: int, message: Message, reply: Message) -> Message:
         if (who, trained_in(message)) == (0, 0):
-            restart(grid, who)
+            grid.restart(who)
             spoil_folder(tmp_path / "sites" / "audit-0.state")
         return reply
 
@@ -772,14 +735,10 @@ def test_a_node_that_is_no_client_of_this_experiment_takes_no_part(tmp_path: Pat
     grid = Nodes([{"partition-id": c} for c in (0, 1, 2, 3, 9)] + [{"partition-id": "1"}, {}])
     asked = experiment(rounds=1)
     finished = run(grid, asked, tmp_path, QUICK)
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    is_loops(finished, asked)
 
 
-UNSHARED = {
-    "fedmix": "y",
-    "mix2fld": "y",
-    "statmix": "std",
-}
+UNSHARED = {"fedmix": "y", "mix2fld": "y", "statmix": "std"}
 
 
 @pytest.mark.parametrize(

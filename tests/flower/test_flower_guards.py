@@ -11,44 +11,30 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from helpers import each, slow_after_first
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes, through
+from flower_helpers import ALL, NOISE, QUICK, Nodes, experiment, nodes, spoiling, through, weights_of
+from flower_sites import sites_with_data
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from google.protobuf.message import DecodeError
-from test_flower import experiment, nodes, sites_with_data
-from test_flower_faults import ALL, QUICK, spoiling
+from helpers import each, slow_after_first
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.trees import add_prefix
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.config import Experiment, as_table
+from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import sites as sites_module
 from fedblend.flower import work
-from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
 from fedblend.flower.server import run
-from fedblend.flower.site import RefusedByPolicy, Site, describe_setup
+from fedblend.flower.site import RefusedByPolicy, describe_setup
 from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.files import BLOCK, append_line, read_lines
 
-NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
 ASKED = {"request": None}
-
-
-def here(asked: Experiment, round: int = 0, **site: Any) -> ClientTask:
-    """Client 0 at a site of this policy."""
-    engine = LoopEngine(make_setup(asked))
-    return ClientTask(engine, Site(**site), 0, round, Memory(Context(1, 1, {}, RecordDict(), {})))
 
 
 # At a site ------------------------------------------------------------------------------------------------------
@@ -85,7 +71,7 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
 
 def test_a_payload_of_an_earlier_round_is_refused() -> None:
     asked = experiment("fedavg", train=ALL)
-    once = at_site.ReplayGuard(here(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
+    once = at_site.ReplayGuard(task_of(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
     once.check("upload", True)
     once.mark_sent("upload")
     for round in (0, 4, 5):
@@ -96,32 +82,32 @@ def test_a_payload_of_an_earlier_round_is_refused() -> None:
 
 def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:
     asked = experiment("fedavg", holdout=0.3)
-    weights = add_prefix("weights/", make_setup(asked).weights())
-    own = here(asked, data="digits")
+    weights = weights_of(asked)
+    own = task_of(asked, data="digits")
     with pytest.raises(RefusedByPolicy, match="its test samples are its own"):
         work.score(own, {"own": None, "personal": None, "split": "test"}, weights)
     said, tensors = work.score(own, {"own": None, "personal": None, "split": "holdout"}, weights)
     assert (set(said), tensors) == ({"right", "samples"}, {})
     # The experiment's test samples are not secret.
-    assert len(work.score(here(asked), {"own": None, "personal": None, "split": "test"}, weights)[1]["loss"]) > 0
+    assert len(work.score(task_of(asked), {"own": None, "personal": None, "split": "test"}, weights)[1]["loss"]) > 0
 
 
 def test_policy_bounds_single_samples_of_any_kind() -> None:
     raw, mixed = (
         experiment({"name": name, "sharing": {"samples": 4}, "server_step": {"steps": 1}}) for name in ("fld", "mixfld")
     )
-    assert [at_site.kind_of(here(one).engine, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
-    features = here(experiment({"name": "flea", "sharing": {"fraction": 1}}), max_seeds=1)
+    assert [at_site.kind_of(task_of(one).engine, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
+    features = task_of(experiment({"name": "flea", "sharing": {"fraction": 1}}), max_seeds=1)
     assert at_site.kind_of(features.engine, "sharing") == "features"
     weights = add_prefix("weights/", features.setup.weights())
     with pytest.raises(RefusedByPolicy, match=r"single samples \(features\), and its policy gives 1"):
         work.share(features, ASKED, weights)
     for one in (raw, mixed):
-        assert len(work.share(here(one, max_seeds=4), ASKED, {})[1]["x"]) == 4
+        assert len(work.share(task_of(one, max_seeds=4), ASKED, {})[1]["x"]) == 4
         with pytest.raises(RefusedByPolicy, match=r"it is asked for 4 single samples .*, and its policy gives 3"):
-            work.share(here(one, max_seeds=3), ASKED, {})
+            work.share(task_of(one, max_seeds=3), ASKED, {})
     # A mean of many is none.
-    assert len(work.share(here(experiment("fedmix"), max_seeds=1), ASKED, {})[1]["x"]) == 1
+    assert len(work.share(task_of(experiment("fedmix"), max_seeds=1), ASKED, {})[1]["x"]) == 1
 
 
 @pytest.mark.parametrize("kind", [SharedMeans, SecureMeans])
@@ -137,12 +123,12 @@ def test_noise_on_means_is_drawn_from_system_entropy(kind: type) -> None:
 def test_a_model_leaves_only_clipped_against_the_rounds_model(where: str) -> None:
     lossy = {"channel": {"name": "wireless"}, "train": ALL}
     fields = {"begins": "own", "mark": None, "state": None, "pool": None, "keep": "0-0"}
-    clipped = here(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
+    clipped = task_of(experiment(**lossy, **({"protection": NOISE} if where == "experiment" else {})))
     if where == "site":
-        clipped = here(experiment(**lossy), protection=NOISE)
+        clipped = task_of(experiment(**lossy), protection=NOISE)
     with pytest.raises(FedblendError, match="it did not receive the round's model, from which its protection clips"):
         work.train(clipped, fields, {})
-    assert work.train(here(experiment(**lossy)), fields, {})[1]
+    assert work.train(task_of(experiment(**lossy)), fields, {})[1]
 
 
 def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:

@@ -9,22 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import WORD, Nodes
+from flower_helpers import WORD, Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
+from flower_sites import audit, site_files
 from flwr.app import Context, RecordDict
-from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
-from test_flower_methods import Counting, numbers_in
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import unpack
@@ -71,11 +66,10 @@ def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggrega
     one = asked(aggregator)
     grid = Counting({"partition-id": client, "allow": WORD} for client in range(CLIENTS))
 
-    finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
+    finished = federate(grid, one, tmp_path)
 
     state, records = by_loop(one)
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
     assert same(pool_of(one, finished.state.entries), pool_of(one, state.entries))
     record = finished.directory.metrics()[1]
     assert record["shared"] == records[1]["shared"]

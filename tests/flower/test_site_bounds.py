@@ -11,24 +11,20 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
+from flower_helpers import ALL, NOISE, TOLD, Nodes
+from flower_sites import OwnSite
+from flwr.app import Message
 from helpers import slow_except
 from models_helpers import SMALL, built
+from test_lying_queries import DEEP
 from torch import nn
 
-from fedblend.core import registry
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes, fields_of
-from flwr.app import Message
-from test_lying_queries import DEEP
-from test_lying_server import ALL, NOISE, OwnSite
-
 from fedblend.cli.federation import init_site, write_app_folder
+from fedblend.core import registry
 from fedblend.core.trees import Tensors, add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import limits, model_check
 from fedblend.flower.limits import AT_SERVER, AT_SITES, NOT_AGREED, agreed_digest
@@ -37,8 +33,6 @@ from fedblend.flower.model_check import check_model, steps
 from fedblend.flower.site import RefusedByPolicy, describe_setup, read_site
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-TOLD = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
 
 
 def asked_of(site: OwnSite, **changes: Any) -> Experiment:
@@ -254,10 +248,7 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "2^62 steps": ({"train": ALL | {"steps": 2**62}}, "train.steps: this makes 4,611,686,018,427,387,904 batches"),
     "2^62 samples": ({"train": ALL | {"steps": 2, "batch_size": 2**62}}, "samples in the batches of one training"),
     "2^62 rounds": ({"rounds": 2**62}, "rounds: this makes 4,611,686,018,427,387,904 rounds; valid: 1,000,000 at most"),
-    "10^18 clients": (
-        {"clients": 10**18},
-        "setup.clients: 1000000000000000000 is not valid",
-    ),
+    "10^18 clients": ({"clients": 10**18}, "setup.clients: 1000000000000000000 is not valid"),
 }
 
 

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes, fields_of
+from flower_helpers import Nodes, experiment
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from test_flower import experiment
 from torch import nn
 
 from fedblend.core import registry
