@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ from fedblend.experiment.config import Experiment
 from fedblend.flower import client as at_site
 from fedblend.flower.messages import find_mismatched, pack
 from fedblend.flower.server import RUN_NAME, run
-from fedblend.flower.work import runs_of
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.runs import checkpoint, groups
 from fedblend.runs.directory import RunDirectory
@@ -690,10 +688,3 @@ def test_equally_frequent_forms_and_unequal_rows_are_reported() -> None:
     assert find_mismatched({}, rows=True) == {}
     with pytest.raises(FedblendError, match=r"disagree on the form.*clients 0, 5: .*\(3,\).*; clients 1, 4: .*\(4,\)"):
         find_mismatched({0: a, 1: b, 4: b, 5: a}, rows=True)
-
-
-def test_owners_as_runs_are_restored() -> None:
-    for owner in ([], [3], [-1, -1, -1], [0, 0, 2, 2, 2, 1, 0], [-1, 5, 5]):
-        runs = runs_of(torch.tensor(owner, dtype=torch.int64).numpy())
-        assert [who for who, count in runs for _ in range(count)] == owner
-        assert all(a[0] != b[0] for a, b in pairwise(runs))

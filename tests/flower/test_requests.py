@@ -74,6 +74,10 @@ def test_words_that_are_none_are_refused_before_anything_is_looked_at(
             if (name, value) not in [("run", ""), ("pool", ""), ("experiment", {"a": 1})] and value != told[name]:
                 answer = fault(told | {name: value})
                 assert answer.startswith(f"a request that is none: {name}"), (name, value, answer)
+    for name in FORMS[kind].model_fields:
+        if FORMS[kind].model_fields[name].is_required():
+            missing = f"a request that is none: {name}: is missing; it must be given"
+            assert fault({n: value for n, value in told.items() if n != name}) == missing
     assert fault(told | {"\x1b[31m" + "x" * 10_000: 1}).startswith("a request that is none: ")
     assert fault(told, {"odd/name": torch.zeros(1)}) == "a request that is none: it sends a tensor 'odd/name'" or (
         kind in ("query.hello", "query.ask")
