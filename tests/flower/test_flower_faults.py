@@ -199,10 +199,10 @@ def test_sites_with_their_own_data_begin_without_one_that_is_absent(
     grid.down = {2}
     caplog.set_level(logging.INFO, "flwr")
 
-    finished = run(grid, asked, tmp_path / "run", QUICK)
+    finished = federate(grid, asked, tmp_path / "run", 60, 2)
 
     assert finished.directory.metrics()[2]["cohort"] == [0, 1, 3]
-    assert "3 of 4 sites are connected; the run waits 0.4 seconds (deadline) at most; missing: 2" in caplog.text
+    assert "3 of 4 sites are connected; the run waits 60 seconds (deadline) at most; missing: 2" in caplog.text
     assert "clients 2 are not connected, or have no samples, and take no part in the run; 3 clients a" in caplog.text
     few = asked.model_copy(update={"min_uploads": 4})
     with pytest.raises(FedblendError, match=r"clients 2 are not connected.*too few for a round: min_uploads: 4"):
