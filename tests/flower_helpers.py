@@ -193,6 +193,12 @@ class Nodes:
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
+    def changing(
+        self, kind: str, clients: Collection[int], change: Callable[[dict[str, torch.Tensor]], Tensors]
+    ) -> Nodes:
+        """The same nodes, of which some change the tensors in their replies of a kind."""
+        return self.lying(kind, clients, table_only(change))
+
     def lying(self, kind: str, clients: Collection[int], change: Change) -> Nodes:
         """The same nodes, of which some lie in their replies of a kind."""
 

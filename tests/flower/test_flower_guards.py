@@ -394,6 +394,7 @@ def test_a_site_does_not_train_another_model() -> None:
     ):
         assert "the server sent another model than the experiment's" in answer_to(change)
     assert answer_to() == ""
+    assert answer_to(client=1) == "this is client 0, not 1"
 
 
 def test_owners_of_a_pool_are_checked_before_they_are_made() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import ALL, SECURE, WORD, Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
+from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes
 from flwr.app import Message
 from helpers import same, slow_except
 
@@ -135,16 +135,14 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
 
     finished = federate(grid, one, tmp_path)
 
     state, _ = by_loop(one)
     assert same(finished.state.weights, state.weights)
     record = finished.directory.metrics()[1]
-    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
-    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
-    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    assert [sum(record[way].values()) for way in ("bytes_down", "bytes_up")] == grid.exchanged()
     assert record["bytes_up"]["weights"] == 4 * sum(4 * t.numel() for t in state.weights.values())
     # The server receives public keys, sealed shares, one vector a site, and shares of secrets.
     up = {kind: [unpack(o[3].content)[1] for o in grid.kept if o[1] == kind] for kind in {o[1] for o in grid.kept}}

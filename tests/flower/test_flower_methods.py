@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_helpers import WORD, Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
-from flower_sites import audit, site_files
+from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
+from flower_sites import audit, site_files, sites_with_data
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from helpers import each, needs_of, same, slow_after_first, slow_except
@@ -75,9 +75,7 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(
-        quick(method), Counting({"partition-id": client, "allow": WORD} for client in range(4)), tmp_path
-    )
+    gives_what_the_loop_gives(quick(method), nodes(4, Counting), tmp_path)
 
 
 class OtherEverywhere(Backbone):
@@ -126,16 +124,14 @@ def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -
 
     assert same(finished.state.weights, state.weights)
     ours = finished.directory.metrics()
-    same = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
+    alike = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
     if asked.evaluates_each:
         # Sites tell how many of their samples are right, and no more.
-        same = ("accuracy", "clients", *same[3:])
+        alike = ("accuracy", "clients", *alike[3:])
     for a, b in zip(ours, records, strict=True):
-        assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
+        assert {k: a.get(k) for k in alike} == {k: b.get(k) for k in alike}
     counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
-    # First queries of nodes and evaluations are not counted.
-    exchanged = [one for one in grid.kept if one[1] not in ("query.hello", "evaluate")]
-    assert counted == [sum(numbers_in(one[place]) for one in exchanged) for place in (2, 3)]
+    assert counted == grid.exchanged()
     assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
 
 
@@ -156,7 +152,7 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     )
     state, records = by_loop(asked)
 
-    finished = federate(Nodes({"partition-id": client, "allow": WORD} for client in range(4)), asked, tmp_path)
+    finished = federate(nodes(), asked, tmp_path)
 
     for name, tensor in state.weights.items():
         assert torch.allclose(finished.state.weights[name], tensor, atol=1e-6), name
@@ -171,7 +167,7 @@ def test_the_server_aggregates_what_goes_beside_models_as_the_loop_does(tmp_path
     asked = experiment(method, **DATA, adversary={"name": "sign-flip", "share": 0.25, "factor": 100.0})
     state, _ = by_loop(asked)
 
-    grid = Nodes({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes()
     finished = federate(grid, asked, tmp_path)
 
     ours = finished.state.server_part("terms.0")
@@ -183,7 +179,7 @@ def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
     asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
     state, _ = by_loop(asked)
 
-    finished = federate(Nodes({"partition-id": client, "allow": WORD} for client in range(4)), asked, tmp_path)
+    finished = federate(nodes(), asked, tmp_path)
 
     assert same(finished.state.weights, state.weights)
 
@@ -228,7 +224,7 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
     made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
@@ -259,7 +255,7 @@ def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Pat
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
 
     finished = federate(grid, asked, tmp_path)
 
