@@ -414,6 +414,7 @@ def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
 
 
 def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
+    assert not masks.is_signed("ecdsa-sha2-nistp384 AAAA", b"text", b"signature")
     (tmp_path / "key").write_text("none")
     os.mkfifo(tmp_path / "pipe")
     for path, why in (
