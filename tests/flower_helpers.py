@@ -1,10 +1,22 @@
-"""A federation in one process. Messages go through Flower's own serialisation to the real ClientApp and back."""
+"""A federation in one process, whose messages go through Flower's own serialisation to the real ClientApp and back.
+
+Here are its experiments, its messages, and sites that lie.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import same
+
+pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,11 +25,22 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
 from fedblend.core.payload import PAYLOAD_KINDS
+from fedblend.core.sharing import Pool, rows_of
+from fedblend.core.state import RunState
+from fedblend.core.trees import add_prefix
 from fedblend.core.upload import Tensors, bytes_of
+from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower import requests
+from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.server import run
+from fedblend.flower.site import describe_setup
+from fedblend.runs.runner import FinishedRun
 
 FORMS: dict[str, type[requests.Form]] = {
     "query.hello": requests.Hello,
@@ -35,10 +58,86 @@ FORMS: dict[str, type[requests.Form]] = {
 WORD = ",".join(kind.name for kind in PAYLOAD_KINDS.values() if kind.through_model)
 """Kinds that leave a node without a site file only by a word."""
 
+ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
+SECURE = {"name": "fedavg", "aggregator": "secure-mean"}
+LINEAR = {"name": "mlp", "hidden": []}
+QUICK = FederationLimits(min_sites=2, deadline=0.4)
+TOLD: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
+"""What a client is told that trains from the round's model."""
 
-def fields_of(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a message of this kind has."""
-    return {name: value for name, value in fields.items() if name in FORMS[kind].model_fields}
+HEADER = 128
+"""Bytes before the numbers in each array of a message: the header of NumPy's file format."""
+
+
+# Experiments -----------------------------------------------------------------------------------------------------
+
+
+def experiment(method: Any = "fedavg", **changes: Any) -> Experiment:
+    """Four clients of digits, three of them a round."""
+    table = {
+        "data": "digits",
+        "partition": {"name": "classes", "clients": 4, "classes_per_client": 3},
+        "model": {"name": "mlp", "hidden": [8, 7]},
+        "train": {**ALL, "cohort": 3},
+        "rounds": 2,
+        "method": method,
+        "unsafe": True,
+        "fraction": 0.3,
+    }
+    return resolve({**table, **changes})
+
+
+def one_round(method: Any = "fedavg", **changes: Any) -> Experiment:
+    """The same with all clients in one round."""
+    return experiment(method, **{"train": ALL, "rounds": 1, **changes})
+
+
+def by_loop(asked: Experiment, shared: Pool | None = None) -> tuple[RunState, list[dict[str, Any]]]:
+    """The run by the loop engine, whose clients share the entries ``shared`` where they are given."""
+    setup = make_setup(asked)
+    engine = LoopEngine(setup)
+    if shared is not None:
+        payloads = {int(k): rows_of(shared, shared.owner == k).tensors for k in np.unique(shared.owner)}
+        engine.share = lambda *_: iter(payloads.items())
+    federation = RoundLoop(setup, engine)
+    state, record = federation.start()
+    records = [record.as_dict()]
+    while state.round < asked.rounds:
+        state, record = federation.round(state)
+        records.append(record.as_dict())
+    return state, records
+
+
+def federate(grid: Any, asked: Experiment, folder: Path, deadline: float = 5, min_sites: int = 0) -> FinishedRun:
+    """Run an experiment with the sites behind a grid."""
+    return run(grid, asked, folder, FederationLimits(min_sites, deadline))
+
+
+def is_loops(finished: FinishedRun, asked: Experiment) -> None:
+    """Assert that a run ends with the loop engine's weights."""
+    assert same(finished.state.weights, by_loop(asked)[0].weights)
+
+
+def refusals(finished: FinishedRun, round: int = 1) -> dict[int, str]:
+    """Why uploads of a round were refused, by client."""
+    return {one["client"]: one["reason"] for one in finished.directory.metrics()[round].get("refused", ())}
+
+
+def weights_of(asked: Experiment) -> dict[str, torch.Tensor]:
+    """The first weights of an experiment, as a message has them."""
+    return add_prefix("weights/", make_setup(asked).weights())
+
+
+# Messages --------------------------------------------------------------------------------------------------------
+
+
+def order(kind: str, asked: Experiment, tensors: Tensors | None = None, **fields: Any) -> Message:
+    """A server's request to client 0."""
+    told = {"experiment": as_table(asked), "client": 0, "round": 0, **TOLD, "split": "holdout", **fields}
+    told = {name: value for name, value in told.items() if name in FORMS[kind].model_fields}
+    told |= {} if "setup" in told else {"setup": describe_setup(make_setup(asked))}
+    return Message(pack(told, to_record(tensors or {})), 1000, kind)
 
 
 def through(message: Message) -> Message:
@@ -55,8 +154,27 @@ def size(message: Message) -> int:
         return 0
 
 
+def numbers_in(message: Message) -> int:
+    """Bytes of the numbers in a message, from the shapes and types that its arrays state; their headers are checked."""
+    total = 0
+    for record in message.content.array_records.values() if message.has_content() else ():
+        for array in record.values():
+            size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+            assert len(array.data) == size + HEADER
+            total += size
+    return total
+
+
+def trained_in(message: Message) -> int | None:
+    """The round of a request to train, counted from 0; ``None`` for other messages."""
+    return unpack(message.content)[0]["round"] if message.metadata.message_type == "train" else None
+
+
 # Flower sets these in the processes that it starts; a message says who sends it.
 TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = 1, 1, 1
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], RecordDict | None]
+"""What a liar sends, from the fields and tensors of an honest reply; ``None``: nothing."""
 
 
 class Nodes:
@@ -75,20 +193,48 @@ class Nodes:
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
-    def changing(self, kind: str, clients: Collection[int], change: Callable[[Tensors], Tensors]) -> Nodes:
+    def changing(
+        self, kind: str, clients: Collection[int], change: Callable[[dict[str, torch.Tensor]], Tensors]
+    ) -> Nodes:
         """The same nodes, of which some change the tensors in their replies of a kind."""
+        return self.lying(kind, clients, table_only(change))
 
-        def spoil(client: int, message: Message, reply: Message) -> Message:
+    def lying(self, kind: str, clients: Collection[int], change: Change) -> Nodes:
+        """The same nodes, of which some lie in their replies of a kind."""
+
+        def spoil(client: int, message: Message, reply: Message) -> Message | None:
             if client not in clients or message.metadata.message_type != kind:
                 return reply
-            fields, tensors = unpack(reply.content)
-            return Message(pack(fields, to_record(change(tensors))), reply_to=message)
+            made = change(*unpack(reply.content))
+            return made if made is None else Message(made, reply_to=message)
+
+        self.spoil = spoil
+        return self
+
+    def failing(self, client: int, code: int, reason: str) -> Nodes:
+        """The same nodes, of which one answers requests to train with an error of Flower's."""
+
+        def spoil(who: int, message: Message, reply: Message) -> Message:
+            fails = who == client and message.metadata.message_type == "train"
+            return Message(Error(code, reason), reply_to=message) if fails else reply
 
         self.spoil = spoil
         return self
 
     def client(self, node: int) -> Any:
         return self.contexts[node].node_config.get("partition-id")
+
+    def node(self, client: Any) -> int:
+        """The node of a client."""
+        return next(node for node in self.contexts if self.client(node) == client)
+
+    def restart(self, client: int) -> None:
+        """Begin a site's app anew: nothing is left in its memory, and its node has another number."""
+        old = self.node(client)
+        context = self.contexts.pop(old)
+        context.state = RecordDict()
+        self.contexts[old + 5000] = context
+        at_site.engine_of.cache_clear()
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.contexts if self.client(node) not in self.down]
@@ -119,6 +265,56 @@ class Nodes:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
+    def reply(self, message: Message) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The fields and tensors of the reply to one message."""
+        (reply,) = self.send_and_receive([message])
+        return unpack(reply.content)
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         # The last first, as a federation's answers may come.
         return [self.ready.pop(i) for i in reversed(list(message_ids)) if i in self.ready]
+
+
+class Counting(Nodes):
+    """Nodes whose messages are kept as they were sent: (client, type, message, reply)."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.kept: list[tuple[int, str, Message, Message]] = []
+        self.spoil = self._keep
+
+    def _keep(self, client: int, message: Message, reply: Message) -> Message:
+        self.kept.append((client, message.metadata.message_type, through(message), through(reply)))
+        return reply
+
+    def exchanged(self) -> list[int]:
+        """Bytes that were sent down and up, without first queries of nodes and evaluations, which are not counted."""
+        counted = [one for one in self.kept if one[1] not in ("query.hello", "evaluate")]
+        return [sum(numbers_in(one[place]) for one in counted) for place in (2, 3)]
+
+
+def nodes(number: int = 4, kind: type[Nodes] = Nodes, **config: Any) -> Any:
+    """Nodes without site files, from which each kind of payload may leave."""
+    return kind({"partition-id": client, "allow": WORD, **config} for client in range(number))
+
+
+def spoiling(client: int, kind: str, change: Change) -> Nodes:
+    """Four nodes, one of which lies in its replies of a kind."""
+    return nodes().lying(kind, {client}, change)
+
+
+def fields_only(**changes: Any) -> Change:
+    return lambda fields, tensors: pack({**fields, **changes}, to_record(tensors))
+
+
+def tensors_only(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
+    return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
+
+
+def table_only(change: Callable[[dict[str, torch.Tensor]], Tensors]) -> Change:
+    return lambda fields, tensors: pack(fields, to_record(change(tensors)))
+
+
+def refuses(fields: Any, tensors: Any) -> RecordDict:
+    """A refusal in place of a payload."""
+    return pack({"fault": "no"})

@@ -70,10 +70,15 @@ class AuditLog:
         """
         payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
         facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
-        facts |= ({"trained": True} if trained else {}) | ({"part": part} if part else {})
-        facts |= ({"samples": samples} if samples else {}) | ({"begun": True} if begun else {})
-        facts |= ({"split": split} if split else {}) | ({"sharing": sharing} if sharing else {})
-        self._write(run, round, client, kind, facts)
+        more = {
+            "trained": trained,
+            "part": part,
+            "samples": samples,
+            "begun": begun,
+            "split": split,
+            "sharing": sharing,
+        }
+        self._write(run, round, client, kind, facts | {name: value for name, value in more.items() if value})
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
         """Record a payload that the server requested and the site refused."""

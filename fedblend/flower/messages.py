@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
+from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.trees import Tensors
 from fedblend.core.upload import is_finite
 
@@ -67,14 +67,7 @@ def pack(fields: Mapping[str, Any], *records: ArrayRecord) -> RecordDict:
 
 def unpack(content: RecordDict) -> MessageContent:
     """Return the fields and tensors of a message. Raises :class:`FedblendError` on content not made by :func:`pack`."""
-    try:
-        fields = json.loads(str(content.config_records[FIELDS][FIELDS]))
-        tensors = {name: t for record in content.array_records.values() for name, t in from_record(record).items()}
-    except Exception as error:
-        # The sender chooses which error is raised: a header of a terabyte, brackets nested a hundred thousand deep.
-        raise FedblendError(f"a message that is not fedblend's: {type(error).__name__}: {legible(error)}") from None
-    if not isinstance(fields, dict):
-        raise FedblendError("a message that is not fedblend's: its fields are no JSON object")
+    fields, tensors = _read(content, FIELDS, list(content.array_records.values()), "a message that is not fedblend's")
     if odd := [tensor.dtype for tensor in tensors.values() if tensor.dtype not in TYPES]:
         raise FedblendError(f"a tensor of type {odd[0]}; valid: {', '.join(map(str, TYPES))}")
     return fields, tensors
@@ -97,16 +90,22 @@ def detach(content: RecordDict) -> tuple[dict[str, Any] | None, dict[str, torch.
     """
     if APP_FIELDS not in content:
         return None, {}
+    records = [record for name, record in content.array_records.items() if name == APP_TENSORS]
+    read = _read(content, APP_FIELDS, records, "a message whose fields are not fedblend's")
+    for name in {APP_FIELDS, APP_TENSORS} & set(content):
+        del content[name]
+    return read
+
+
+def _read(content: RecordDict, name: str, records: list[ArrayRecord], what: str) -> MessageContent:
     try:
-        fields = json.loads(str(content.config_records[APP_FIELDS][APP_FIELDS]))
-        tensors = from_record(content.array_records[APP_TENSORS]) if APP_TENSORS in content else {}
-    except Exception as error:  # the sender chooses which, as in unpack
-        raise FedblendError(f"a message whose fields are not fedblend's: {legible(error)}") from None
+        fields = json.loads(str(content.config_records[name][name]))
+        tensors = {name: tensor for record in records for name, tensor in from_record(record).items()}
+    except Exception as error:
+        # The sender chooses which error is raised: a header of a terabyte, brackets nested a hundred thousand deep.
+        raise FedblendError(f"{what}: {type(error).__name__}: {legible(error)}") from None
     if not isinstance(fields, dict):
-        raise FedblendError(f"a message whose fields are not fedblend's: {brief(fields)}")
-    for name in (APP_FIELDS, APP_TENSORS):
-        if name in content:
-            del content[name]
+        raise FedblendError(f"{what}: its fields are no JSON object")
     return fields, tensors
 
 

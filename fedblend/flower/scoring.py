@@ -64,7 +64,7 @@ def score_at_sites(
     clients = np.flatnonzero(number).tolist()
     requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
     replies = sites.exchange("evaluate", round, requests)
-    right: dict[int, int] = {}
+    right: dict[int, Any] = {}
     at_clients: dict[int, dict[str, float]] = {}
     samples: dict[int, int] = {}
     why = "no client has such samples"
@@ -72,14 +72,13 @@ def score_at_sites(
         kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
         metrics = _metrics_in(reply.fields.get("metrics"), names)
         # Without classes a site counts no right samples, and its loss is all that it sends.
-        if counts and type(count) is int and 0 <= count <= kept and reply.fault is None and stated == kept:
-            samples[client], at_clients[client], right[client] = kept, metrics, count
+        fits = type(count) is int and 0 <= count <= kept if counts else count is None and bool(metrics)
+        if not fits or reply.fault is not None or stated != kept:
+            why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
+            log.warning("fedblend: client %s sent no valid scores: %s", client, why)
             continue
-        if not counts and count is None and metrics and reply.fault is None and stated == kept:
-            samples[client], at_clients[client] = kept, metrics
-            continue
-        why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
-        log.warning("fedblend: client %s sent no valid scores: %s", client, why)
+        samples[client], at_clients[client] = kept, metrics
+        right |= {client: count} if counts else {}
     if not samples:
         raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
     # One entry a client: a site may state any number of samples.

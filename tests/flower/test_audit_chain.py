@@ -15,11 +15,8 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
+from flower_sites import OwnSite
 from flwr.app import Context, RecordDict
-from test_lying_server import OwnSite
 
 from fedblend.core.errors import FedblendError
 from fedblend.flower.audit import AuditLog
@@ -296,10 +293,7 @@ def test_a_check_refuses_loose_keys_and_sums_that_no_federation_has(tmp_path: Pa
     path = tmp_path / "site.toml"
     path.write_text('key = "site-0.key"\npeers = "peers.toml"\nmin_sum = 3\n')
     succeeded(here("site", "check", path))
-    for file, mode, valid, words in (
-        ("site-0.key", 0o644, 0o640, "key: "),
-        ("peers.toml", 0o664, 0o644, "peers: "),
-    ):
+    for file, mode, valid, words in (("site-0.key", 0o644, 0o640, "key: "), ("peers.toml", 0o664, 0o644, "peers: ")):
         (tmp_path / file).chmod(mode)
         refused(here("site", "check", path), words, f"{file}: other users can", f"run: chmod {valid:o} ")
         (tmp_path / file).chmod(valid)

@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, same_up_to_rounding
-from torch import nn
-from torch.nn import functional as F
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
 from flower_helpers import Nodes
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.object_ref import validate
+from helpers import each, same_up_to_rounding
 from script_helpers import script
+from torch import nn
+from torch.nn import functional as F
 
 from fedblend.core.context import StepPlan
 from fedblend.core.errors import FedblendError
@@ -244,12 +241,7 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
 
 
 def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
-    files = [
-        {},
-        {"allow": ["weights"]},
-        {"min_mean": 9},
-        {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}},
-    ]
+    files = [{}, {"allow": ["weights"]}, {"min_mean": 9}, {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}}]
     configs = []
     for client, table in enumerate(files):
         path = tmp_path / f"site-{client}.toml"

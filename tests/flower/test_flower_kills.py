@@ -15,18 +15,14 @@ from typing import Any
 import flower_rogue
 import pytest
 import torch
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes
+from flower_helpers import Nodes, experiment, federate, nodes
+from flower_sites import audit, site_files
 from flwr.app import Message
-from test_flower import audit, experiment, nodes, site_files
 
 from fedblend.experiment.config import as_table, resolve
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.messages import pack, unpack
 from fedblend.flower.process_guard import PROC, marked_processes
-from fedblend.flower.server import run
 from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
@@ -134,7 +130,7 @@ def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:
 
     grid: Nodes = nodes(SITES)
     grid.spoil = spoil
-    return run(grid, planned.asked, folder, FederationLimits(deadline=5)).state.weights
+    return federate(grid, planned.asked, folder).state.weights
 
 
 def follow_cues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

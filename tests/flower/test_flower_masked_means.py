@@ -9,29 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import WORD, Nodes
-from flwr.app import Context, RecordDict
+from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes
+from flower_sites import audit, site_files, task_of
+from helpers import same
 from sharing_helpers import server_side
-from test_flower import audit, by_loop, experiment, nodes, site_files
 from test_flower_masks import drop
-from test_flower_methods import Counting, numbers_in
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.sharing import Payload, Pool, gather
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import site as at_site
 from fedblend.flower.server import run
-from fedblend.flower.site import Site
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -63,28 +56,25 @@ def pool_of(one: Experiment, entries: Pool) -> Pool:
     return one.method.sharing.make_pool(entries, server_side(stream(one.seed, "pool", 0), np.arange(CLIENTS)))
 
 
-def same(pool: Pool, other: Pool) -> bool:
+def same_pools(pool: Pool, other: Pool) -> bool:
     return all(torch.equal(pool.tensors[name], tensor) for name, tensor in other.tensors.items()) and bool(len(other))
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = asked(aggregator)
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(CLIENTS))
+    grid = nodes(CLIENTS, Counting)
 
-    finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
+    finished = federate(grid, one, tmp_path)
 
     state, records = by_loop(one)
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
-    assert same(pool_of(one, finished.state.entries), pool_of(one, state.entries))
+    assert same(finished.state.weights, state.weights)
+    assert same_pools(pool_of(one, finished.state.entries), pool_of(one, state.entries))
     record = finished.directory.metrics()[1]
     assert record["shared"] == records[1]["shared"]
     for way in ("bytes_up", "bytes_down"):
         assert record[way]["means"] == records[1][way]["means"]
-    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
-    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
-    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    assert [sum(record[way].values()) for way in ("bytes_down", "bytes_up")] == grid.exchanged()
     # With their masks, no subset of a group's vectors sums to its clients' means.
     seen = {c: unpack(o.content)[1] for c, kind, _, o in grid.kept if kind == "query.share"}
     assert [set(tensors) for tensors in seen.values()] == [{"masked"}] * CLIENTS
@@ -111,7 +101,7 @@ def test_a_dropped_site_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     left = [c for c in range(CLIENTS) if c != gone or stage == "query.unmask"]
     payloads = shared_by(one)
     expected = gather({c: payloads[c] for c in left})
-    assert same(pool_of(one, finished.state.entries), pool_of(one, expected))
+    assert same_pools(pool_of(one, finished.state.entries), pool_of(one, expected))
     assert finished.state.entries.owner.tolist() == left
     # Each group's sum is at its first client; all other entries are zeros.
     numbers = finished.state.entries.tensors["whole-x"]
@@ -126,7 +116,7 @@ def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogC
 
     payloads = shared_by(one)
     assert finished.state.entries.owner.tolist() == large
-    assert same(pool_of(one, finished.state.entries), pool_of(one, gather({c: payloads[c] for c in large})))
+    assert same_pools(pool_of(one, finished.state.entries), pool_of(one, gather({c: payloads[c] for c in large})))
     assert f"client {small[0]} shares nothing: no answer within 0.5 seconds" in caplog.text
     told = (
         f"client {small[1]} shares nothing: its group has no sum: round 1: 2 sites sent means, and a masked sum needs"
@@ -191,7 +181,7 @@ def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
 
 def test_keys_for_means_mask_no_model() -> None:
     setup = make_setup(asked("secure-mean"))
-    here = ClientTask(LoopEngine(setup), Site(), 0, 0, Memory(Context(1, 1, {}, RecordDict(), {})))
+    here = task_of(LoopEngine(setup))
     at_site.make_keys(here, {"quantity": "means"}, {})
     for of in ("models", "means"):
         with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
@@ -200,7 +190,7 @@ def test_keys_for_means_mask_no_model() -> None:
         at_site.make_shares(here, {"quantity": "models", "threshold": 3}, {})
     with pytest.raises(FedblendError, match="this experiment sums no 'others' under masks"):
         at_site.make_keys(here, {"quantity": "others"}, {})
-    plain = ClientTask(LoopEngine(make_setup(experiment("fedmix"))), Site(), 0, 0, None)
+    plain = task_of(experiment("fedmix"))
     for of in ("models", "means"):
         with pytest.raises(FedblendError, match=f"this experiment sums no '{of}' under masks"):
             at_site.make_keys(plain, {"quantity": of}, {})

@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import slow_except
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import WORD, Nodes
+from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes
 from flwr.app import Message
-from test_flower import by_loop, experiment, nodes
-from test_flower_methods import Counting, numbers_in
+from helpers import same, slow_except
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
+from fedblend.experiment.setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masks
@@ -32,9 +26,6 @@ from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
-SECURE = {"name": "fedavg", "aggregator": {"name": "secure-mean"}}
 
 
 def asked(method: Any = None, **changes: Any) -> Any:
@@ -144,17 +135,14 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
 
-    finished = run(grid, one, tmp_path, FederationLimits(deadline=5))
+    finished = federate(grid, one, tmp_path)
 
     state, _ = by_loop(one)
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
     record = finished.directory.metrics()[1]
-    exchanged = [o for o in grid.kept if o[1] not in ("query.hello", "evaluate")]
-    assert sum(record["bytes_up"].values()) == sum(numbers_in(o[3]) for o in exchanged)
-    assert sum(record["bytes_down"].values()) == sum(numbers_in(o[2]) for o in exchanged)
+    assert [sum(record[way].values()) for way in ("bytes_down", "bytes_up")] == grid.exchanged()
     assert record["bytes_up"]["weights"] == 4 * sum(4 * t.numel() for t in state.weights.values())
     # The server receives public keys, sealed shares, one vector a site, and shares of secrets.
     up = {kind: [unpack(o[3].content)[1] for o in grid.kept if o[1] == kind] for kind in {o[1] for o in grid.kept}}

@@ -10,20 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import slow_after_first
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes
+from flower_helpers import ALL, Nodes, federate, is_loops
+from flower_sites import audit, site_files
 from flwr.app import Context, RecordDict
-from test_flower import audit, by_loop, site_files
-from test_flower_masks import ALL, asked, drop, summands
+from helpers import slow_after_first
+from test_flower_masks import asked, drop, summands
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
@@ -159,27 +155,18 @@ def test_shares_changed_in_transit_are_left_out() -> None:
     one.masked(0, sealed)
     assert set(
         at_site.reveal_shares(one.here[0], {"quantity": "models", "present": [0, 1, 2, 3], "dropped": []}, {})[1]
-    ) == {
-        "own/0",
-        "own/1",
-        "own/3",
-    }
+    ) == {"own/0", "own/1", "own/3"}
 
 
 def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
     allow = ["masked", "keys"]
-    finished = run(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run", FederationLimits(deadline=5))
+    finished = federate(Nodes(site_files(tmp_path, 4, allow=allow)), asked(), tmp_path / "run")
     assert finished.state.round == 1
     assert [line["kind"] for line in audit(tmp_path, 0)] == ["keys", "keys", "masked", "masked", "keys"]
     assert [line.get("begun", False) for line in audit(tmp_path, 0)] == [False, False, True, False, False]
     assert [line.get("trained", False) for line in audit(tmp_path, 0)] == [False, False, True, True, False]
     with pytest.raises(FedblendError, match="lets no weights out"):
-        run(
-            Nodes(site_files(tmp_path, 4, allow=allow)),
-            asked("fedavg"),
-            tmp_path / "other",
-            FederationLimits(deadline=5),
-        )
+        federate(Nodes(site_files(tmp_path, 4, allow=allow)), asked("fedavg"), tmp_path / "other")
 
 
 def test_the_server_removes_the_masks_of_dropped_sites() -> None:
@@ -279,9 +266,8 @@ def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str,
 )
 def test_sites_that_sign_their_keys_make_the_same_sum(method: Any, tmp_path: Path) -> None:
     one = asked(method)
-    finished = run(Nodes(signing_sites(tmp_path)), one, tmp_path / "run", FederationLimits(deadline=5))
-    for name, tensor in by_loop(one)[0].weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    finished = federate(Nodes(signing_sites(tmp_path)), one, tmp_path / "run")
+    is_loops(finished, one)
 
 
 def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: Path) -> None:
@@ -428,6 +414,7 @@ def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
 
 
 def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
+    assert not masks.is_signed("ecdsa-sha2-nistp384 AAAA", b"text", b"signature")
     (tmp_path / "key").write_text("none")
     os.mkfifo(tmp_path / "pipe")
     for path, why in (

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import each, needs_of, slow_after_first, slow_except
-from own_models import Backbone
-from torch import nn
-
-from fedblend.core.state import to_tensors
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import WORD, Nodes, through
+from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
+from flower_sites import audit, site_files, sites_with_data
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from test_flower import audit, by_loop, experiment, nodes, site_files
+from helpers import each, needs_of, same, slow_after_first, slow_except
+from own_models import Backbone
+from torch import nn
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.sharing import Pool
+from fedblend.core.state import to_tensors
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.setup import make_setup
 from fedblend.flower import work
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.engine import FlowerEngine
 from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
-from fedblend.flower.server import connect, run
+from fedblend.flower.server import connect
 from fedblend.flower.site import Site, describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
-HEADER = 128
 """Bytes before the numbers in each array of a message: the header of NumPy's file format."""
 
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
@@ -61,19 +54,6 @@ DATA = {"partition": {"name": "dirichlet", "form": "client", "clients": 4, "alph
 DATA["train"] = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
 
 
-class Counting(Nodes):
-    """Nodes whose messages are kept as they were sent: (client, type, message, reply)."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.kept: list[tuple[int, str, Message, Message]] = []
-        self.spoil = self._keep
-
-    def _keep(self, client: int, message: Message, reply: Message) -> Message:
-        self.kept.append((client, message.metadata.message_type, through(message), through(reply)))
-        return reply
-
-
 def quick(method: str, **changes: Any) -> Experiment:
     given: dict[str, Any] = {"name": method}
     for field in ("server_step", "sharing", "personal"):
@@ -83,19 +63,6 @@ def quick(method: str, **changes: Any) -> Experiment:
     of_classes = ("virtual-means", "server-means", "server-matched", "feddm")
     safe = {"unsafe": False} if method.endswith(of_classes) else {}
     return experiment(given, **{**DATA, **needs_of(method), **safe, **changes})
-
-
-def numbers_in(message: Message) -> int:
-    """Bytes of the numbers in a message, from the shapes and types that its arrays state; their headers are checked."""
-    if not message.has_content():
-        return 0
-    total = 0
-    for record in message.content.array_records.values():
-        for array in record.values():
-            size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-            assert len(array.data) == size + HEADER
-            total += size
-    return total
 
 
 def size_of(message: Message) -> int:
@@ -109,9 +76,7 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(
-        quick(method), Counting({"partition-id": client, "allow": WORD} for client in range(4)), tmp_path
-    )
+    gives_what_the_loop_gives(quick(method), nodes(4, Counting), tmp_path)
 
 
 class OtherEverywhere(Backbone):
@@ -141,7 +106,7 @@ def test_a_site_with_other_frozen_tensors_is_told(tmp_path: Path) -> None:
     path = f"{__name__}:OtherEverywhere"
     grid = Nodes(site_files(tmp_path, 4, trusted=[path]))
     with pytest.raises(FedblendError, match=r"tensors of module that are not trained differ from the server's"):
-        run(grid, backbone("fedavg", path), tmp_path / "run", FederationLimits(deadline=5))
+        federate(grid, backbone("fedavg", path), tmp_path / "run")
 
 
 def test_a_run_with_frozen_tensors_that_sites_lack_ends(tmp_path: Path) -> None:
@@ -156,21 +121,18 @@ def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -
     """Assert the loop engine's weights and records, and that the bytes in messages are those that it counts."""
     state, records = by_loop(asked)
 
-    finished = run(grid, asked, folder, FederationLimits(deadline=5))
+    finished = federate(grid, asked, folder)
 
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
     ours = finished.directory.metrics()
-    same = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
+    alike = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
     if asked.evaluates_each:
         # Sites tell how many of their samples are right, and no more.
-        same = ("accuracy", "clients", *same[3:])
+        alike = ("accuracy", "clients", *alike[3:])
     for a, b in zip(ours, records, strict=True):
-        assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
+        assert {k: a.get(k) for k in alike} == {k: b.get(k) for k in alike}
     counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
-    # First queries of nodes and evaluations are not counted.
-    exchanged = [one for one in grid.kept if one[1] not in ("query.hello", "evaluate")]
-    assert counted == [sum(numbers_in(one[place]) for one in exchanged) for place in (2, 3)]
+    assert counted == grid.exchanged()
     assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
 
 
@@ -191,12 +153,7 @@ def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: 
     )
     state, records = by_loop(asked)
 
-    finished = run(
-        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
-        asked,
-        tmp_path,
-        FederationLimits(deadline=5),
-    )
+    finished = federate(nodes(), asked, tmp_path)
 
     for name, tensor in state.weights.items():
         assert torch.allclose(finished.state.weights[name], tensor, atol=1e-6), name
@@ -211,8 +168,8 @@ def test_the_server_aggregates_what_goes_beside_models_as_the_loop_does(tmp_path
     asked = experiment(method, **DATA, adversary={"name": "sign-flip", "share": 0.25, "factor": 100.0})
     state, _ = by_loop(asked)
 
-    grid = Nodes({"partition-id": client, "allow": WORD} for client in range(4))
-    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+    grid = nodes()
+    finished = federate(grid, asked, tmp_path)
 
     ours = finished.state.server_part("terms.0")
     assert ours.keys() == state.server_part("terms.0").keys()
@@ -223,15 +180,9 @@ def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
     asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
     state, _ = by_loop(asked)
 
-    finished = run(
-        Nodes({"partition-id": client, "allow": WORD} for client in range(4)),
-        asked,
-        tmp_path,
-        FederationLimits(deadline=5),
-    )
+    finished = federate(nodes(), asked, tmp_path)
 
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
 
 
 def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at_sites(tmp_path: Path) -> None:
@@ -243,10 +194,9 @@ def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at
     state, _ = by_loop(kept)
     grid = nodes()
 
-    finished = run(grid, kept, tmp_path, FederationLimits(deadline=5))
+    finished = federate(grid, kept, tmp_path)
 
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
     assert not any(torch.equal(by_loop(reset)[0].weights[name], tensor) for name, tensor in state.weights.items())
     model = sum(tensor.numel() * 4 for tensor in state.weights.values())
     assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
@@ -267,16 +217,15 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
     allow = ["weights", "means", "scores", "metrics"]
     grid = Nodes(site_files(tmp_path, 4, trusted=[str(path)], allow=allow, min_mean=2))
 
-    finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+    finished = federate(grid, asked, tmp_path / "run")
 
-    for name, tensor in state.weights.items():
-        assert torch.equal(finished.state.weights[name], tensor), name
+    assert same(finished.state.weights, state.weights)
     assert set(finished.directory.metrics()[-1]["validation"]["clients"]["metrics"]) == {"hamming-loss"}
 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
     made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
@@ -307,9 +256,9 @@ def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Pat
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
-    grid = Counting({"partition-id": client, "allow": WORD} for client in range(4))
+    grid = nodes(4, Counting)
 
-    finished = run(grid, asked, tmp_path, FederationLimits(deadline=5))
+    finished = federate(grid, asked, tmp_path)
 
     told = {c: unpack(m.content)[0]["request"] for c, kind, m, _ in grid.kept if kind == "query.share"}
     assert told == {
@@ -330,7 +279,7 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     (tmp_path / "site-2.toml").write_text('allow = ["seeds"]\nmax_seeds = 1\naudit = "audit-2.jsonl"\n')
     (tmp_path / "site-3.toml").write_text('audit = "audit-3.jsonl"\n')
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(deadline=5))
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
 
     assert np.unique(finished.state.entries.owner).tolist() == [1]
     assert [line["kind"] for line in audit(tmp_path, 1)] == ["seeds"]
@@ -364,27 +313,9 @@ def test_noise_on_dummies_is_drawn_from_system_entropy_and_the_rest_from_the_str
         method = asked.method.model_copy(update={"sharing": build("sharing", {"name": "xor-seeds", "offset": offset})})
         asked = asked.model_copy(update={"method": method})
         first, second = (
-            run(nodes(), asked, tmp_path / f"{offset}{run_}", FederationLimits(deadline=5)).state.entries.tensors[
-                "seeds"
-            ]
-            for run_ in "ab"
+            federate(nodes(), asked, tmp_path / f"{offset}{run_}").state.entries.tensors["seeds"] for run_ in "ab"
         )
         assert torch.equal(first, second) == (offset == 0)
-
-
-def own_data(folder: Path, asked: Experiment, clients: range) -> list[dict[str, Any]]:
-    """Node configurations of sites that hold the samples of these clients as files of their own."""
-    setup = make_setup(asked)
-    test = setup.data.test
-    configs = site_files(folder, 4, allow=["seeds"])
-    for client in clients:
-        x, y = setup.samples(client, int(setup.population.sizes[client]))
-        images, labels = np.concatenate([x.numpy(), test.x.numpy()]), np.concatenate([y.numpy(), test.y.numpy()])
-        split = np.repeat([0, 1], [len(y), len(test.y)])
-        np.savez(folder / f"{client}.npz", x=images, y=labels, split=split, classes=np.array(setup.data.classes))
-        table = {"audit": f"audit-{client}.jsonl", "allow": ["seeds"], "data": {"name": "npz", "path": f"{client}.npz"}}
-        Path(configs[client]["site"]).write_text(write_toml(table))
-    return [configs[client] for client in clients]
 
 
 def seeds_of(*pools: Pool) -> list[tuple[torch.Tensor, ...]]:
@@ -394,13 +325,13 @@ def seeds_of(*pools: Pool) -> list[tuple[torch.Tensor, ...]]:
 def test_the_server_uses_the_experiments_samples_where_sites_have_their_own(tmp_path: Path) -> None:
     asked = quick("xormixfl", fraction=1.0)
     # No site is client 0, which is the server, and none is waited for.
-    grid = Nodes(own_data(tmp_path, asked, range(1, 4)))
+    grid = Nodes(sites_with_data(tmp_path, asked, allow=["seeds"])[1:])
 
-    finished = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+    finished = federate(grid, asked, tmp_path / "run")
 
     # Sites with site files choose the samples of their seeds by their secrets, so the loop is given the same seeds.
     for name, tensor in by_loop(asked, finished.state.entries)[0].weights.items():
         assert torch.equal(finished.state.weights[name], tensor), name
     assert any(not torch.equal(*pair) for pair in seeds_of(by_loop(asked)[0].entries, finished.state.entries))
     with pytest.raises(FedblendError, match=r"method\.sharing\.server: client 0 is the server"):
-        run(Nodes(own_data(tmp_path, asked, range(4))), asked, tmp_path / "other", FederationLimits(deadline=5))
+        federate(Nodes(sites_with_data(tmp_path, asked, allow=["seeds"])), asked, tmp_path / "other")

@@ -7,11 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
 from cli_helpers import call, status, succeeded, write
-from test_flower import audit, by_loop, experiment, site_files
+from flower_helpers import by_loop, experiment
+from flower_sites import audit, site_files
 
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.trial import LoopbackTrial, make_site_key

@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from flower_helpers import Nodes
+from flower_helpers import Nodes, by_loop, experiment, federate, nodes, weights_of
+from flower_sites import OwnSite
 from flwr.app import Message
 from helpers import without_machine
-from test_flower import by_loop, experiment, nodes
-from test_lying_server import OwnSite
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.trees import add_prefix, digest_of
+from fedblend.core.trees import digest_of
 from fedblend.data.partitions.prepare import divided
-from fedblend.experiment.setup import make_setup
-from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.audit import audit_rows
 from fedblend.flower.messages import pack, to_record, unpack
-from fedblend.flower.server import run
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -46,7 +42,7 @@ def close(made: Any, wanted: Any) -> None:
 @pytest.mark.slow
 def test_sites_send_the_metrics_that_the_loop_computes(tmp_path: Path) -> None:
     asked = experiment(**ASKED)
-    records = run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+    records = federate(nodes(), asked, tmp_path / "run").directory.metrics()
 
     for made, wanted in zip(without_machine(records), without_machine(by_loop(asked)[1]), strict=True):
         for field in ("accuracy", "metrics", "clients", "client_metrics", "validation"):
@@ -64,8 +60,8 @@ def test_a_client_that_sends_invalid_metrics_is_counted_without_them(tmp_path: P
 
     grid = nodes()
     grid.spoil = lie
-    (record,) = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
-    (honest,) = run(nodes(), asked, tmp_path / "other", FederationLimits(deadline=5)).directory.metrics()
+    (record,) = federate(grid, asked, tmp_path / "run").directory.metrics()
+    (honest,) = federate(nodes(), asked, tmp_path / "other").directory.metrics()
     assert record["client_metrics"]["f1"]["tested"] == honest["client_metrics"]["f1"]["tested"] - 1
     assert record["validation"]["clients"]["accuracy"] == honest["validation"]["clients"]["accuracy"]
 
@@ -73,7 +69,7 @@ def test_a_client_that_sends_invalid_metrics_is_counted_without_them(tmp_path: P
 def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     asked = site.experiment(method="fedavg", **{**ASKED, "holdout": 0.25, "validation": {"clients": 0.25}})
-    weights = add_prefix("weights/", make_setup(asked).weights())
+    weights = weights_of(asked)
 
     def told(split: str) -> dict[str, Any]:
         return site.reply("evaluate", asked, tensors=weights, own=None, split=split)[0]
@@ -115,7 +111,7 @@ def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> Non
     asked = site.experiment(
         method="fedavg", **{**ASKED, "holdout": 0.0, "validation": {"server": 0.25, "clients": 0.25}}
     )
-    records = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+    records = federate(grid, asked, tmp_path / "run").directory.metrics()
     assert records[-1]["validation"]["server"]["samples"] == 20
     clients = records[-1]["validation"]["clients"]
     assert (clients["tested"], clients["samples"]) == (4, 80)
@@ -140,7 +136,7 @@ def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp
     grid.spoil = lie
     tracemalloc.start()
     try:
-        records = run(grid, asked, tmp_path / "run", FederationLimits(deadline=5)).directory.metrics()
+        records = federate(grid, asked, tmp_path / "run").directory.metrics()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -164,7 +160,7 @@ def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) ->
         return reply
 
     grid.spoil = keep
-    run(grid, asked, tmp_path / "run", FederationLimits(deadline=5))
+    federate(grid, asked, tmp_path / "run")
     lines = [line for line in site.log() if line["kind"] == "scores"]
     # The untrained model is evaluated at the beginning of the first round.
     order = {(split, round): 0 for split in ("holdout", "validation") for round in (0, 1)}
@@ -181,4 +177,4 @@ def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) ->
 def test_a_devices_model_has_no_metrics(tmp_path: Path) -> None:
     asked = experiment("fd", metrics=["f1"])
     with pytest.raises(FedblendError, match="evaluate_model: a device's model stays at its site"):
-        run(nodes(), asked, tmp_path / "run", FederationLimits(deadline=5))
+        federate(nodes(), asked, tmp_path / "run")

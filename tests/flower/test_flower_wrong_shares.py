@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import slow_except
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes
+from flower_helpers import ALL, Nodes, federate, nodes
 from flwr.app import Message
-from test_flower import nodes
-from test_flower_masks import ALL, asked, summands
+from helpers import slow_except
+from test_flower_masks import asked, summands
 from test_flower_masks_site import Round, digests_in
 
 from fedblend.core.errors import FedblendError
@@ -197,13 +193,13 @@ def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], di
 def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> None:
     one = asked(rounds=2)
     grid = lying(nodes(4), 0, lambda t: {name: flipped(share) for name, share in t.items()})
-    finished = run(grid, one, tmp_path / "liar", FederationLimits(deadline=5))
+    finished = federate(grid, one, tmp_path / "liar")
     assert finished.state.round == 2
     first, second = finished.directory.metrics()[1:]
     assert first.get("refused", []) == []
     (refused,) = second["refused"]
     assert (refused["client"], refused["reason"].startswith("excluded since round 1: its shares with")) == (0, True)
-    honest = run(nodes(4), asked(), tmp_path / "honest", FederationLimits(deadline=5))
+    honest = federate(nodes(4), asked(), tmp_path / "honest")
     assert first["loss"] == honest.directory.metrics()[1]["loss"], "the first round's sum is that of all sites"
 
 

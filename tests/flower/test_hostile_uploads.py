@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from test_flower import by_loop, experiment, nodes
-from test_flower_faults import ALL, QUICK, extras_only, fields_only, spoiling, tensors_only
+from flower_helpers import ALL, QUICK, experiment, fields_only, is_loops, nodes, spoiling, tensors_only
+from test_flower_faults import extras_only
 
 from fedblend.core.errors import FedblendError
 from fedblend.flower.app_folder import FederationLimits
@@ -69,7 +66,7 @@ def test_too_few_uploads_without_the_one_that_overflows_stop_the_run_before_the_
 
     finished = run(nodes(), asked, tmp_path, QUICK)
 
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    is_loops(finished, asked)
 
 
 @pytest.mark.parametrize("value", [3e38, 1e18])
@@ -83,7 +80,7 @@ def test_a_round_whose_uploads_all_overflow_stops_the_run_before_it(value: float
 
     finished = run(nodes(), asked, tmp_path, QUICK)
 
-    assert all(torch.equal(finished.state.weights[n], t) for n, t in by_loop(asked)[0].weights.items())
+    is_loops(finished, asked)
 
 
 def test_a_masked_sum_that_overflows_stops_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -8,24 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import FORMS, Nodes
+from flower_helpers import ALL, FORMS, NOISE, QUICK, Nodes, experiment, nodes, weights_of
+from flower_sites import OwnSite
 from flwr.app import Message
-from test_flower import experiment, nodes
-from test_flower_faults import QUICK
 from test_flower_methods import quick
 from test_lying_queries import KINDS as BY_LABEL
-from test_lying_queries import KeptSite
-from test_lying_server import ALL, NOISE, OwnSite
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.requests import Start, StrategyRound, StrategyShare, read_request
@@ -81,6 +74,10 @@ def test_words_that_are_none_are_refused_before_anything_is_looked_at(
             if (name, value) not in [("run", ""), ("pool", ""), ("experiment", {"a": 1})] and value != told[name]:
                 answer = fault(told | {name: value})
                 assert answer.startswith(f"a request that is none: {name}"), (name, value, answer)
+    for name in FORMS[kind].model_fields:
+        if FORMS[kind].model_fields[name].is_required():
+            missing = f"a request that is none: {name}: is missing; it must be given"
+            assert fault({n: value for n, value in told.items() if n != name}) == missing
     assert fault(told | {"\x1b[31m" + "x" * 10_000: 1}).startswith("a request that is none: ")
     assert fault(told, {"odd/name": torch.zeros(1)}) == "a request that is none: it sends a tensor 'odd/name'" or (
         kind in ("query.hello", "query.ask")
@@ -103,12 +100,12 @@ def test_words_to_an_app_of_ones_own_are_of_a_closed_form(form: Any) -> None:
 
 def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_server_calls_it(tmp_path: Path) -> None:
     """The model that a site keeps holds a sample: protection must never be sized by the distance from it."""
-    site = KeptSite(tmp_path, allow=["weights"], min_noise=0.5, rounds=3, protection=NOISE)
+    site = OwnSite(tmp_path, allow=["weights"], min_noise=0.5, rounds=3, protection=NOISE)
     site.connect()
     about = {"method": "fedavg", "evaluate_model": "device", "model": {"name": "mlp", "hidden": []}, "train": ALL}
     asked = site.experiment(**about)
     told = {"mark": None, "state": None, "pool": None, "keep": "0-7"}
-    weights = add_prefix("weights/", make_setup(asked).weights())
+    weights = weights_of(asked)
     assert site.reply("train", asked, 0, tensors=weights, begins="round", **told)[1]
     for begins in (Start.OWN, "anything", "Own", "own ", "", None):
         fields, tensors = site.reply("train", asked, 1, begins=begins, **told | {"mark": "0-7", "keep": "1-7"})
@@ -158,7 +155,7 @@ def test_a_site_that_demands_noise_sends_nothing_without_noise(kind: str, tmp_pa
         site = OwnSite(tmp_path / str(len(least)), allow=[*BY_LABEL, "scores"], protection=NOISE, max_scores=9, **least)
         if kind == "scores":
             asked = site.experiment(method="fedavg", holdout=0.3)
-            weights = add_prefix("weights/", make_setup(asked).weights())
+            weights = weights_of(asked)
             told = site.reply("evaluate", asked, tensors=weights, split="holdout")[0]
         else:
             site.write(protection={"name": "none"})

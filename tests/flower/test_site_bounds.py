@@ -11,34 +11,26 @@ from typing import Any
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
-from helpers import slow_except
+from flower_helpers import ALL, LINEAR, NOISE, TOLD, weights_of
+from flower_sites import OwnSite
+from helpers import each, slow_except
 from models_helpers import SMALL, built
+from test_lying_queries import DEEP
 from torch import nn
 
-from fedblend.core import registry
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes, fields_of
-from flwr.app import Message
-from test_lying_queries import DEEP
-from test_lying_server import ALL, NOISE, OwnSite
-
 from fedblend.cli.federation import init_site, write_app_folder
+from fedblend.core import registry
 from fedblend.core.trees import Tensors, add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table, resolve
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import limits, model_check
 from fedblend.flower.limits import AT_SERVER, AT_SITES, NOT_AGREED, agreed_digest
-from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.model_check import check_model, steps
 from fedblend.flower.site import RefusedByPolicy, describe_setup, read_site
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-TOLD = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
 
 
 def asked_of(site: OwnSite, **changes: Any) -> Experiment:
@@ -47,7 +39,7 @@ def asked_of(site: OwnSite, **changes: Any) -> Experiment:
 
 def trained(site: OwnSite, asked: Experiment, weights: Tensors, round: int = 0) -> str:
     """Why a site does not train these weights, or nothing."""
-    fields, tensors = site.reply("train", asked, round, tensors=add_prefix("weights/", weights), **TOLD)
+    fields, tensors = site.trained(asked, weights=weights, round=round)
     return "" if tensors else fields["fault"]
 
 
@@ -110,7 +102,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"lstm": (20, 30), "cnn1d": (3, 64), "mlp":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in registry.known("model") if name != "module"])
+@each("name", [name for name in registry.known("model") if name != "module"])
 def test_first_weights_of_all_models_are_trained(name: str) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
@@ -134,7 +126,7 @@ MORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "shape"), [*SMALL.values(), *MORE.values()], ids=[*SMALL, *MORE])
+@each(("spec", "shape"), [*SMALL.values(), *MORE.values()])
 def test_trained_weights_of_all_models_are_trained_on(spec: Any, shape: tuple[int, ...]) -> None:
     model = built(spec, shape).float()
     descend(model, torch.randn(96, *shape), torch.arange(96) % 3, epochs=6, decay=0.01)
@@ -199,10 +191,10 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", CHANGES)
-def test_what_sites_follow_is_in_the_digest_of_an_experiment(field: str, tmp_path: Path) -> None:
+def test_what_sites_follow_is_in_the_digest_of_an_experiment(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
-    assert agreed_digest(asked_of(site, **{field: CHANGES[field]})) != agreed_digest(asked_of(site))
+    for field, value in CHANGES.items():
+        assert agreed_digest(asked_of(site, **{field: value})) != agreed_digest(asked_of(site)), field
 
 
 def test_what_the_server_alone_reads_is_not_in_the_digest_of_an_experiment(tmp_path: Path) -> None:
@@ -254,31 +246,22 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "2^62 steps": ({"train": ALL | {"steps": 2**62}}, "train.steps: this makes 4,611,686,018,427,387,904 batches"),
     "2^62 samples": ({"train": ALL | {"steps": 2, "batch_size": 2**62}}, "samples in the batches of one training"),
     "2^62 rounds": ({"rounds": 2**62}, "rounds: this makes 4,611,686,018,427,387,904 rounds; valid: 1,000,000 at most"),
-    "10^18 clients": (
-        {"clients": 10**18},
-        "setup.clients: 1000000000000000000 is not valid",
-    ),
+    "10^18 clients": ({"clients": 10**18}, "setup.clients: 1000000000000000000 is not valid"),
 }
 
 
-@pytest.mark.parametrize(("change", "why"), ENDLESS.values(), ids=list(ENDLESS))
 @pytest.mark.parametrize("kind", slow_except(["train"], ["query.hello", "query.share", "train"]))
-def test_a_site_refuses_endless_work(kind: str, change: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_site_refuses_endless_work(kind: str, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     site.x = site.x[:, 0]  # a shape that each of the models takes
     site.hold(80)
     shutil.copy(tmp_path / "own.npz", tmp_path / "server.npz")
-    plain = asked_of(site, model={"name": "mlp", "hidden": []})
-    setup = make_setup(plain)
-    told = {"experiment": as_table(plain) | change, "setup": describe_setup(setup), "client": 0, "round": 0}
-    if "clients" in change:
-        told = {**told, "experiment": as_table(plain), "setup": told["setup"] | change}
-    grid = Nodes([{"partition-id": 0, "site": str(tmp_path / "site.toml")}])
-    tensors = add_prefix("weights/", setup.weights()) if kind == "train" else {}
-    message = Message(pack(fields_of(kind, told | TOLD), to_record(tensors)), 1000, kind)
-    (reply,) = grid.send_and_receive([message])
-    assert why in unpack(reply.content)[0]["fault"]
-    assert [line for line in site.log() if "refused" not in line] == []
+    plain = asked_of(site, model=LINEAR)
+    setup, tensors = describe_setup(make_setup(plain)), weights_of(plain) if kind == "train" else {}
+    for name, (change, why) in ENDLESS.items():
+        told = {"setup": setup | change} if "clients" in change else {"experiment": as_table(plain) | change}
+        assert why in site.reply(kind, plain, tensors=tensors, **{"setup": setup, **told})[0]["fault"], name
+    assert site.left() == []
 
 
 def test_a_site_files_own_bounds_hold(tmp_path: Path) -> None:

@@ -183,10 +183,7 @@ def test_a_check_of_a_trials_site_file(tmp_path: Path) -> None:
 def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     for text, message in (
-        (
-            'allow = ["wieghts"]',
-            r"allow: .*'wieghts' is no kind of payload \(did you mean 'weights'\?\)",
-        ),
+        ('allow = ["wieghts"]', r"allow: .*'wieghts' is no kind of payload \(did you mean 'weights'\?\)"),
         ("min_means = 3", r"min_means: unknown key \(did you mean 'min_mean'\?\)"),
         (
             'protection = {name = "nois"}',

@@ -9,23 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes, fields_of
+from flower_helpers import Nodes, experiment, order
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from test_flower import experiment
 from torch import nn
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import blended_loss
 from fedblend.flower.app.client import blend_mod
-from fedblend.flower.messages import APP_FIELDS, pack, unpack
-from fedblend.flower.site import Site, describe_setup, files_of, read_site, reply_text, site_text, trust_of
+from fedblend.flower.messages import APP_FIELDS
+from fedblend.flower.site import Site, files_of, read_site, reply_text, site_text, trust_of
 from fedblend.runs.files import read_lines
 
 TRACE = """
@@ -61,20 +56,14 @@ def ran(name: str, folder: Path) -> bool:
 
 def asked_of_a_site(folder: Path, site: dict[str, Any] | None, changes: dict[str, Any], kind: str = "train") -> str:
     """What a site answers a server whose experiment is changed: the fault, or nothing."""
-    asked = experiment("fedavg")
-    fields = {"experiment": as_table(asked) | changes, "setup": describe_setup(make_setup(asked))}
-    fields |= {"client": 0, "round": 0, "split": "holdout", "begins": "round"}
-    config: dict[str, Any] = {"partition-id": 0}
+    asked, config = experiment(), {"partition-id": 0}
     if site is not None:
         # A site file is read once in a process.
         path = folder / f"site-{len(list(folder.glob('site-*')))}.toml"
         path.write_text(write_toml({"audit": "audit.jsonl", **site}))
         config["site"] = str(path)
-    grid = Nodes([config])
-    (node,) = grid.contexts
-    (ident,) = grid.push_messages([Message(pack(fields_of(kind, fields)), node, kind)])
-    (reply,) = grid.pull_messages([ident])
-    return str(unpack(reply.content)[0].get("fault", ""))
+    message = order(kind, asked, experiment=as_table(asked) | changes)
+    return str(Nodes([config]).reply(message)[0].get("fault", ""))
 
 
 @pytest.mark.parametrize("site", [None, {}, {"allow": []}, {"trusted": ["os:popen", "os.path:system"]}])
@@ -212,12 +201,7 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     missing = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "no.npz")}}, {})
     assert missing == "data: this site's samples cannot be loaded; the site's log states why"
     unreadable = Nodes([{"partition-id": 0, "site": str(home / "no.toml")}])
-    asked = experiment("fedavg")
-    fields = {"experiment": as_table(asked), "setup": describe_setup(make_setup(asked)), "client": 0, "round": 0}
-    fields["begins"] = "round"
-    unreadable.push_messages([Message(pack(fields), next(iter(unreadable.contexts)), "train")])
-    (reply,) = unreadable.pull_messages(list(unreadable.ready))
-    assert unpack(reply.content)[0]["fault"].startswith("(a path)")
+    assert unreadable.reply(order("train", experiment()))[0]["fault"].startswith("(a path)")
     context = Context(1, 1, {"site": str(home / "no.toml")}, RecordDict(), {})
     with pytest.raises(FedblendError, match=r"^\(a path\)") as caught:
         blend_mod(Message(RecordDict(), 1, "train"), context, lambda message, _: message)

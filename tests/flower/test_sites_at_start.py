@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fedblend.experiment.setup import make_setup
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
-from flower_helpers import Nodes
+from flower_helpers import QUICK, Nodes, experiment, nodes
+from flower_sites import OwnSite
 from flwr.app import Message
 from helpers import tokens
-from test_flower import experiment, nodes
-from test_flower_faults import QUICK
-from test_lying_server import SAMPLES, OwnSite
+from test_lying_server import SAMPLES
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-
 from cli_helpers import TINY, here, refused, write
 
 from fedblend.cli import federation

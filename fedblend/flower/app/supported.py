@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic
@@ -26,14 +27,7 @@ def supported_method(spec: Any) -> Method:
         method = Method.model_validate(spec)
     except pydantic.ValidationError as error:
         raise FedblendError(explain(error, "method")) from None
-    why = (
-        _fault_of_upload(method)
-        or fault_of_sharing(method.sharing)
-        or _fault_of_objective(method)
-        or _fault_of_server_step(method.server_step)
-        or _fault_of_aggregator(method)
-    )
-    if why:
+    if why := next(_faults(method), ""):
         raise FedblendError(
             f"method '{method.name}' does not run in an app of your own: {why}; run the whole experiment over Flower "
             "instead: fedblend federation app"
@@ -57,48 +51,33 @@ def fault_of_sharing(sharing: Sharing) -> str:
     return ""
 
 
-def _fault_of_upload(method: Method) -> str:
-    if not isinstance(method.upload, Model) or method.upload.from_round > 1 or method.stateful_clients:
-        return (
-            f"its clients send '{method.upload.name}' or do not train in every round; Flower's strategies need models"
-        )
-    return ""
-
-
-def _fault_of_aggregator(method: Method) -> str:
-    if not isinstance(method.aggregator, WeightedMean) or method.aggregator != WeightedMean():
-        return f"the aggregator '{method.aggregator.name}' would not be used: the wrapped strategy aggregates"
-    return ""
-
-
-def _fault_of_objective(method: Method) -> str:
-    objective = method.objective
+def _faults(method: Method) -> Iterator[str]:
+    """Yield why a method is not supported."""
+    upload, objective, step, aggregator = method.upload, method.objective, method.server_step, method.aggregator
+    if not isinstance(upload, Model) or upload.from_round > 1 or method.stateful_clients:
+        yield f"its clients send '{upload.name}' or do not train in every round; Flower's strategies need models"
+    if why := fault_of_sharing(method.sharing):
+        yield why
     if objective.counts_labels:
-        return f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
+        yield f"the objective '{objective.name}' needs a client's samples by class, and your loop gives single batches"
     if len(objective.phases()) > 1:
-        return f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
+        yield f"the objective '{objective.name}' makes two steps a batch, and your loop makes one"
     if other := sorted(set(objective.needs) - {"x", "y"}):
-        return f"the objective '{objective.name}' needs {', '.join(other)}, and a strategy shares inputs and targets"
+        yield f"the objective '{objective.name}' needs {', '.join(other)}, and a strategy shares inputs and targets"
     if objective.needs and not method.sharing.plan.active:
-        return f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
+        yield f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
     if method.personal.keeps:
-        return f"'{method.personal.name}' keeps a model or layers at each client, and your loop has one whole model"
-    hooks = ("init_client_state", "init_server_state")
-    parts = (objective, *method.terms)
+        yield f"'{method.personal.name}' keeps a model or layers at each client, and your loop has one whole model"
+    parts, hooks = (objective, *method.terms), ("init_client_state", "init_server_state")
     if any(getattr(type(part), hook) is not getattr(ClientPart, hook) for part in parts for hook in hooks):
-        return "a part of its loss keeps state at clients from round to round"
+        yield "a part of its loss keeps state at clients from round to round"
     if any(term.uses_outputs for term in method.terms):
-        return "a term of its loss needs mean outputs of all clients"
-    return ""
-
-
-def _fault_of_server_step(step: Any) -> str:
-    if not step.active:
-        return ""
-    if step.breaks_privacy:
-        return f"the server step '{step.name}' needs raw samples"
-    if step.works_on == "answers":
-        return f"the server step '{step.name}' sends queries to clients during a round"
-    if step.reads:
-        return f"the server step '{step.name}' trains on data that clients share with the server"
-    return ""
+        yield "a term of its loss needs mean outputs of all clients"
+    if step.active and step.breaks_privacy:
+        yield f"the server step '{step.name}' needs raw samples"
+    if step.active and step.works_on == "answers":
+        yield f"the server step '{step.name}' sends queries to clients during a round"
+    if step.active and step.reads:
+        yield f"the server step '{step.name}' trains on data that clients share with the server"
+    if not isinstance(aggregator, WeightedMean) or aggregator != WeightedMean():
+        yield f"the aggregator '{aggregator.name}' would not be used: the wrapped strategy aggregates"
