@@ -5,6 +5,8 @@
     result.metrics      # pandas, one row a round
     result.model        # the final model, a plain nn.Module
 
+A part of your own imports the base class of its kind, and the types of what it receives, from here too.
+
 Names are imported when they are first used, so that ``fedblend --help`` does not wait for PyTorch.
 """
 
@@ -16,18 +18,60 @@ from typing import TYPE_CHECKING, Any
 from fedblend.core.part import MODULES
 
 if TYPE_CHECKING:
+    from fedblend.core.aggregator import Aggregator, counting
     from fedblend.core.callbacks import Callback
+    from fedblend.core.channel import Channel
+    from fedblend.core.context import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, StepPlan
+    from fedblend.core.dataset import Population
     from fedblend.core.errors import FedblendError
+    from fedblend.core.metric import Metric
+    from fedblend.core.objective import Objective, Personal, Term
+    from fedblend.core.optimizer import Optimizer, Schedule
+    from fedblend.core.protection import Adversary, Protection
+    from fedblend.core.registry import Count, Fraction, NonNegative, Positive
+    from fedblend.core.server_step import ServerContext, ServerStep
+    from fedblend.core.sharing import ClientData, Pool, Sharing, SharingPlan
+    from fedblend.core.upload import Upload
     from fedblend.data.loaders.torch_data import from_torch
     from fedblend.experiment.config import Experiment
     from fedblend.experiment.parts import part
-    from fedblend.runs.api import Result, load, run, run_study
+    from fedblend.runs.api import Result, load, read_run, read_study, run, run_study
 
 __all__ = [
+    "Adversary",
+    "Aggregator",
+    "Batch",
     "Callback",
+    "Channel",
+    "ClientData",
+    "CohortSummary",
+    "Context",
+    "Count",
     "Experiment",
     "FedblendError",
+    "Fraction",
+    "LocalTraining",
+    "Metric",
+    "ModelSpec",
+    "Net",
+    "NonNegative",
+    "Objective",
+    "Optimizer",
+    "Personal",
+    "Pool",
+    "Population",
+    "Positive",
+    "Protection",
     "Result",
+    "Schedule",
+    "ServerContext",
+    "ServerStep",
+    "Sharing",
+    "SharingPlan",
+    "StepPlan",
+    "Term",
+    "Upload",
+    "counting",
     "from_torch",
     "load",
     "part",
@@ -39,17 +83,28 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
-    "Callback": "fedblend.core.callbacks",
-    "Experiment": "fedblend.experiment.config",
-    "FedblendError": "fedblend.core.errors",
-    "Result": "fedblend.runs.api",
-    "from_torch": "fedblend.data.loaders.torch_data",
-    "load": "fedblend.runs.api",
-    "part": "fedblend.experiment.parts",
-    "read_run": "fedblend.runs.api",
-    "read_study": "fedblend.runs.api",
-    "run": "fedblend.runs.api",
-    "run_study": "fedblend.runs.api",
+    name: module
+    for module, names in {
+        "fedblend.core.aggregator": "Aggregator counting",
+        "fedblend.core.callbacks": "Callback",
+        "fedblend.core.channel": "Channel",
+        "fedblend.core.context": "Batch CohortSummary Context LocalTraining ModelSpec Net StepPlan",
+        "fedblend.core.dataset": "Population",
+        "fedblend.core.errors": "FedblendError",
+        "fedblend.core.metric": "Metric",
+        "fedblend.core.objective": "Objective Personal Term",
+        "fedblend.core.optimizer": "Optimizer Schedule",
+        "fedblend.core.protection": "Adversary Protection",
+        "fedblend.core.registry": "Count Fraction NonNegative Positive",
+        "fedblend.core.server_step": "ServerContext ServerStep",
+        "fedblend.core.sharing": "ClientData Pool Sharing SharingPlan",
+        "fedblend.core.upload": "Upload",
+        "fedblend.data.loaders.torch_data": "from_torch",
+        "fedblend.experiment.config": "Experiment",
+        "fedblend.experiment.parts": "part",
+        "fedblend.runs.api": "Result load read_run read_study run run_study",
+    }.items()
+    for name in names.split()
 }
 
 # This file runs before any other of the package, and imports none of these.

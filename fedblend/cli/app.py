@@ -528,7 +528,7 @@ def app_(
     min_sites: MinSites = 0,
     deadline: Deadline = None,
 ) -> None:
-    """Write the Flower app of an experiment, for: flwr run APP SUPERLINK. Starting it again resumes the run."""
+    """Write an experiment as a Flower app, which `flwr run APP SUPERLINK` starts; a second start resumes the run."""
     from fedblend.cli.federation import one_experiment, write_app_folder
 
     write_app_folder(one_experiment(file, run, changes), out, folder, min_sites, deadline)

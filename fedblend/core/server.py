@@ -97,8 +97,11 @@ class Server:
         extras = extras_sum(self.setup, task, result)
         for slot, part in client_parts(self.method).items():
             summary = CohortSummary(task.weights, strip_prefix(f"{slot}/", extras), len(result.good), holding)
-            made = part.after_aggregation(weights, strip_prefix(f"{slot}/", state), summary)
+            before = strip_prefix(f"{slot}/", state)
+            made = part.after_aggregation(weights, before, summary)
             weights, kept = as_model_and_table(made, task.weights, slot, part)
+            # Sums of what clients send are float64; clients send tensors of the types of this table.
+            kept |= {n: kept[n].to(old.dtype) for n, old in before.items() if n in kept and old.is_floating_point()}
             state = replaced(state, slot, kept)
         return weights, state
 

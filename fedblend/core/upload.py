@@ -91,9 +91,10 @@ def as_state_and_extras(
     """
     where = f"method.{slot}: after_training of '{part.name}'"
     if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(table, Mapping) for table in made)):
+        found = f"({', '.join(type(one).__name__ for one in made)})" if isinstance(made, tuple) else type(made).__name__
         raise FedblendError(
-            f"{where} returned {type(made).__name__}, where a pair of dicts is valid: what the part keeps at the "
-            "client, and what it sends beside the model (such as {}, {})"
+            f"{where} returned {found}, where a pair of dicts is valid: what the part keeps at the client, "
+            "and what it sends beside the model (such as {}, {})"
         )
     state, sent = made
     if set(sent) != set(like):
