@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import experiment, setup, slow_after_first
-from safetensors.torch import load_file
 
 import fedblend
 from fedblend.core.callbacks import Callback
@@ -27,8 +25,6 @@ from fedblend.runs import checkpoint
 from fedblend.runs.callbacks import EarlyStopping
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
-
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 
 TINY: dict[str, Any] = {"data": "toy", "partition": "natural", "model": {"name": "mlp", "hidden": []}, "rounds": 4}
 TINY |= {"train": {"cohort": 2, "epochs": 1}, "engine": "loop", "ranks": 1, "checkpoint_every": 3}
@@ -248,22 +244,20 @@ def test_a_callback_cannot_read_uploads_that_the_aggregator_hides() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PAGE.exists(), reason="the page is not in a package")
-def test_the_callback_of_the_documentation_keeps_each_clients_model(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    (block,) = [block for block in blocks if "reads_uploads" in block]
-    made: dict[str, Any] = {}
-    exec(block, made)
+class Uploads(Callback):
+    """Keeps what each client sent."""
 
-    result = fedblend.run(
-        experiment(**{**TINY, "rounds": 1}), tmp_path / "run", callbacks=[made["KeepClients"](tmp_path / "clients")]
-    )
+    reads_uploads = True
 
-    cohort = result.metrics["cohort"][1]
-    assert {file.name for file in (tmp_path / "clients").iterdir()} == {f"client-{c}.safetensors" for c in cohort}
-    assert (
-        load_file(tmp_path / "clients" / f"client-{cohort[0]}.safetensors").keys() == result.model.state_dict().keys()
-    )
+    def on_updates(self, task: TrainTask, result: CohortResult) -> None:
+        self.uploads = result.uploads
+
+
+def test_a_callback_receives_each_clients_model(tmp_path: Path) -> None:
+    kept = Uploads()
+    result = fedblend.run(experiment(**{**TINY, "rounds": 1}), tmp_path / "run", callbacks=[kept])
+    assert sorted(kept.uploads) == result.metrics["cohort"][1]
+    assert all(upload.keys() == result.model.state_dict().keys() for upload in kept.uploads.values())
 
 
 class Ends(Callback):

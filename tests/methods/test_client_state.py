@@ -236,6 +236,27 @@ def test_what_a_step_renews_keeps_its_type() -> None:
         assert {kept.parts["objective/count"].dtype for kept in state.client_states.values()} == {torch.float32}
 
 
+def test_the_servers_table_keeps_its_types() -> None:
+    """Sums of extras are float64; as a table they made each upload of the next round a bad one."""
+
+    class Summing(Counting):
+        broadcasts = sends = True
+
+        def init_server_state(self, spec: Any, weights: Any) -> Any:
+            return {"total": torch.zeros(())}
+
+        def after_training(self, spec: Any, training: Any) -> Any:
+            return dict(training.client_state), {"total": torch.ones(())}
+
+        def after_aggregation(self, weights: Any, state: Any, summary: Any) -> Any:
+            return weights, {"total": state["total"] + summary.extras["total"]}
+
+    made = with_objective(Summing())
+    state, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    assert state.server_part("objective")["total"].dtype == torch.float32
+    assert float(state.server_part("objective")["total"]) == 2 * made.training.cohort
+
+
 def counting(**changes: Any) -> Counting:
     """The objective with something wrong."""
     made = Counting()
@@ -296,6 +317,11 @@ SENDS = "method.objective: after_training of 'counting' sends other tensors besi
             counting(after_training=lambda spec, training: {}),
             {},
             f"method.objective: after_training of 'counting' returned dict, {PAIR}",
+        ),
+        (
+            counting(after_training=lambda spec, training: ({}, None)),
+            {},
+            f"method.objective: after_training of 'counting' returned (dict, NoneType), {PAIR}",
         ),
         (
             counting(after_training=lambda spec, training: ({}, {"count": torch.ones(())})),

@@ -176,55 +176,41 @@ def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_method_of_the_documentation_runs(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "adding-a-method.md"
-    if not page.exists():
-        pytest.skip("docs/adding-a-method.md does not exist")
-    text = page.read_text(encoding="utf-8")
-    python, toml = (re.search(rf"^```{word}\n(.*?)^```", text, re.M | re.S) for word in ("python", "toml"))
-    assert python
-    assert toml
-    module = re.search(r"Put this into `(\w+\.py)`", text)
-    assert module, "the page no longer says how to call the module"
-    (tmp_path / module[1]).write_text(python[1])
-    (tmp_path / "method.toml").write_text(toml[1])
-    succeeded(here("run", "method.toml", "--set", "rounds=1", "--jobs", 1, "--out", "out"))
-    names = [m if isinstance(m, str) else m.get("label", m.get("name")) for m in tomllib.loads(toml[1])["methods"]]
-    for name in names:
-        assert status(Path("out") / f"{name}-seed0")["state"] == "done"
-    losses = {name: json.loads(records(Path("out") / f"{name}-seed0")[-1])["train_loss"] for name in names}
-    assert len(set(losses.values())) == len(names), "the new method does what another does"
+def test_the_methods_and_the_callback_of_the_page_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    python, (first, more, _) = (re.findall(rf"^```{word}\n(.*?)^```", text, re.M | re.S) for word in ("python", "toml"))
+    assert len(python) == 4
+    for block in python:
+        name = re.findall(r"^class (\w+)", block, re.M)[-1]
+        module = re.search(rf'"(\w+):{name}"', text)
+        assert module, f"the page no longer names the module of {name}"
+        (tmp_path / f"{module[1]}.py").write_text(block)
+    callbacks = 'callbacks = [{ name = "my_module:Enough", accuracy = 0.01 }]\n'
+    file = tmp_path / "methods.toml"
+    file.write_text(callbacks + first.replace("methods = [\n", more.removesuffix("]\n")))
 
+    told = succeeded(here("run", file, "--jobs", 1, "--out", "out"))
 
-@pytest.mark.slow
-def test_the_callback_and_the_aggregator_of_the_documentation_run(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "adding-a-method.md"
-    if not page.exists():
-        pytest.skip("docs/adding-a-method.md does not exist")
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    for name, word in (
-        ("own_callback.py", '@fedblend.part("callback"'),
-        ("own_mean.py", '@fedblend.part("aggregator"'),
-    ):
-        (block,) = [block for block in blocks if word in block]
-        (tmp_path / name).write_text(block)
-    parts = {
-        "callbacks": [{"name": "own_callback:Enough", "accuracy": 0.01}],
-        "method": {"aggregator": "own_mean:Middle"},
-    }
-    file = write(tmp_path / "own.toml", {**parts, "rounds": 3})
-    told = succeeded(here("run", file, "--jobs", 1, "--out", tmp_path / "out"))
-    (run,) = {path.parent for path in (tmp_path / "out").rglob("metrics.jsonl")}
-    assert json.loads((run / "status.json").read_text())["reason"] == "ended by enough"
+    runs = [path.parent for path in Path("out").rglob("metrics.jsonl")]
     assert told.out.startswith("1 0.")
+    assert len(runs) == 5
+    assert {status(run)["reason"] for run in runs} == {"ended by enough"}
+    assert len({json.loads(records(run)[-1])["loss"] for run in runs}) == 5, "a method does what another does"
 
 
-def test_the_loss_of_fedsam_in_the_documentation_is_that_at_the_worst_weights_nearby() -> None:
-    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(def loss.*?)^```", page, re.M | re.S)
-    made: dict = {"torch": torch}
-    exec(block, made)
-    objective = type("SAM", (Plain,), {"loss": made["loss"], "rho": 0.05})()
+class SAM(Plain):
+    """FedSAM: the loss at w + rho g / |g|, with g the gradient at w and rho = 0.05."""
+
+    def loss(self, net, batch, drawn, context):
+        def at(weights):
+            return context.task.loss(net.with_weights(weights)(batch.x), batch.y)
+
+        g = torch.func.grad(at)({name: w.detach() for name, w in net.weights.items()})
+        norm = torch.stack([t.square().sum() for t in g.values()]).sum().sqrt()
+        return at({name: w + (0.05 * g[name] / norm).detach() for name, w in net.weights.items()})
+
+
+def test_a_loss_may_differentiate_by_weights() -> None:
     model, task = linear_net(), Task("classification", 3)
     x, y = (
         torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
@@ -236,7 +222,7 @@ def test_the_loss_of_fedsam_in_the_documentation_is_that_at_the_worst_weights_ne
         for one, part in zip(shifted.parameters(), (gradient / gradient.norm()).split([15, 3]), strict=True):
             one += 0.05 * part.view_as(one)
 
-    loss = loss_of(objective, model, Batch(x, y), task)
+    loss = loss_of(SAM(), model, Batch(x, y), task)
 
     assert loss.item() == pytest.approx(task.loss(shifted(x), y).item(), rel=1e-12)
     wanted = weight_gradient(task.loss(shifted(x), y), shifted)
@@ -247,20 +233,6 @@ def test_the_loss_of_fedsam_in_the_documentation_is_that_at_the_worst_weights_ne
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget, after the test, the partitions that it declares."""
     monkeypatch.setitem(registry._registry, "partition", dict(registry.known("partition")))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("kinds")
-def test_the_partition_of_the_documentation_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    (block,) = [block for block in blocks if '@fedblend.part("partition"' in block]
-    (tmp_path / "own_split.py").write_text(block)
-    partition = {"name": "own_split:EveryNth", "clients": 5}
-    succeeded(here("run", write(tmp_path / "own.toml", {"partition": partition, "rounds": 1}), "--out", "out"))
-    split = json.loads(Path("out/fedavg-seed0/split.json").read_text())
-    assert len(split["sizes"]) == 5
-    assert max(split["sizes"]) - min(split["sizes"]) <= 1
 
 
 @pytest.mark.usefixtures("kinds")
