@@ -53,6 +53,7 @@ class Moments(Sharing):
     bytes_kind = "statistics"
     plan = SharingPlan("sums", to="server", sees_model=True)
     by_label = True
+    if_empty = "let clients hold more samples of a class, or lower min_samples and policy.min_mean: {min_mean}"
 
     gram: Literal["shared", "none"] = "shared"
     """One second moment over all classes, or none (nearest class means, FedCOF)."""
