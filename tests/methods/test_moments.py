@@ -19,7 +19,7 @@ from fedblend.core.protection import Mechanism
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, gather
 from fedblend.methods.server_steps.closed_head import RIDGES, Sums, _cof, _least_error
-from fedblend.methods.sharing.moments import SENSITIVITY, Moments, projection
+from fedblend.methods.sharing.moments import SENSITIVITY, Moments, SecureMoments, projection
 
 WIDTH, CLASSES = 5, 3
 TASK = Task("classification", CLASSES)
@@ -252,3 +252,51 @@ def test_what_cannot_be_is_told(changes: dict[str, Any], told: str) -> None:
         run(setup(images(), GROUPS, method={"name": "fed3r", **changes}, model=LINEAR), 1)
     with pytest.raises(FedblendError, match="classes, and a model that ends in a dense layer"):
         run(setup(numbers(), method="fed3r", model=LINEAR, scale="standard"), 1)
+
+
+SECURE = {"name": "secure-moments", "fewest": 2}
+
+
+def test_secure_sums_are_the_plain_ones_whoever_holds_which_sample() -> None:
+    made = [
+        setup(
+            images(), groups, method={"name": "fed3r", "sharing": sharing, "server_step": {"ridge": 0.01}}, model=LINEAR
+        )
+        for groups in (GROUPS, [*GROUPS, [0]])
+        for sharing in ({"min_samples": 1}, {**SECURE, "clients": 3, "range": 1e4})
+    ]
+    plain, secure, _, with_a_small_one = (run(one, 1)[0] for one in made)
+    for name, tensor in plain.weights.items():
+        torch.testing.assert_close(secure.weights[name], tensor, rtol=1e-4, atol=1e-4)
+    assert same(with_a_small_one.weights, secure.weights), "one sample is fewer than policy.min_mean"
+
+
+def test_noise_is_shared_by_as_many_as_must_be_in_the_sum() -> None:
+    x, y = features(60)
+    sharing = SecureMoments(clip=2.0, multiplier=0.5, noise_over=4)
+    assert sharing.threshold(4) == sharing.threshold(7) == 4
+    assert sharing.threshold(20) == 11
+    assert sharing.moments.multiplier == 0.25
+    totals = []
+    for seed in range(200):
+        payloads = {k: sharing.share(local(x[rows], y[rows], 2, 10 * seed + k)) or {} for k, rows in enumerate(IID)}
+        pool = sharing.make_pool(gather(payloads), server_side(np.random.default_rng(0), np.arange(4)))
+        totals.append(pool.tensors["sums"][0, :, -1])
+        assert pool.tensors["noise"].tolist() == pytest.approx([2 * 4 * SENSITIVITY * 0.5])
+    assert float(torch.stack(totals).std(0).mean()) == pytest.approx(2**0.5 * SENSITIVITY * 0.5, rel=0.1)
+    few = {k: payloads[k] for k in range(3)}
+    assert not len(sharing.make_pool(gather(few), server_side(np.random.default_rng(0), np.arange(4))))
+
+
+@each(
+    ("options", "told"),
+    [
+        ({"range": 1.0}, "method.sharing.range: a number of 'sums' is beyond 1"),
+        ({"clients": 2, "fewest": 2}, "method.sharing.clients: 2 in the sum at most, but 3 hold samples"),
+        ({"noise_over": 4}, "sums 4 clients or more .fewest, noise_over., but only 3 hold"),
+    ],
+)
+def test_a_sum_that_cannot_be_is_told(options: dict[str, Any], told: str) -> None:
+    groups = [list(range(k, 40, 3)) for k in range(3)]
+    with pytest.raises(FedblendError, match=told):
+        run(setup(images(), groups, method={"name": "fed3r", "sharing": {**SECURE, **options}}, model=LINEAR), 1)

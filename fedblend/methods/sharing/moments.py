@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.protection import Mechanism
-from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, SharingPlan
+from fedblend.core.registry import Count, Int, NonNegative, Positive, part
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
+from fedblend.methods.sharing.secure_means import WHOLE, MaskedSums
 from fedblend.models.layers import last_layer, with_features
 
 CHUNK = 1024  # samples whose features are computed at a time
@@ -143,9 +146,7 @@ class Moments(Sharing):
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why sums are not those of ``samples`` samples in the model's classes and features, or ``None``."""
-        width = self.project or width_of(spec.model)
-        form: dict[str, tuple[int, ...]] = {"sums": (self.parts, spec.task.outputs, width + 1)}
-        form |= {"gram": (self.parts, width * (width + 1) // 2)} if self.gram == "shared" else {}
+        form = self.form(spec)
         sent = {name: tuple(tensor.shape) for name, tensor in payload.items()}
         if sent != form or any(tensor.dtype != torch.float32 for tensor in payload.values()):
             return legible(f"it sent {sent}, not float32 sums of the shapes {form}")
@@ -154,8 +155,104 @@ class Moments(Sharing):
             return f"'sums' has counts that are not of {samples} samples"
         return None
 
+    def form(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """The shapes of a client's tensors."""
+        width = self.project or width_of(spec.model)
+        sums = {"sums": (self.parts, spec.task.outputs, width + 1)}
+        return sums | ({"gram": (self.parts, width * (width + 1) // 2)} if self.gram == "shared" else {})
+
     def mechanism(self) -> Mechanism | str:
         """The noise on all sums together, one Gaussian release; clients' sizes are public."""
         if not self.multiplier:
             return "sums of features get no noise (method.sharing.multiplier)"
         return Mechanism("gaussian", self.multiplier, at_server=False)
+
+
+@part("sharing", "secure-moments")
+class SecureMoments(MaskedSums):
+    """Share sums of features, as `moments`, of which the server learns the sum over all clients only.
+
+    Numbers are encoded in integer steps of ``range`` * ``clients`` / 2^31, so that over Flower they can be added under
+    masks (Bonawitz et al. 2017); other engines compute the same sums without masks. The features are those of the model
+    as every site builds it. A class that one client alone holds is not hidden by others, and whoever knows the sum
+    without a client learns that client's. With ``multiplier`` the noise of all clients together has the deviation that
+    `moments` has at each: a client adds 1 / ``noise_over`` of its variance, and a sum of fewer clients than
+    ``noise_over`` is not made.
+    """
+
+    bytes_kind = "statistics"
+    plan = SharingPlan("sums", to="server")
+    by_label = True
+
+    fewest: Annotated[Int, Field(ge=2)] = 3
+    """Fewest clients whose sum the server may learn; more than half must share in any case."""
+    range: Positive = 2.0**20
+    """Largest number in a client's sums."""
+    clients: Count = 100
+    """Most clients in the sum."""
+    project: Count | None = None
+    """Width that features are projected to, as the option of `moments`."""
+    clip: Positive | None = None
+    """Largest length of a feature vector."""
+    multiplier: NonNegative = 0.0
+    """Standard deviation of the noise on the sum, over the sensitivity."""
+    noise_over: Count = 1
+    """Clients that share the noise."""
+
+    @property
+    def moments(self) -> Moments:
+        """The sharing that makes a client's sums."""
+        alone = self.multiplier / math.sqrt(self.noise_over)
+        return Moments(project=self.project, min_samples=1, clip=self.clip, multiplier=alone)
+
+    def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
+        """Raise :class:`FedblendError` for noise without a bound, or where too few clients can share."""
+        self.moments.require_possible(sizes, minimum)
+        sharing, needed = int((sizes >= minimum).sum()), self.threshold(int((sizes > 0).sum()))
+        if sharing < needed:
+            raise FedblendError(
+                f"method.sharing: '{self.name}' sums {needed} clients or more (fewest, noise_over), but only {sharing} "
+                f"hold {minimum} samples or more (policy.min_mean); valid: fewer, or more clients"
+            )
+
+    def threshold(self, clients: int) -> int:
+        """More than half of the clients, and as many as share the noise.
+
+        Raises :class:`FedblendError` for more than ``clients``.
+        """
+        if clients > self.clients:
+            raise FedblendError(
+                f"method.sharing.clients: {self.clients} in the sum at most, but {clients} hold samples; valid: "
+                f"{clients} or more (coarser steps)"
+            )
+        return max(super().threshold(clients), self.noise_over)
+
+    def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
+        """One entry."""
+        return 1
+
+    def share(self, local: ClientData) -> Payload | None:
+        """Sums as integers, int32 with the shapes of `moments`; ``None`` for fewer samples than the policy's mean."""
+        if len(local.y) < local.minimum:
+            return None
+        sums = self.moments.share(replace(local, minimum=1))
+        return None if sums is None else self.encoded(sums)
+
+    def form(self, spec: ModelSpec) -> Payload:
+        """Zeros like a client's sums."""
+        return {WHOLE + n: torch.zeros(shape, dtype=torch.int32) for n, shape in self.moments.form(spec).items()}
+
+    def share_of(self, counts: torch.Tensor | int) -> torch.Tensor | float:
+        """Each client takes the same part of the range, however many there are."""
+        return 1 / self.clients
+
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
+        """The sum over all clients, with the deviation of its noise."""
+        deviation = self.moments.multiplier * math.sqrt(len(entries))
+        return replace(self.moments, multiplier=deviation).pool(super().make_pool(entries, server), server.rng)
+
+    def mechanism(self) -> Mechanism | str:
+        """The noise on the sum over all clients, for whoever sees the sum alone."""
+        if not self.multiplier:
+            return self.moments.mechanism()
+        return Mechanism("gaussian", self.multiplier, at_server=True)
