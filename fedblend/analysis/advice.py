@@ -38,6 +38,9 @@ CANDIDATES = (
 )
 """Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
 
+HEADS = ("fed3r", "fedlda", "fedncm")
+"""Further ones where the model is one dense layer, a head on features."""
+
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates that are tried where the file does not say what to search, as multiples of its own."""
 
@@ -272,19 +275,21 @@ def front(options: Sequence[Option], cost: Mapping[str, float], larger_is_better
 
 
 def study_of(
-    table: Mapping[str, Any], methods: Sequence[str], limits: Limits = Limits()
+    table: Mapping[str, Any], methods: Sequence[str] | None, limits: Limits = Limits()
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A file's table with the candidates that its data and model permit, and what is to be searched.
 
-    It has at least three seeds: the file's, and where these are fewer the smallest others. Also returns the other
-    candidates, each with the reason. Raises :class:`FedblendError` if FedAvg is one of these,
-    and for a least accuracy above 1.
+    Without ``methods`` these are :data:`CANDIDATES`. It has at least three seeds: the file's, and where these are
+    fewer the smallest others. Also returns the other candidates, each with the reason. Raises :class:`FedblendError`
+    if FedAvg is one of these, and for a least accuracy above 1.
     """
     study = copy.deepcopy({key: value for key, value in table.items() if key not in NOT_TAKEN})
     study.setdefault("validation", {"clients": 0.1})
     seed = {"seed": table["seed"]} if "seed" in table else {}
     plain = expand({key: value for key, value in study.items() if key != "tune"} | seed | {"method": BASE})
     first, seeds = next(iter(plain.experiments.values())), [one.seed for one in plain.experiments.values()]
+    if methods is None:
+        methods = (*CANDIDATES, *(HEADS if getattr(first.model, "hidden", None) == () else ()))
     others = [one for one in SEEDS if one not in seeds]
     study["seeds"] = seeds + others[: max(0, len(SEEDS) - len(seeds))]
     if "tune" not in study:

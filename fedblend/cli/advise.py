@@ -10,7 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedblend.analysis.advice import BASE, CANDIDATES, Advice, Limits, read_advice, study_of
+from fedblend.analysis.advice import BASE, Advice, Limits, read_advice, study_of
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
@@ -114,7 +114,7 @@ def advise(
             valid = or_valid(method, known, everything="fedblend list methods")
             raise FedblendError(f"--methods {method}: unknown method{valid}")
     limits = limits_of(options["megabytes"], options["least"], options["leaves"])
-    study, left_out = study_of(table, names or CANDIDATES, limits)
+    study, left_out = study_of(table, names or None, limits)
     console, notes = Console(), Console(stderr=True)
     for method, reason in left_out.items():
         notes.tell(f"{method}: left out, since it cannot be used here: {reason}")

@@ -39,5 +39,5 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
     method.aggregator.require_possible(min(cohort, holding))
     method.server_step.require_possible(spec)
     setup.requests(setup.sizes(0))
-    if method.objective.needs or method.sharing.plan.after_training:
+    if method.objective.needs or method.server_step.needs_pool or method.sharing.plan.after_training:
         method.sharing.require_possible(setup.sizes(0), experiment.policy.min_mean)

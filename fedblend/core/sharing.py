@@ -92,10 +92,10 @@ class Shares:
         return shared
 
 
-Form = Literal["inputs", "stored", "seeds", "raw", "statistics", "hidden", "moments"]
+Form = Literal["inputs", "stored", "seeds", "raw", "statistics", "hidden", "moments", "sums"]
 """What shared entries are: inputs of the model, or means of such; samples on the scale that they are stored in, mixed
-or encoded ones as seeds, or raw ones; means and deviations of channels; hidden states after some layers; moments of
-features.
+or encoded ones as seeds, or raw ones; means and deviations of channels; hidden states after some layers; means and
+covariances of features, or sums of them.
 """
 
 

@@ -114,6 +114,7 @@ FORMS = {
     "statistics": ("statistics of channels", "channel-statistics"),
     "hidden": ("hidden states", "hidden-means, features"),
     "moments": ("moments of features", "feature-statistics"),
+    "sums": ("sums of features", "moments"),
     "nothing": ("nothing", ""),
 }
 """What each form of shared entries is, and which sharings have it, for messages."""

@@ -43,7 +43,7 @@ from fedblend.flower.secure_aggregation.server import MaskedSum, NoSum, sum_shar
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.flower.work import LACKS, asked_of, runs_of
 from fedblend.methods.aggregators.secure import SecureMean, Total
-from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.methods.sharing.secure_means import MaskedSums
 
 log = logging.getLogger("flwr")
 
@@ -87,7 +87,7 @@ class FlowerEngine:
         """
         asked, self._round = list(clients), round
         sharing = self.setup.experiment.method.sharing
-        if isinstance(sharing, SecureMeans):
+        if isinstance(sharing, MaskedSums):
             yield from self._share_sums(round, sharing, asked)
             return
         tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.plan.sees_model else ()
@@ -112,12 +112,10 @@ class FlowerEngine:
             self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
         yield from (good | faults).items()
 
-    def _share_sums(
-        self, round: int, sharing: SecureMeans, asked: Sequence[int]
-    ) -> Iterator[tuple[int, Payload | str]]:
+    def _share_sums(self, round: int, sharing: MaskedSums, asked: Sequence[int]) -> Iterator[tuple[int, Payload | str]]:
         """Request masked shared data; keys and shares are counted with the round's training."""
         setup = self.setup
-        like = sharing.form(setup.scale(setup.data.test.x[:1]), setup.task.outputs)
+        like = sharing.form(model_spec(setup, self.server_model()))
         summed = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
         _log_faults(summed.faults, round, bool(summed.payloads))
         self._extra_bytes = {("up", "keys"): summed.up, ("down", "keys"): summed.down}

@@ -13,7 +13,7 @@ from cli_helpers import PNG, TINY, here, refused, succeeded, words_of, write
 from helpers import each
 
 import fedblend
-from fedblend.analysis.advice import Advice, Limits, Option, _option, front, read_advice, study_of
+from fedblend.analysis.advice import HEADS, Advice, Limits, Option, _option, front, read_advice, study_of
 from fedblend.analysis.privacy.leak_report import LeakReport, leak_report
 from fedblend.cli.advise import KINDS, _runs_folder, _table
 from fedblend.core.errors import FedblendError
@@ -150,6 +150,13 @@ def test_candidates_are_possible_where_a_round_needs_several_uploads() -> None:
     study, left_out = study_of({**TINY, "min_uploads": 2}, ["fedprox"])
     assert (study["methods"], left_out) == (["fedavg", "fedprox"], {})
     assert study["min_uploads"] == 2
+
+
+@pytest.mark.slow
+def test_heads_in_closed_form_are_candidates_where_the_model_is_one_layer() -> None:
+    for hidden in ([], [4]):
+        study, _ = study_of({**TINY, "model": {"name": "mlp", "hidden": hidden}}, None)
+        assert set(HEADS) & {*study["methods"]} == (set(HEADS) if not hidden else set())
 
 
 def test_runs_of_other_values_are_not_taken_for_the_best_ones(tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggrega
                 assert float((apart.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.35)
 
 
+def test_masked_sums_of_features_equal_the_loops_to_the_last_bit(tmp_path: Path) -> None:
+    method = {"name": "fed3r", "sharing": {"name": "secure-moments", "clients": CLIENTS, "range": 1e4}}
+    one = experiment(method, partition={"name": "iid", "clients": CLIENTS}, model={"name": "mlp", "hidden": [4]})
+    grid = nodes(CLIENTS, Counting)
+
+    finished = federate(grid, one, tmp_path)
+
+    assert same(finished.state.weights, by_loop(one)[0].weights)
+    seen = [unpack(o.content)[1] for _, kind, _, o in grid.kept if kind == "query.share"]
+    assert [set(tensors) for tensors in seen] == [{"masked"}] * CLIENTS
+
+
 STAGES = ["query.keys", "query.shares", "query.share", "query.unmask"]
 
 

@@ -102,9 +102,7 @@ def test_the_largest_means_of_the_largest_group_do_not_wrap_round() -> None:
 
 @pytest.mark.parametrize("bad", [3.1, -3.1, float("nan"), float("inf")])
 def test_numbers_beyond_the_range_are_refused(bad: float) -> None:
-    with pytest.raises(
-        FedblendError, match=r"method\.sharing\.range: a number of the mean 'x' is beyond 3, or not fin"
-    ):
+    with pytest.raises(FedblendError, match=r"method\.sharing\.range: a number of 'x' is beyond 3, or not fin"):
         SecureMeans(range=3.0).share(local(torch.tensor([[0.0, bad]]), [0]))
 
 

@@ -39,7 +39,7 @@ from fedblend.flower.secure_aggregation.masks import (
     tensor_to_bytes,
 )
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
-from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.methods.sharing.secure_means import MaskedSums
 
 log = logging.getLogger("flwr")
 
@@ -320,7 +320,7 @@ class GroupSums:
 
 
 def sum_shared_means(
-    sites: Sites, round: int, sharing: SecureMeans, clients: Sequence[int], rng: np.random.Generator, like: Tensors
+    sites: Sites, round: int, sharing: MaskedSums, clients: Sequence[int], rng: np.random.Generator, like: Tensors
 ) -> GroupSums:
     """Let clients share their means under masks, group after group; ``like`` has the form of one client's payload.
 

@@ -58,7 +58,7 @@ from fedblend.flower.secure_aggregation.masks import (
 )
 from fedblend.flower.site import RefusedByPolicy, Withheld
 from fedblend.methods.aggregators.secure import SecureMean
-from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.methods.sharing.secure_means import MaskedSums
 
 log = logging.getLogger("flwr")
 
@@ -79,10 +79,10 @@ def secure_aggregator(task: ClientTask) -> SecureMean | None:
     return aggregator if isinstance(aggregator, SecureMean) else None
 
 
-def summing_part(task: ClientTask, quantity: Any) -> SecureMean | SecureMeans:
+def summing_part(task: ClientTask, quantity: Any) -> SecureMean | MaskedSums:
     """Return the part that sums this quantity under masks. Raises :class:`FedblendError` if there is none."""
     sharing = task.setup.experiment.method.sharing
-    parts = {MODELS: secure_aggregator(task), MEANS: sharing if isinstance(sharing, SecureMeans) else None}
+    parts = {MODELS: secure_aggregator(task), MEANS: sharing if isinstance(sharing, MaskedSums) else None}
     part = parts.get(quantity)
     if part is None:
         raise FedblendError(f"this experiment sums no {quantity!r} under masks")
@@ -291,7 +291,7 @@ def _public_keys(tensors: Tensors) -> dict[int, dict[str, bytes]]:
 
 def _check(
     task: ClientTask,
-    part: SecureMean | SecureMeans,
+    part: SecureMean | MaskedSums,
     public: dict[int, dict[str, bytes]],
     state: SumState,
     threshold: int,

@@ -9,6 +9,7 @@ import pydantic
 import torch
 from pydantic import Field
 
+from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Int, NonNegative, Positive, part
@@ -20,8 +21,64 @@ WHOLE = "whole-"
 """Prefix of the tensor names of means that are encoded as integers."""
 
 
+class MaskedSums(Sharing):
+    """Base of sharings whose payloads are integers that the server receives as sums over groups of clients only."""
+
+    secure_aggregated = True
+    fewest: int
+    range: float
+
+    def form(self, spec: ModelSpec) -> Payload:
+        """Zeros with the names, shapes and types of a client's payload."""
+        raise TypeError(f"{type(self).__name__} defines no form")
+
+    def threshold(self, clients: int) -> int:
+        """Clients of a group of ``clients`` that must share and take part to the end."""
+        return min_clients(self.fewest, clients)
+
+    def groups(self, clients: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The group of each client, int64 [clients] from 0; by default all are in one."""
+        return np.zeros(len(clients), np.int64)
+
+    def share_of(self, counts: torch.Tensor | int) -> torch.Tensor | float:
+        """The share of a sum's range that ``counts`` clients take together; 1 where the sum itself is wanted."""
+        return 1.0
+
+    def encoded(self, payload: Payload) -> Payload:
+        """A client's numbers as integers. Raises :class:`FedblendError` for a number beyond ``range`` or not finite."""
+        for name, numbers in payload.items():
+            if not bool((numbers.abs() <= self.range).all()):
+                raise FedblendError(
+                    f"method.sharing.range: a number of '{name}' is beyond {self.range:g}, or not finite; valid: a "
+                    "larger range (coarser steps)"
+                )
+        share = float(self.share_of(1))
+        return {WHOLE + name: to_integers(numbers, self.range, share) for name, numbers in payload.items()}
+
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
+        """One entry for each group of the clients asked in which enough clients have shared."""
+        group = self.groups(server.clients, server.rng)
+        group_of_entry = group[np.searchsorted(server.clients, entries.owner)]
+        counts = np.bincount(group_of_entry, minlength=int(group.max(initial=-1)) + 1)
+        enough = counts >= [self.threshold(size) for size in np.bincount(group).tolist()]
+        rows, count = torch.from_numpy(group_of_entry), torch.from_numpy(counts[enough])
+        tensors = {}
+        for name, t in entries.tensors.items():
+            total = torch.zeros(len(counts), *t.shape[1:], dtype=torch.int64).index_add_(0, rows, t.long())
+            share = self.share_of(count.reshape(-1, *[1] * (t.dim() - 1)))
+            tensors[name.removeprefix(WHOLE)] = from_integers(
+                total[torch.from_numpy(enough)], self.range, share
+            ).float()
+        return Pool(tensors, np.full(int(enough.sum()), -1))
+
+    def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
+        """Decode entries one by one, to measure their cost; rounds use :meth:`make_pool`."""
+        tensors = {n: from_integers(t, self.range, self.share_of(1)) for n, t in entries.tensors.items()}
+        return Pool({name.removeprefix(WHOLE): t.float() for name, t in tensors.items()}, entries.owner)
+
+
 @part("sharing", "secure-means")
-class SecureMeans(Sharing):
+class SecureMeans(MaskedSums):
     """Share mashed data (MAFL, Algorithm 1) of which the server learns sums over groups of clients only.
 
     As in FedMix's Table 15, each client makes one mean of all its samples, and the server averages the means of random
@@ -33,7 +90,6 @@ class SecureMeans(Sharing):
     """
 
     bytes_kind = "means"
-    secure_aggregated = True
     plan = SharingPlan("inputs")
 
     server_average: Annotated[Int, Field(ge=2)] = 3
@@ -83,53 +139,23 @@ class SecureMeans(Sharing):
         Raises :class:`FedblendError` where a number is beyond ``range`` or not finite.
         """
         means = self.means.share(local)
-        if means is None:
-            return None
-        for name, mean in means.items():
-            if not bool((mean.abs() <= self.range).all()):
-                raise FedblendError(
-                    f"method.sharing.range: a number of the mean '{name}' is beyond {self.range:g}, or not finite; "
-                    "valid: a larger range (coarser steps)"
-                )
-        return {WHOLE + name: to_integers(mean, self.range, self._share) for name, mean in means.items()}
+        return None if means is None else self.encoded(means)
 
-    def form(self, x: torch.Tensor, outputs: int) -> Payload:
-        """Zeros with the names, shapes and types of a client's payload, for inputs like ``x`` [1, ...]."""
-        y = x.new_zeros(1, outputs)
-        return {WHOLE + name: torch.zeros_like(t, dtype=torch.int32) for name, t in (("x", x), ("y", y))}
-
-    def threshold(self, clients: int) -> int:
-        """Clients of a group of ``clients`` that must share and take part to the end."""
-        return min_clients(self.fewest, clients)
+    def form(self, spec: ModelSpec) -> Payload:
+        """Zeros like one mean input and one mean target."""
+        x = spec.scale(torch.zeros(1, *spec.shape))
+        return {
+            f"{WHOLE}x": torch.zeros(x.shape, dtype=torch.int32),
+            f"{WHOLE}y": torch.zeros(1, spec.task.outputs, dtype=torch.int32),
+        }
 
     def groups(self, clients: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The group of each client, int64 [clients] from 0, drawn at random with sizes as even as possible."""
+        """Groups drawn at random with sizes as even as possible."""
         number = max(1, len(clients) // self.server_average)
         group = np.empty(len(clients), np.int64)
         group[rng.permutation(len(clients))] = np.arange(len(clients)) * number // max(1, len(clients))
         return group
 
-    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
-        """The mean of each group of the clients asked in which enough clients have shared."""
-        group = self.groups(server.clients, server.rng)
-        group_of_entry = group[np.searchsorted(server.clients, entries.owner)]
-        counts = np.bincount(group_of_entry, minlength=int(group.max(initial=-1)) + 1)
-        enough = counts >= [self.threshold(size) for size in np.bincount(group).tolist()]
-        rows, count = torch.from_numpy(group_of_entry), torch.from_numpy(counts[enough])
-        tensors = {}
-        for name, t in entries.tensors.items():
-            total = torch.zeros(len(counts), *t.shape[1:], dtype=torch.int64).index_add_(0, rows, t.long())
-            share = (count * self._share).reshape(-1, *[1] * (t.dim() - 1))
-            mean = from_integers(total[torch.from_numpy(enough)], self.range, share)
-            tensors[name.removeprefix(WHOLE)] = mean.float()
-        return Pool(tensors, np.full(int(enough.sum()), -1))
-
-    def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
-        """Decode entries one by one, to measure their cost; rounds use :meth:`make_pool`."""
-        means = {n.removeprefix(WHOLE): from_integers(t, self.range, self._share) for n, t in entries.tensors.items()}
-        return Pool({name: t.float() for name, t in means.items()}, entries.owner)
-
-    @property
-    def _share(self) -> float:
-        """Each client's share of a sum's range: a group has less than twice ``server_average`` clients."""
-        return 1 / (2 * self.server_average)
+    def share_of(self, counts: torch.Tensor | int) -> torch.Tensor | float:
+        """A group has less than twice ``server_average`` clients."""
+        return counts * (1 / (2 * self.server_average))

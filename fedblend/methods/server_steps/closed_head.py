@@ -1,0 +1,201 @@
+"""A last layer in closed form, from sums of features that clients share once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Float, NonNegative, Positive, part
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
+from fedblend.methods.sharing.moments import projection, width_of
+from fedblend.models.layers import last_layer
+
+RIDGES = tuple(10.0**power for power in range(-5, 1))
+"""Ridges to choose from, as parts of the mean eigenvalue of G."""
+
+
+@part("server_step", "closed-head")
+class ClosedHead(ServerStep):
+    """Set the last layer to the solution of one linear system, in the first round (sharing `moments`).
+
+    With n_c, s_c the count and the sum of features of class c over all clients, mu_c = s_c / n_c, N samples, and
+    G = sum f f^T, the layer W f + b is, by ``head``:
+
+    - ``ridge`` (Fed3R, Fanì et al. 2024): the columns of (A + lambda I)^-1 S, with A and S the sums of (f, 1)(f, 1)^T
+      and of (f, 1) by class: ridge regression on one-hot targets, the same for any split of the samples.
+    - ``lda``: W_c = Sigma^-1 mu_c, b_c = log(n_c / N) - mu_c W_c / 2, with Sigma = (G - sum n_c mu_c mu_c^T) / (N - C)
+      shrunk to (1 - a) Sigma + a tr(Sigma) / d I: linear discriminant analysis.
+    - ``ncm`` (FedNCM, Legate et al. 2023): W_c = mu_c / |mu_c|, b = 0. It needs no G.
+    - ``cof`` (FedCOF 2025): W = G'^-1 [n_c mu_c], with G' = sum (n_c - 1) Sigma_c + N mu mu^T, and Sigma_c estimated
+      from clients' means: Sigma_c = sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T / (K_c - 1) + gamma I. It needs no G.
+
+    All are solved in float64. Except for ``lda``, each class's (W_c, b_c) is divided by its length and by
+    ``temperature``. A class without samples has no weights, and the lowest of all offsets less 10.
+
+    In later rounds the step does nothing, so that a method whose clients train from round 2 on (``upload = { name =
+    "model", from_round = 2 }``) begins with this head.
+    """
+
+    reads = ("sums",)
+    needs_pool = True
+
+    head: Literal["ridge", "lda", "ncm", "cof"] = "ridge"
+    """The kind of head."""
+    ridge: NonNegative | None = None
+    """lambda over the mean eigenvalue of G, at least that of the noise (default: the one of 1e-5 to 1 whose solution on
+    one half of the clients has the least squared error on the other; 1e-3 where one sum arrives).
+    """
+    shrinkage: Annotated[Float, Field(ge=0, le=1)] = 0.05
+    """Share a of the identity in the covariance of ``lda``."""
+    gamma: Positive = 1.0
+    """Variance that ``cof`` adds in all directions."""
+    temperature: Positive = 0.1
+    """Divides the outputs of normalised heads."""
+
+    def require_possible(self, spec: ModelSpec) -> None:
+        """Raise :class:`FedblendError` for data without classes, and for models that end in no dense layer."""
+        _, layer = last_layer(spec.model)
+        dense = isinstance(layer, nn.Linear) and layer.out_features == spec.task.outputs
+        if spec.task.kind != "classification" or not dense:
+            raise FedblendError(
+                f"method.server_step: 'closed-head' sets a last layer with an output for each class, but the task is "
+                f"{spec.task.kind} and the last layer a {type(layer).__name__}; valid: classes, and a model that ends "
+                "in a dense layer"
+            )
+
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
+        """The aggregate with the new last layer; keeps the chosen ``ridge``."""
+        if server.round or server.pool is None:
+            return dict(weights), dict(server.state)
+        tensors = server.pool.tensors
+        if self.head in ("ridge", "lda") and "gram" not in tensors:
+            raise FedblendError(
+                f"method.sharing.gram: 'none', but the head '{self.head}' needs second moments; valid: shared, or the "
+                "heads ncm and cof"
+            )
+        total, kept = Sums.of(tensors), {}
+        if self.head == "ridge":
+            ridge = self.ridge if self.ridge is not None else _least_error(tensors)
+            kept = {"ridge": torch.tensor(ridge, dtype=torch.float64)}
+            w, b = total.ridge(ridge)
+        elif self.head == "lda":
+            w, b = total.lda(self.shrinkage)
+        elif self.head == "ncm":
+            w, b = total.means, total.counts * 0
+        else:
+            w, b = _cof(tensors["sums"].double(), self.gamma)
+        if self.head != "lda":
+            length = (w.square().sum(1) + b.square()).sqrt().clamp(min=1e-12) * self.temperature
+            w, b = w / length[:, None], b / length
+        absent = total.counts < 0.5
+        w, b = w.masked_fill(absent[:, None], 0.0), b.where(~absent, b.min() - 10)
+        width = width_of(server.model)
+        if w.shape[1] != width:
+            w = w @ projection(width, w.shape[1]).T
+        name, layer = last_layer(server.model)
+        new = {"weight": w} | ({} if layer.bias is None else {"bias": b})
+        return {**weights, **{f"{name}.{field}": t.to(weights[f"{name}.{field}"]) for field, t in new.items()}}, kept
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all entries, float64."""
+
+    by_class: torch.Tensor
+    """(f, 1) by class, [C, d + 1]."""
+    gram: torch.Tensor | None
+    """f f^T, [d, d]."""
+    noise: float
+    """Standard deviation of the noise on numbers of ``gram``."""
+
+    @classmethod
+    def of(cls, tensors: Tensors, rows: slice = slice(None)) -> Sums:
+        """The sums of some entries of a pool."""
+        by_class, gram = tensors["sums"][rows].double().sum(0), None
+        if "gram" in tensors:
+            width = by_class.shape[1] - 1
+            row, column = torch.triu_indices(width, width)
+            gram = by_class.new_zeros(width, width)
+            gram[row, column] = gram[column, row] = tensors["gram"][rows].double().sum(0)
+        noise = tensors["noise"][rows].double().square().sum().sqrt() if "noise" in tensors else 0.0
+        return cls(by_class, gram, float(noise))
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """Samples of each class, [C]."""
+        return self.by_class[:, -1]
+
+    @property
+    def means(self) -> torch.Tensor:
+        """Mean features of each class, [C, d]."""
+        return self.by_class[:, :-1] / self.counts.clamp(min=1)[:, None]
+
+    def ridge(self, part: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ridge regression with lambda = ``part`` of the mean eigenvalue, but not below the noise's largest one."""
+        a = self.augmented()
+        width = len(a) - 1
+        smallest = max(part * float(a.diagonal()[:-1].mean()), math.sqrt(2 * width) * self.noise)
+        solved = torch.linalg.solve(a + smallest * torch.eye(width + 1, dtype=a.dtype), self.by_class.T)
+        return solved[:-1].T, solved[-1]
+
+    def augmented(self) -> torch.Tensor:
+        """The sum of (f, 1)(f, 1)^T, [d + 1, d + 1]."""
+        assert self.gram is not None
+        last = self.by_class.sum(0)
+        return torch.cat([torch.cat([self.gram, last[:-1, None]], 1), last[None]])
+
+    def lda(self, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Linear discriminant analysis with ``share`` of the identity in the covariance."""
+        assert self.gram is not None
+        means, counts = self.means, self.counts.clamp(min=0)
+        total, width = counts.sum(), len(self.gram)
+        within = (self.gram - (counts[:, None] * means).T @ means) / (total - len(counts)).clamp(min=1)
+        eye = torch.eye(width, dtype=within.dtype)
+        if self.noise:
+            values, vectors = torch.linalg.eigh(within)
+            within = vectors * values.clamp(min=math.sqrt(2 * width) * self.noise / float(total)) @ vectors.T
+        sigma = (1 - share) * within + share * within.trace() / width * eye
+        w = torch.linalg.solve(sigma, means.T).T
+        return w, (counts.clamp(min=1) / total.clamp(min=1)).log() - (means * w).sum(1) / 2
+
+
+def _least_error(tensors: Tensors) -> float:
+    """The ridge whose solution on one half of the entries has the least squared error on the other half.
+
+    The error of W on sums (A, S, N) is tr(W^T A W) - 2 tr(W^T S) + N.
+    """
+    if len(tensors["sums"]) < 2:
+        return 1e-3
+    halves = [Sums.of(tensors, slice(first, None, 2)) for first in (0, 1)]
+
+    def error(part: float) -> float:
+        found = 0.0
+        for here, there in (halves, halves[::-1]):
+            w, b = here.ridge(part)
+            whole = torch.cat([w, b[:, None]], 1)
+            found += float(((whole @ there.augmented()) * whole).sum() - 2 * (whole * there.by_class).sum())
+        return found
+
+    return min(RIDGES, key=error)
+
+
+def _cof(sums: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """FedCOF's W [C, d] and b = 0, from each entry's sums [entries, C, d + 1]."""
+    counts, total = sums[..., -1], sums.sum(0)
+    n, means = total[:, -1], total[:, :-1] / total[:, -1:].clamp(min=1)
+    width = means.shape[1]
+    apart = sums[..., :-1] / counts.clamp(min=1)[..., None] - means
+    entries = (counts > 0).sum(0)
+    scale = (n - 1).clamp(min=0) / (entries - 1).clamp(min=1)
+    weighed = (counts * scale).sqrt()[..., None] * apart
+    flat = weighed.reshape(-1, width)
+    overall = total[:, :-1].sum(0) / n.sum().clamp(min=1)
+    a = flat.T @ flat + (n - 1).clamp(min=0).sum() * gamma * torch.eye(width, dtype=sums.dtype)
+    a += n.sum() * torch.outer(overall, overall)
+    return torch.linalg.solve(a, total[:, :-1].T).T, n * 0
