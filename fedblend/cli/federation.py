@@ -18,12 +18,12 @@ from fedblend import report
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, note
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid, printable
+from fedblend.core.files import locked_folder, make_folder_of, write_atomically
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
-from fedblend.runs.files import locked_folder, make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset

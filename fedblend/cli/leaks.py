@@ -17,9 +17,9 @@ from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.compare import print_left_out
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
+from fedblend.core.files import csv_frame, write_atomically, write_json
 from fedblend.report.leak_figure import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
-from fedblend.runs.files import csv_frame, write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
 

@@ -27,11 +27,7 @@ from pydantic import BaseModel
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.paths import import_from, read_text
-from fedblend.core.record import RoundRecord
-from fedblend.experiment.tables import read_toml, write_toml
-from fedblend.runs import forms
-from fedblend.runs.files import (
+from fedblend.core.files import (
     append_line,
     lock,
     locked_folder,
@@ -41,6 +37,10 @@ from fedblend.runs.files import (
     write_atomically,
     write_json,
 )
+from fedblend.core.paths import import_from, read_text
+from fedblend.core.record import RoundRecord
+from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.runs import forms
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset

@@ -20,6 +20,7 @@ from torch import nn
 from fedblend import __version__
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.files import make_folder_of, write_atomically
 from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
@@ -27,7 +28,6 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
 from fedblend.runs import checkpoint, forms
 from fedblend.runs.directory import FACTS, RunDirectory, reading
-from fedblend.runs.files import make_folder_of, write_atomically
 
 CHUNK = 256
 """Samples that are predicted at a time."""
