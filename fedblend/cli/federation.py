@@ -277,13 +277,14 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
     from fedblend.flower.limits import BOUNDED, most_sent
-    from fedblend.flower.site import read_site
+    from fedblend.flower.site import read_site, trust_of
 
     site, console = read_site(path), Console()
     if site.data is not None:
         with console.status("loading the samples"):
             try:
-                held = site.data.load()
+                with trust_of(site):
+                    held = site.data.load()
             except FedblendError as error:
                 raise FedblendError(f"{path}: {error}") from None
         _print_content(held, site.min_mean, console)

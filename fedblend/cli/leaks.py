@@ -35,6 +35,11 @@ NOTES = (
     "loss under the final model or by the distance to what was shared (0: guessing, 1: certain).",
 )
 
+OF_FEATURES = (
+    "Runs on features of a frozen backbone: all measures, also of members, are of features, not of the raw samples. "
+    "Features may be inverted to samples by whoever has the backbone."
+)
+
 
 def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = False) -> None:
     """Print the leak report card of runs, and write it with its figure into a folder if one is given."""
@@ -55,6 +60,8 @@ def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = Fals
             console.print(_sizes_table(card))
     for line in NOTES:
         console.tell(line, style="dim")
+    if any("features" in run.facts().get("data", {}) for run in begun):
+        console.tell(OF_FEATURES, style="dim")
     print_left_out(begun, trust)
     if out is not None:
         drawn = _write(out, cards, leaks)
