@@ -13,7 +13,7 @@ from fedblend.core.module import module_at
 
 LITE0 = "efficientnet-lite0"
 LITE0_SIZE = 96
-"""Side of its pictures by default: 4.5 ms of a core each."""
+"""Side of its pictures by default: about 5 ms of a core each."""
 
 SCALES = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -102,7 +102,8 @@ class Encoder(nn.Module):
 
     def forward(self, stored: Tensor) -> Tensor:
         """Return the features of stored samples."""
-        x = stored.to(torch.float32) if stored.dtype == torch.uint8 else stored
+        # On a processor networks of pictures are a third faster in this layout.
+        x = stored.to(torch.float32, memory_format=torch.channels_last) if stored.dtype == torch.uint8 else stored
         if self.size is not None:
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
         features: Tensor = self.net((x / 255 - self.mean) / self.deviation if self.scale in SCALES else x)

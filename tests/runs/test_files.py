@@ -9,9 +9,10 @@ import pytest
 import torch
 from helpers import largest_file, same
 
+from fedblend.core import files
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import append_line, read_lines, remove_temporaries, write_atomically
-from fedblend.runs import checkpoint, files
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import STUDY, STUDY_LOCK, WRITTEN_IN_RUN, RunDirectory, locked_study
 
 
