@@ -498,15 +498,15 @@ def files_of(made: Any) -> dict[str, str]:
 
     Of the features of a data set these are the data set's own.
     """
+    if isinstance(made, BackboneFeatures):
+        return {f"of.{option}": file for option, file in files_of(made.of).items()}
     hints = get_type_hints(type(made), include_extras=True)
     paths = [
         field
         for field in fields_of(type(made))
         if {absolute, absolute_folder} & {getattr(one, "func", None) for one in _metadata(hints[field])}
     ]
-    found = {field: getattr(made, field) for field in paths if getattr(made, field) is not None}
-    inner = files_of(made.of).items() if isinstance(made, BackboneFeatures) else ()
-    return found | {f"of.{option}": file for option, file in inner}
+    return {field: getattr(made, field) for field in paths if getattr(made, field) is not None}
 
 
 def _metadata(hint: Any) -> list[Any]:

@@ -200,6 +200,9 @@ def test_the_files_of_every_loader_are_known() -> None:
 def test_a_server_chooses_no_data_set_of_the_hub_for_a_site(tmp_path: Path) -> None:
     changes = {"data": {"name": "hub", "dataset": "somebody/anything"}}
     assert "data.dataset: a server chooses no file of a site" in asked_of_a_site(tmp_path, {}, changes)
+    own = {"data": {"name": "toy"}}
+    features = {"data": {"name": "digits", "features": {"model": "timm:resnet18"}}}
+    assert "data.features.model: 'timm:resnet18' is not code of" in asked_of_a_site(tmp_path, own, features)
 
 
 def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(

@@ -113,7 +113,7 @@ class BackboneFeatures:
         with lent_generator(0, "backbone"):  # so that weights that a constructor draws are always the same
             net = backbone(self.model, self.arguments)
         encoder = Encoder(net, scale, self.size or (LITE0_SIZE if self.model == LITE0 else None))
-        inputs = json.dumps([self.model, scale, encoder.size, digest_of(encoder.state_dict())])
+        inputs = json.dumps([self.model, encoder.size, digest_of(encoder.state_dict())])
         return encoder, hashlib.sha256(inputs.encode()).hexdigest()
 
     def _width(self, encoder: Encoder, sample: Tensor) -> int:
