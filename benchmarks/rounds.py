@@ -42,7 +42,7 @@ sys.path.append(str(HERE / "peers"))
 
 from jobs import lenet5
 
-from fedblend.runs.files import write_json
+from fedblend.core.files import write_json
 
 JOBS = {"cpu": ("A", "B", "C"), "cuda": ("A", "D")}
 """The jobs that are timed, by device."""

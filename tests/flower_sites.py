@@ -13,6 +13,7 @@ import torch
 from flower_helpers import Nodes, experiment, order, weights_of
 from flwr.app import Context, RecordDict
 
+from fedblend.core.files import read_lines
 from fedblend.core.trees import add_prefix
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment
@@ -22,7 +23,6 @@ from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.site import Site
-from fedblend.runs.files import read_lines
 
 
 def site_files(

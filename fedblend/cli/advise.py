@@ -16,6 +16,7 @@ from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_printer
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid
+from fedblend.core.files import write_atomically, write_json
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
@@ -23,7 +24,6 @@ from fedblend.experiment.tables import read_toml, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
-from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import first_difference, one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, tune
 

@@ -9,11 +9,11 @@ from typing import Any
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError, legible, listed
+from fedblend.core.files import write_atomically
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.setup import split
 from fedblend.runs import api
-from fedblend.runs.files import write_atomically
 
 MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}
 """What some of the measures mean."""

@@ -18,12 +18,12 @@ from fedblend import report
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, note
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid, printable
+from fedblend.core.files import locked_folder, make_folder_of, write_atomically
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import slugify
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory, foreign_code
-from fedblend.runs.files import locked_folder, make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
@@ -277,13 +277,14 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
     from fedblend.flower.limits import BOUNDED, most_sent
-    from fedblend.flower.site import read_site
+    from fedblend.flower.site import read_site, trust_of
 
     site, console = read_site(path), Console()
     if site.data is not None:
         with console.status("loading the samples"):
             try:
-                held = site.data.load()
+                with trust_of(site):
+                    held = site.data.load()
             except FedblendError as error:
                 raise FedblendError(f"{path}: {error}") from None
         _print_content(held, site.min_mean, console)

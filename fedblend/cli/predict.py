@@ -13,13 +13,13 @@ from rich.table import Table
 from fedblend.cli.console import Console, note
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError, listed
+from fedblend.core.files import csv_frame, make_folder_of, write_atomically
 from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
 from fedblend.data.loaders.table import SUFFIXES as TABLES
 from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
 from fedblend.runs.directory import only_run
-from fedblend.runs.files import csv_frame, make_folder_of, write_atomically
 from fedblend.runs.predictor import Predictor
 
 SHOWN = 20

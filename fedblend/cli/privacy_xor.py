@@ -13,13 +13,13 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import make_folder_of, write_json
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.parts import dump
 from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import api
-from fedblend.runs.files import make_folder_of, write_json
 
 
 def show_xor(

@@ -16,6 +16,7 @@ from fedblend import report
 from fedblend.cli.console import Console
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, or_valid
+from fedblend.core.files import write_atomically
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
@@ -23,7 +24,6 @@ from fedblend.papers.paths import OutputPaths, runs_of
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import COMMITTED, RESULT, read_committed_result, read_result
 from fedblend.papers.run_item import run_item
-from fedblend.runs.files import write_atomically
 from fedblend.runs.parallel import join_failures
 
 PAGE = "table.md"

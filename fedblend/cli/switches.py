@@ -16,10 +16,10 @@ from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import Stopped
+from fedblend.core.files import csv_frame, write_atomically
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run, reading
-from fedblend.runs.files import csv_frame, write_atomically
 
 ROWS = 16
 """Largest number of rounds in the terminal, evenly spaced; the file has all."""

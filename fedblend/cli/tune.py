@@ -15,11 +15,11 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, note, table
 from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
+from fedblend.core.files import csv_text, write_atomically
 from fedblend.experiment.study import slugify
 from fedblend.report.tune_figure import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import csv_text, write_atomically
 from fedblend.runs.runner import require_free
 from fedblend.runs.tuning import BEST, MethodSearch, Trial, tune
 

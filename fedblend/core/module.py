@@ -10,8 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
+
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import import_path
+
+
+def module_at(path: str, arguments: dict[str, Any], field: str, field_of_arguments: str) -> nn.Module:
+    """Import the class ``package.module:Class`` and call it with the arguments; the fields are for messages."""
+    cls = import_path(path, field)
+    # Before the call: an experiment names the path and the arguments, and a call of anything else may do anything.
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise FedblendError(f"{field}: '{path}' is a {type(cls).__name__}; it must be a subclass of torch's nn.Module")
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise FedblendError(f"{field_of_arguments}: {arguments!r} do not fit {path}: {error}") from None
 
 
 def same_tensors(model: nn.Module) -> dict[str, str]:

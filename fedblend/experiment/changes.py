@@ -86,7 +86,7 @@ def _kept_of_part(cls: Any, old: Mapping[str, Any], new: Mapping[str, Any], wher
     kept = {
         key: value
         for key, value in options.items()
-        if takes(cls, key, value) and not (cls.kind == "dataset" and isinstance(value, str))
+        if (takes(cls, key, value) or key == "features") and not (cls.kind == "dataset" and isinstance(value, str))
     }
     _warn_of({key: value for key, value in options.items() if key not in kept}, where, new["name"])
     return kept

@@ -16,6 +16,7 @@ from fedblend.core.callbacks import require_own_files
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.paths import absolute
 from fedblend.core.registry import Count, Float, Int, NonNegative, Positive
+from fedblend.data.loaders.features import features_of
 from fedblend.experiment import checks
 from fedblend.experiment.fields import (
     LONGEST_NAME,
@@ -84,7 +85,7 @@ class Experiment(FrozenTable):
     """Whether a run ends after the first evaluated round that reaches `target`."""
     unsafe: bool = False
     """Allow methods that send raw samples, as upper bounds."""
-    data: field_of_part("dataset", "data")  # type: ignore[valid-type]
+    data: field_of_part("dataset", "data", features_of)  # type: ignore[valid-type]
     """The data set."""
     scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
     """The scaling of stored values to the model's inputs."""
@@ -318,7 +319,8 @@ def _options_of_parts(table: Mapping[str, Any]) -> dict[str, list[str]]:
         kind = next((dict(m.json_schema or ()).get("part") for m in metadata if isinstance(m, WithJsonSchema)), None)
         name = given.get("name") if isinstance(given, Mapping) else given
         if kind and isinstance(name, str):
-            options[field] = ["name", *registry.words_of(registry.find(kind, name, field))]
+            own = ["features"] if kind == "dataset" else []
+            options[field] = ["name", *own, *registry.words_of(registry.find(kind, name, field))]
     return options
 
 

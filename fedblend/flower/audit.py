@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, printable
+from fedblend.core.files import append_line, waiting_lock
 from fedblend.core.trees import digest_of
 from fedblend.core.upload import bytes_of
 from fedblend.flower.audit_chain import AuditFault, Counts, End, once_key, open_log, read_chain, tagged
@@ -24,7 +25,6 @@ from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors
 from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
-from fedblend.runs.files import append_line, waiting_lock
 
 log = logging.getLogger("flwr")
 

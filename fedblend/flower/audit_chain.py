@@ -24,10 +24,10 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import without_waiting
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import LARGEST_INT, explain
 from fedblend.flower.site import UNWRITTEN
-from fedblend.runs.files import without_waiting
 
 SHARED_KINDS = (*(kind.name for kind in PAYLOAD_KINDS.values() if kind.is_shared), "masked")
 """Kinds of payload that a site makes of its samples without training."""

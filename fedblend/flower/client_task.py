@@ -13,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 
 from fedblend.core.errors import FedblendError, legible
+from fedblend.core.files import sole_writer
 from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix, strip_prefix
 from fedblend.engines.loop import LoopEngine
@@ -20,7 +21,6 @@ from fedblend.flower.messages import MessageContent, Tensors, to_record
 from fedblend.flower.secrets import private_folder
 from fedblend.flower.site import UNWRITTEN, Site
 from fedblend.runs import checkpoint
-from fedblend.runs.files import sole_writer
 
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import sole_writer, write_atomically
 from fedblend.core.paths import read_bytes
 from fedblend.core.sharing import ClientData, Payload, Sharing
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
@@ -26,7 +27,6 @@ from fedblend.experiment.parts import dump
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator, site_secret
 from fedblend.flower.site import UNWRITTEN, Site
-from fedblend.runs.files import sole_writer, write_atomically
 
 TAG_BYTES = 16
 """Length of a sample's tag."""

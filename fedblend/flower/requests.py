@@ -97,6 +97,7 @@ class SetupForm(TypedDict):
     outputs: Number
     labels: list[Text]
     table: dict[str, Any]
+    features: Digest
     scale: ScalerForm | OneHotForm | TokensForm
     frozen: Digest
 

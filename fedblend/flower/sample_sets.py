@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import sole_writer, write_atomically
 from fedblend.core.paths import read_bytes
 from fedblend.engines.loop import LoopEngine
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SharingLedger, sample_tags
 from fedblend.flower.site import UNWRITTEN, RefusedByPolicy
-from fedblend.runs.files import sole_writer, write_atomically
 
 
 class FewDiffer(RefusedByPolicy):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import TEMPORARY, sole_writer
 from fedblend.core.paths import read_bytes
-from fedblend.runs.files import TEMPORARY, sole_writer
 
 KEY_BYTES = 32
 """Length of a site's secret."""

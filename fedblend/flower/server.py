@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError, brief, listed
+from fedblend.core.files import locked_folder, write_atomically
 from fedblend.core.paths import from_file, read_text
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
@@ -29,7 +30,6 @@ from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites
 from fedblend.runs.directory import OWN_DATA, RunDirectory
-from fedblend.runs.files import locked_folder, write_atomically
 from fedblend.runs.runner import FinishedRun, execute
 
 Counts = Mapping[int, Mapping[str, Any]]

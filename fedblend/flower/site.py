@@ -27,6 +27,7 @@ from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
+from fedblend.data.loaders.features import BackboneFeatures, features_of
 from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted, OneHot, Scaler, Tokens
 from fedblend.experiment.config import Experiment
@@ -88,7 +89,7 @@ class Site(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: field_of_part("dataset", "data") | None = None  # type: ignore[valid-type]
+    data: field_of_part("dataset", "data", features_of) | None = None  # type: ignore[valid-type]
     """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave (:data:`~fedblend.core.payload.PAYLOAD_KINDS`)."""
@@ -253,7 +254,7 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
         raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
     # Images and features of one shape have other ranges of values, and the server's scale fits only its own kind.
     own = {"kind": data.kind, "shape": list(data.train.x.shape[1:]), "classes": list(data.classes)}
-    own |= {"outputs": data.outputs, "labels": list(data.labels)}
+    own |= {"outputs": data.outputs, "labels": list(data.labels), "features": _backbone(data)}
     if server_setup["table"] and (table := _encoding(data)):
         own["table"] = table
     for field, value in own.items():
@@ -310,6 +311,7 @@ def describe_setup(setup: Setup) -> SetupForm:
         "outputs": setup.data.outputs,
         "labels": list(setup.data.labels),
         "table": _encoding(setup.data),
+        "features": _backbone(setup.data),
         "scale": numbers,
         "frozen": setup.frozen_digest(setup.weights()),
     }
@@ -319,6 +321,11 @@ def _encoding(data: Dataset) -> dict[str, Any]:
     """Return a table's columns, and its texts by column: which feature has which meaning. Empty for other data."""
     form = data.facts.get("table", {})
     return {name: form[name] for name in ("columns", "categories") if name in form}
+
+
+def _backbone(data: Dataset) -> str:
+    """Return the digest of the frozen backbone that made the features, and of its inputs; empty for other data."""
+    return str(data.facts.get("features", {}).get("digest", ""))
 
 
 def scale_from(numbers: Mapping[str, Any]) -> Fitted:
@@ -487,7 +494,12 @@ def _toml_list(texts: Sequence[str]) -> str:
 
 
 def files_of(made: Any) -> dict[str, str]:
-    """The files and folders that a part's options name, by option; of the Hugging Face Hub also its data sets."""
+    """The files and folders that a part's options name, by option; of the Hugging Face Hub also its data sets.
+
+    Of the features of a data set these are the data set's own.
+    """
+    if isinstance(made, BackboneFeatures):
+        return {f"of.{option}": file for option, file in files_of(made.of).items()}
     hints = get_type_hints(type(made), include_extras=True)
     paths = [
         field

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.module import module_at
 from fedblend.core.registry import part
 
 
@@ -27,13 +27,4 @@ class UserModule:
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
-        cls = registry.import_path(self.path, "model.path")
-        # Before the call: an experiment names the path and the arguments, and a call of anything else may do anything.
-        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise FedblendError(
-                f"model.path: '{self.path}' is a {type(cls).__name__}; it must be a subclass of torch's nn.Module"
-            )
-        try:
-            return cls(**self.arguments)
-        except TypeError as error:
-            raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
+        return module_at(self.path, self.arguments, "model.path", "model.arguments")

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedblend.core.files import write_json
 from fedblend.papers import claims
 from fedblend.papers.items import Claim, Item
 from fedblend.papers.paths import OutputPaths
 from fedblend.papers.plan import ItemPlan
 from fedblend.runs.directory import RunDirectory, read_json
-from fedblend.runs.files import write_json
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import MOST_ROUNDS, SCOPE
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import make_folder_of, write_atomically
 from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
@@ -23,7 +24,6 @@ from fedblend.report.svg import inline_svg
 from fedblend.report.tables import section_tables
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import make_folder_of, write_atomically
 
 if TYPE_CHECKING:
     import jinja2

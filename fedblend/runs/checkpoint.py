@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.runs.files import REPEAT, write_atomically
+from fedblend.core.files import REPEAT, write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -27,11 +27,7 @@ from pydantic import BaseModel
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.paths import import_from, read_text
-from fedblend.core.record import RoundRecord
-from fedblend.experiment.tables import read_toml, write_toml
-from fedblend.runs import forms
-from fedblend.runs.files import (
+from fedblend.core.files import (
     append_line,
     lock,
     locked_folder,
@@ -41,6 +37,10 @@ from fedblend.runs.files import (
     write_atomically,
     write_json,
 )
+from fedblend.core.paths import import_from, read_text
+from fedblend.core.record import RoundRecord
+from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.runs import forms
 
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
@@ -270,7 +270,7 @@ def foreign_code(table: Any) -> list[str]:
     """
     found: list[str] = []
     if isinstance(table, Mapping):
-        name = table.get("path") if table.get("name") == "module" else table.get("name")
+        name = table.get({"module": "path", "features": "model"}.get(str(table.get("name")), "name"))
         found += [str(name)] if isinstance(name, str) and ":" in name else []
     inner = table.values() if isinstance(table, Mapping) else table if isinstance(table, (list, tuple)) else ()
     return list(dict.fromkeys([*found, *(path for one in inner for path in foreign_code(one))]))

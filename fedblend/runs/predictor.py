@@ -20,6 +20,7 @@ from torch import nn
 from fedblend import __version__
 from fedblend.core.dataset import TaskKind
 from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.files import make_folder_of, write_atomically
 from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
@@ -27,7 +28,6 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.setup import require_model_memory
 from fedblend.runs import checkpoint, forms
 from fedblend.runs.directory import FACTS, RunDirectory, reading
-from fedblend.runs.files import make_folder_of, write_atomically
 
 CHUNK = 256
 """Samples that are predicted at a time."""
@@ -41,7 +41,7 @@ FORMATS = {
 
 
 class Deployed(nn.Module):
-    """The scale, the network, and the softmax of classes or the sigmoid of labels as one module.
+    """The frozen backbone if there is one, scale, network, and softmax of classes or sigmoid of labels as one module.
 
     It takes samples as stored (:class:`fedblend.core.dataset.Samples`) and returns probabilities [n, C], or the
     predicted numbers [n, q] of a regression.
@@ -51,15 +51,23 @@ class Deployed(nn.Module):
     offset: torch.Tensor
 
     def __init__(
-        self, net: nn.Module, factor: torch.Tensor | None, offset: torch.Tensor | None, codes: int, task: TaskKind
+        self,
+        net: nn.Module,
+        factor: torch.Tensor | None,
+        offset: torch.Tensor | None,
+        codes: int,
+        task: TaskKind,
+        encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.encoder = encoder
         self.net, self.codes, self.task = net, codes, task
         self.register_buffer("factor", factor)
         self.register_buffer("offset", offset)
 
     def forward(self, stored: torch.Tensor) -> torch.Tensor:
         """Predict for stored samples [n, ...]."""
+        stored = stored if self.encoder is None else self.encoder(stored)
         if self.codes:
             inputs = (stored.unsqueeze(-1) == torch.arange(self.codes, device=stored.device)).to(torch.float32)
         else:
@@ -91,7 +99,7 @@ class Predictor:
         data, scale = setup.data, setup.scale.describe()
         facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
         facts |= {"labels": data.labels}
-        facts |= {"table": data.facts["table"]} if "table" in data.facts else {}
+        facts |= {name: data.facts[name] for name in ("table", "features") if name in data.facts}
         net = setup.model
         net.load_state_dict(dict(weights))
         return _predictor(setup.experiment, facts, scale, net, round)
@@ -118,10 +126,10 @@ class Predictor:
             outputs = data.get("outputs") or len(data["classes"]) or experiment.data.load().outputs
             require_model_memory(experiment, inputs, outputs)
             net = experiment.model.build(inputs, outputs)
-        if different := differing(net.state_dict(), weights):
-            raise FedblendError(f"{directory.path}: its weights are of another model ('{different[0]}' differs)")
-        net.load_state_dict(weights)
-        return _predictor(experiment, data, scale, net, round)
+            if different := differing(net.state_dict(), weights):
+                raise FedblendError(f"{directory.path}: its weights are of another model ('{different[0]}' differs)")
+            net.load_state_dict(weights)
+            return _predictor(experiment, data, scale, net, round)
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
@@ -259,8 +267,17 @@ def _predictor(
     if is_affine:
         column = (-1, *[1] * (len(shape) - 1))
         factor, offset = (torch.tensor(one, dtype=torch.float32).reshape(column) for one in (factors, offsets))
-    module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task)
-    description = {
+    encoder, features = None, data.get("features")
+    if features:
+        encoder, digest = experiment.data.encoder(features["raw"])
+        if digest != features["digest"]:
+            raise FedblendError(
+                f"data.features: the weights or inputs of {experiment.data.model} are not those of the run; valid: the "
+                "backbone as it was (its file of weights, its package's version)"
+            )
+        data, shape = data | features["raw"], features["raw"]["shape"]
+    module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task, encoder)
+    description: dict[str, Any] = {
         "name": experiment.name,
         "data": data["name"],
         "kind": data["kind"],
@@ -269,7 +286,7 @@ def _predictor(
         "classes": classes,
         **({"labels": labels} if labels else {}),
         "scale": scale,
-        **({"table": data["table"]} if "table" in data else {}),
+        **{name: data[name] for name in ("table", "features") if name in data},
         "model": experiment.model.name,
         "method": experiment.method.label or experiment.method.name,
         "round": round,

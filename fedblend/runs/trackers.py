@@ -18,13 +18,13 @@ from pydantic import AfterValidator
 
 from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.files import csv_frame, write_atomically, write_json
 from fedblend.core.record import RoundRecord
 from fedblend.core.registry import part
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.experiment.config import as_table
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import csv_frame, write_atomically, write_json
 from fedblend.runs.groups import flatten
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedblend.core.errors import FedblendError, Stopped, did_you_mean, missing_package
+from fedblend.core.files import write_atomically, write_json
 from fedblend.core.random import stream
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.changes import change_field
@@ -31,7 +32,6 @@ from fedblend.experiment.tables import write_toml
 from fedblend.runs import forms
 from fedblend.runs.callbacks import RecordListener
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
-from fedblend.runs.files import write_atomically, write_json
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, stops_alike
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ def test_a_copy_keeps_no_lock_of_its_process(tmp_path: Path) -> None:
     script = """
 import sys
 from fedblend.engines.distributed.forks import ForkedProcess
-from fedblend.runs.files import lock
+from fedblend.core.files import lock
 
 file = open(sys.argv[1], "w")
 lock(file)

@@ -119,7 +119,14 @@ def test_types_ranges_and_defaults_in_words() -> None:
 
 
 def test_the_listed_ranges_are_those_that_are_checked() -> None:
-    needed = {"path": "x", "dataset": "x", "counts": [[1]], "target": "y"}
+    needed = {
+        "path": "x",
+        "dataset": "x",
+        "counts": [[1]],
+        "target": "y",
+        "of": "digits",
+        "model": "efficientnet-lite0",
+    }
     tried = 0
     for entry in (entry for kind in registry.MODULES for entry in kind_entries(kind)):
         given = {o.name: needed[o.name] for o in entry.options if o.default == "required"}

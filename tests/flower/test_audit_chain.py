@@ -18,14 +18,14 @@ from cli_helpers import here, refused, succeeded
 from flower_sites import OwnSite
 from flwr.app import Context, RecordDict
 
+from fedblend.core import files
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import csv_text, waiting_lock
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.audit_chain import Counts
 from fedblend.flower.client_task import MOST_RUNS, Memory
 from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import Site
-from fedblend.runs import files
-from fedblend.runs.files import csv_text, waiting_lock
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from fedblend.core.context import StepPlan
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import read_lines
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.experiment import presets
@@ -33,7 +34,6 @@ from fedblend.flower.app.strategy import Strategy
 from fedblend.flower.app.supported import supported_method
 from fedblend.flower.messages import SHARE_QUERY, attach
 from fedblend.methods.augment.augmix import augmix
-from fedblend.runs.files import read_lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 INPUTS = Inputs(shape=(5,), outputs=3)

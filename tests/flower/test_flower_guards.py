@@ -33,6 +33,7 @@ from google.protobuf.message import DecodeError
 from helpers import each, same, slow_after_first
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import BLOCK, append_line, read_lines
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import as_table
 from fedblend.experiment.setup import make_setup
@@ -46,7 +47,6 @@ from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import BLOCK, append_line, read_lines
 
 ASKED = {"request": None}
 

@@ -19,6 +19,7 @@ from flower_helpers import Nodes, experiment, federate, nodes
 from flower_sites import audit, site_files
 from flwr.app import Message
 
+from fedblend.core.files import write_json
 from fedblend.experiment.config import as_table, resolve
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.messages import pack, unpack
@@ -26,7 +27,6 @@ from fedblend.flower.process_guard import PROC, marked_processes
 from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_json
 
 BOUND_S = 3600
 """How long a whole test may take; all else follows events. Far more than a loaded machine needs."""

@@ -31,6 +31,7 @@ from flwr.clientapp import ClientApp
 from helpers import slow_after_first
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import read_lines
 from fedblend.engines.loop import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.setup import make_setup
@@ -44,7 +45,6 @@ from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
-from fedblend.runs.files import read_lines
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -32,6 +32,7 @@ from flower_sites import OwnSite, audit, site_files, sites_of, task_of
 from helpers import each
 
 from fedblend.cli.federation import run_trial, write_app_folder
+from fedblend.core import files
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop import LoopEngine
@@ -47,7 +48,6 @@ from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, describe_setup
-from fedblend.runs import files
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

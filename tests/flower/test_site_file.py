@@ -12,10 +12,10 @@ from cli_helpers import here, refused, succeeded
 
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import append_line
 from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.site import SAFE, Site, read_site, site_text
-from fedblend.runs.files import append_line
 
 
 def write_samples(path: Path) -> Path:

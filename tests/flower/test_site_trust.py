@@ -9,19 +9,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flower_helpers import Nodes, experiment, order
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import read_lines
 from fedblend.experiment.config import as_table
+from fedblend.experiment.setup import make_setup
 from fedblend.experiment.tables import write_toml
 from fedblend.flower import blended_loss
 from fedblend.flower.app.client import blend_mod
 from fedblend.flower.messages import APP_FIELDS
-from fedblend.flower.site import Site, files_of, read_site, reply_text, site_text, trust_of
-from fedblend.runs.files import read_lines
+from fedblend.flower.site import (
+    Site,
+    describe_setup,
+    files_of,
+    read_site,
+    reply_text,
+    setup_at_site,
+    site_text,
+    trust_of,
+)
 
 TRACE = """
 from pathlib import Path
@@ -109,6 +120,7 @@ def test_a_trusted_path_that_is_no_module_class_is_not_called(tmp_path: Path) ->
         {"model": {"name": "module", "path": "{}:Net"}},
         {"model": {"name": "{}:Net"}},
         {"data": {"name": "{}:Data"}},
+        {"data": {"name": "digits", "features": {"model": "{}:Net"}}},
         {"scale": {"name": "{}:Scale"}},
         {"partition": {"name": "{}:Partition"}},
         {"channel": {"name": "{}:Channel"}},
@@ -181,11 +193,16 @@ def test_the_files_of_every_loader_are_known() -> None:
         required = {"target": "y"} if name == "table" else {}
         made = registry.build("dataset", {"name": name, option: "/srv", **required})
         assert files_of(made) == {option: "/srv"}, name
+        features = registry.build("dataset", {"name": "features", "of": made, "model": "efficientnet-lite0"})
+        assert files_of(features) == {f"of.{option}": "/srv"}, name
 
 
 def test_a_server_chooses_no_data_set_of_the_hub_for_a_site(tmp_path: Path) -> None:
     changes = {"data": {"name": "hub", "dataset": "somebody/anything"}}
     assert "data.dataset: a server chooses no file of a site" in asked_of_a_site(tmp_path, {}, changes)
+    own = {"data": {"name": "toy"}}
+    features = {"data": {"name": "digits", "features": {"model": "timm:resnet18"}}}
+    assert "data.features.model: 'timm:resnet18' is not code of" in asked_of_a_site(tmp_path, own, features)
 
 
 def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
@@ -228,3 +245,48 @@ def test_a_new_site_file_trusts_what_its_text_names(tmp_path: Path) -> None:
     assert read_site(path).trusted == ()
     path.write_text(site_text(path, None, trusted=["nets:Net", "/srv/a b.npz"]))
     assert read_site(path).trusted == ("nets:Net", "/srv/a b.npz")
+
+
+def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "import torch\nfrom torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, seed=0):\n"
+    text += "        super().__init__(nn.Flatten(), nn.Linear(64, 5, bias=False))\n"
+    text += "        self[1].weight.data = torch.linspace(-1, 1 + seed, 320).sin().reshape(5, 64)\n"
+    (tmp_path / "backbone_of_site.py").write_text(text)
+    rng = np.random.default_rng(0)
+    for name in ("own", "server"):
+        x = rng.integers(0, 256, (40, 8, 8), np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(40) % 10, classes=np.arange(10))
+
+    def data(name: str, **options: Any) -> dict[str, Any]:
+        features = {"model": "backbone_of_site:Net", "scale": "unit", **options}
+        return {"name": "npz", "path": str(tmp_path / f"{name}.npz"), "features": features}
+
+    asked = experiment(data=data("server"))
+    told = describe_setup(make_setup(asked))
+    for trusted, own, fault in (
+        (["backbone_of_site:Net"], data("own"), ""),
+        ([], data("own"), "this site's samples cannot be loaded"),
+        (["backbone_of_site:Net"], data("own", arguments={"seed": 1}), "this site's features differs from the federa"),
+        (["backbone_of_site:Net"], data("own", scale="symmetric"), "this site's features differs from the federation"),
+        (["backbone_of_site:Net"], {k: v for k, v in data("own").items() if k != "features"}, "this site's kind diff"),
+    ):
+        path = tmp_path / "site.toml"
+        path.write_text(write_toml({"trusted": trusted, "data": own}))
+        site = read_site(path)
+        with trust_of(site):
+            if fault:
+                with pytest.raises(FedblendError, match=fault):
+                    setup_at_site(site, asked, 0, told)
+                continue
+            setup = setup_at_site(site, asked, 0, told)
+        net = sys.modules["backbone_of_site"].Net()
+        with np.load(tmp_path / "own.npz") as raw, torch.no_grad():
+            # The test half is drawn by the file's name, so that rows are compared in any order.
+            expected = net(torch.from_numpy(raw["x"]).float() / 255)
+            held = torch.cat([setup.data.train.x, setup.data.test.x])
+        assert (expected[:, None] - held).norm(dim=2).amin(1).max() < 1e-4
+    assert "'backbone_of_site:Net' is not code of fedblend's own and is not trusted" in caplog.text

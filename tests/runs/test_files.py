@@ -9,10 +9,11 @@ import pytest
 import torch
 from helpers import largest_file, same
 
+from fedblend.core import files
 from fedblend.core.errors import FedblendError
-from fedblend.runs import checkpoint, files
+from fedblend.core.files import append_line, read_lines, remove_temporaries, write_atomically
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import STUDY, STUDY_LOCK, WRITTEN_IN_RUN, RunDirectory, locked_study
-from fedblend.runs.files import append_line, read_lines, remove_temporaries, write_atomically
 
 
 def log_line(path, round):
@@ -42,7 +43,7 @@ def test_a_line_is_written_by_as_many_writes_as_it_takes(tmp_path, monkeypatch):
     def slow(path, mode, **more):
         return Slow(path, mode.replace("b", ""))
 
-    monkeypatch.setattr("fedblend.runs.files.open", slow, raising=False)
+    monkeypatch.setattr("fedblend.core.files.open", slow, raising=False)
     for number in range(3):
         append_line(tmp_path / "log.jsonl", {"number": number, "text": "x" * 50})
     write_atomically(tmp_path / "whole.txt", "y" * 50)
@@ -56,7 +57,7 @@ def test_a_system_that_takes_no_bytes_is_an_error(tmp_path, monkeypatch):
         def write(self, data):
             return 0
 
-    monkeypatch.setattr("fedblend.runs.files.open", lambda path, mode, **_: Deaf(path, mode[0]), raising=False)
+    monkeypatch.setattr("fedblend.core.files.open", lambda path, mode, **_: Deaf(path, mode[0]), raising=False)
     with pytest.raises(FedblendError, match="could not be written"):
         append_line(tmp_path / "log.jsonl", {})
 
@@ -119,7 +120,7 @@ def test_a_copy_of_the_process_leaves_all_locks_also_beside_files_that_were_clos
 WRITER = """
 import sys
 from pathlib import Path
-from fedblend.runs.files import write_atomically
+from fedblend.core.files import write_atomically
 
 path, letter, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from cli_helpers import PATIENCE_S, write
 
+from fedblend.core import files
 from fedblend.core.errors import FedblendError
-from fedblend.runs import files
 from fedblend.runs.directory import RunDirectory
 
 HIDE = """

@@ -18,9 +18,9 @@ from fedblend.analysis.attacks.search import Attack
 from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import write_atomically, write_json
 from fedblend.core.random import stream
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.files import write_atomically, write_json
 
 Labels = Literal["true", "inferred"]
 """Whether the attacker has the true labels or infers them."""

@@ -12,8 +12,8 @@ import torch
 from fedblend.analysis import plotting
 from fedblend.analysis.privacy.mixup import Mixtures, nearest_rows, smallest_distances
 from fedblend.analysis.privacy.xor import SharedSeeds
+from fedblend.core.files import write_atomically
 from fedblend.methods.sharing.inverse_mixup import inverse_ratio
-from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedblend.core.dataset import Dataset, Population
+from fedblend.core.files import write_json
 from fedblend.experiment.config import Experiment
 from fedblend.runs.directory import RunDirectory, read_json
-from fedblend.runs.files import write_json
 from fedblend.runs.groups import Outcome, read
 
 OnStep = Callable[[str, int, int], None]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import write_atomically
 from fedblend.core.registry import Count, part
 from fedblend.experiment.setup import make_setup
 from fedblend.papers.measures.base import CellRun, Measure
-from fedblend.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from fedblend.analysis.points.sheets import Sheet

