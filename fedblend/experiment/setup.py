@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -16,13 +17,16 @@ from fedblend.core.errors import FedblendError, listed, require_memory, tokens_r
 from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, trained_names
 from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted
 from fedblend.experiment.config import Experiment
 
 FLOATS = (torch.float32, torch.float64, torch.float16)
 """Types of the numbers that clients train and send. Those of one byte, and bfloat16, lose most of a small step."""
+
+FACTOR = re.compile(r"lora_(?:embedding_)?([abAB])(?![a-zA-Z])")
+"""A factor of a low-rank adapter in a tensor's name, as peft and others name it."""
 
 ROWS = 1024
 """Samples that are looked at together, so that the training half is not copied."""
@@ -55,6 +59,8 @@ def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: boo
         task = replace(task, features=features)
     setup = Setup(experiment, data, population, scale, model, task)
     _warn_of_noisy_variances(setup)
+    if not at_site:
+        _warn_of_factors(setup)
     return setup
 
 
@@ -104,6 +110,19 @@ def _warn_of_noisy_variances(setup: Setup) -> None:
             f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and "
             "noised with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are "
             "then hundreds of times too large; better: group norm, or fedbn, whose batch norms stay at the clients",
+            stacklevel=3,
+        )
+
+
+def _warn_of_factors(setup: Setup) -> None:
+    """Warn where both factors of low-rank adapters are averaged: mean(B A) is not mean(B) mean(A)."""
+    factors = [(name, match[1]) for name in trained_names(setup) if (match := FACTOR.search(name))]
+    if setup.experiment.method.upload.is_model and {"a", "b"} <= {factor.lower() for _, factor in factors}:
+        first = next(name for name, factor in factors if factor in "aA")
+        warnings.warn(
+            f"model: clients train both factors of its adapters ('{first}' and its B), and the product of two means is "
+            "not the mean of the products, so that the average is biased; better: FFA-LoRA, only B is trained, at half "
+            'the bytes: freeze A with requires_grad_(False), or by model.trainable, such as ["lora_B", "head"]',
             stacklevel=3,
         )
 

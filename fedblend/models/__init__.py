@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 from torch import nn
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.registry import part
 
 
@@ -24,6 +25,9 @@ class UserModule:
     """The class, a subclass of `nn.Module`, as `package.module:Class`; its file may be beside the experiment file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor, by name."""
+    trainable: tuple[str, ...] = ()
+    """Parts of names, such as `lora_B` or `layers.1.*bias`. Of the weights that the class trains, those with another name
+    are frozen. Default: all are trained."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
@@ -34,6 +38,20 @@ class UserModule:
                 f"model.path: '{self.path}' is a {type(cls).__name__}; it must be a subclass of torch's nn.Module"
             )
         try:
-            return cls(**self.arguments)
+            model = cls(**self.arguments)
         except TypeError as error:
             raise FedblendError(f"model.arguments: {self.arguments!r} do not fit {self.path}: {error}") from None
+        if self.trainable:
+            self._freeze_others(model)
+        return model
+
+    def _freeze_others(self, model: nn.Module) -> None:
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        found = {part: {name for name in trained if fnmatchcase(name, f"*{part}*")} for part in self.trainable}
+        if unused := [part for part, names in found.items() if not names]:
+            raise FedblendError(
+                f"model.trainable: '{unused[0]}' is in no name of a weight that {self.path} trains; valid: parts of "
+                f"{listed(list(trained)) or 'none'}"
+            )
+        for name in trained.keys() - set().union(*found.values()):
+            trained[name].requires_grad_(False)
