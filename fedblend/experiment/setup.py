@@ -17,7 +17,7 @@ from fedblend.core.errors import FedblendError, listed, require_memory, tokens_r
 from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
 from fedblend.core.random import lent_generator
-from fedblend.core.setup import Setup, trained_names
+from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted
 from fedblend.experiment.config import Experiment
@@ -25,7 +25,7 @@ from fedblend.experiment.config import Experiment
 FLOATS = (torch.float32, torch.float64, torch.float16)
 """Types of the numbers that clients train and send. Those of one byte, and bfloat16, lose most of a small step."""
 
-FACTOR = re.compile(r"lora_(?:embedding_)?([abAB])(?![a-zA-Z])")
+FACTOR = re.compile(r"lora_(?:embedding_)?([ab])(?![a-z])", re.IGNORECASE)
 """A factor of a low-rank adapter in a tensor's name, as peft and others name it."""
 
 ROWS = 1024
@@ -116,13 +116,14 @@ def _warn_of_noisy_variances(setup: Setup) -> None:
 
 def _warn_of_factors(setup: Setup) -> None:
     """Warn where both factors of low-rank adapters are averaged: mean(B A) is not mean(B) mean(A)."""
-    factors = [(name, match[1]) for name in trained_names(setup) if (match := FACTOR.search(name))]
-    if setup.experiment.method.upload.is_model and {"a", "b"} <= {factor.lower() for _, factor in factors}:
-        first = next(name for name, factor in factors if factor in "aA")
+    trained = [name for name, p in setup.model.named_parameters() if p.requires_grad]
+    first = {match[1].lower(): name for name in reversed(trained) if (match := FACTOR.search(name))}
+    if setup.experiment.method.upload.is_model and len(first) == 2:
         warnings.warn(
-            f"model: clients train both factors of its adapters ('{first}' and its B), and the product of two means is "
-            "not the mean of the products, so that the average is biased; better: FFA-LoRA, only B is trained, at half "
-            'the bytes: freeze A with requires_grad_(False), or by model.trainable, such as ["lora_B", "head"]',
+            f"model: clients train both factors of its adapters ('{first['a']}', '{first['b']}'); the product of mean "
+            "factors is not the mean of the products, so that the average is biased; better: freeze A, the same for "
+            'all clients (FFA-LoRA), which halves the bytes too: model.trainable = ["lora_B", ...] with the head's '
+            "name, or requires_grad_(False) in the class",
             stacklevel=3,
         )
 

@@ -26,8 +26,8 @@ class UserModule:
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor, by name."""
     trainable: tuple[str, ...] = ()
-    """Parts of names, such as `lora_B` or `layers.1.*bias`. Of the weights that the class trains, those with another name
-    are frozen. Default: all are trained."""
+    """Parts of names, such as `lora_B` or `layers.1.*bias`: weights with other names are frozen, beside those that the
+    class freezes. Empty freezes none."""
 
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """Import the class and call it with the arguments."""
@@ -46,9 +46,10 @@ class UserModule:
         return model
 
     def _freeze_others(self, model: nn.Module) -> None:
+        """Freeze the weights that ``trainable`` does not name. Raises :class:`FedblendError` if one of it names none."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        found = {part: {name for name in trained if fnmatchcase(name, f"*{part}*")} for part in self.trainable}
-        if unused := [part for part, names in found.items() if not names]:
+        found = {one: {name for name in trained if fnmatchcase(name, f"*{one}*")} for one in self.trainable}
+        if unused := [one for one, names in found.items() if not names]:
             raise FedblendError(
                 f"model.trainable: '{unused[0]}' is in no name of a weight that {self.path} trains; valid: parts of "
                 f"{listed(list(trained)) or 'none'}"
