@@ -334,16 +334,16 @@ class LowRank(nn.Module):
         return self.base_layer(x) + x @ self.lora_A.T @ self.lora_B.T
 
 
-class Adapted(Dense):
+class Adapted(nn.Module):
     """Dense layers, all but the last frozen and with adapters."""
 
     def __init__(self, width: int = 6, outputs: int = 3) -> None:
-        super().__init__(width)
+        super().__init__()
         self.first, self.middle = LowRank(nn.Linear(SIDE * SIDE, width)), LowRank(nn.Linear(width, width))
         self.last = nn.Linear(width, outputs)
 
-    def between(self, x: torch.Tensor) -> torch.Tensor:
-        return self.middle(x.tanh()).tanh()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x.flatten(1)).tanh()).tanh())
 
 
 class Transformer(nn.Module):
@@ -351,7 +351,9 @@ class Transformer(nn.Module):
 
     def __init__(self, outputs: int = 3) -> None:
         super().__init__()
-        peft, transformers = __import__("peft"), __import__("transformers")
+        import peft
+        import transformers
+
         small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
         images = {"image_size": SIDE, "patch_size": 4, "num_channels": 1, "num_labels": outputs}
         dropouts = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0}

@@ -121,9 +121,9 @@ def _warn_of_factors(setup: Setup) -> None:
     if setup.experiment.method.upload.is_model and len(first) == 2:
         warnings.warn(
             f"model: clients train both factors of its adapters ('{first['a']}', '{first['b']}'); the product of mean "
-            "factors is not the mean of the products, so that the average is biased; better: freeze A, the same for "
-            'all clients (FFA-LoRA), which halves the bytes too: model.trainable = ["lora_B", ...] with the head's '
-            "name, or requires_grad_(False) in the class",
+            "factors is not the mean of the products, so that the average is biased; better: freeze A, which is the "
+            "same for all clients (FFA-LoRA), at half the bytes: requires_grad_(False) in the class, or "
+            'model.trainable = ["lora_B", ...] with the names of all else that is trained, such as a head',
             stacklevel=3,
         )
 

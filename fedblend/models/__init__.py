@@ -46,7 +46,7 @@ class UserModule:
         return model
 
     def _freeze_others(self, model: nn.Module) -> None:
-        """Freeze the weights that ``trainable`` does not name. Raises :class:`FedblendError` if one of it names none."""
+        """Freeze what ``trainable`` does not name. Raises :class:`FedblendError` for an entry that names nothing."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = {one: {name for name in trained if fnmatchcase(name, f"*{one}*")} for one in self.trainable}
         if unused := [one for one, names in found.items() if not names]:

@@ -144,7 +144,10 @@ def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent
 @each("model", ["Frozen", "Buffered"])
 def test_clients_with_their_own_models_are_stacked_where_these_differ_in_what_is_trained(model: str) -> None:
     made = world_of(model)
-    own = {k: ClientState({n: (1 + 0.2 * k) * t for n, t in made.weights().items() if n not in made.frozen}) for k in (0, 2)}
+    own = {
+        k: ClientState({n: (1 + 0.2 * k) * t for n, t in made.weights().items() if n not in made.frozen})
+        for k in (0, 2)
+    }
     task = TrainTask(0, made.weights(), None, made.sizes(0), client_states=own)
     trained_alike(made, task)
     engine = StackedEngine(made)
