@@ -319,3 +319,47 @@ class Backbone(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.body(x + self.body.get_buffer("mean").view(SIDE, SIDE)).relu()))
+
+
+class LowRank(nn.Module):
+    """A frozen dense layer with an adapter (LoRA), named as in peft."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(rank, base.in_features) / base.in_features**0.5)
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + x @ self.lora_A.T @ self.lora_B.T
+
+
+class Adapted(nn.Module):
+    """Dense layers, all but the last frozen and with adapters."""
+
+    def __init__(self, width: int = 6, outputs: int = 3) -> None:
+        super().__init__()
+        self.first, self.middle = LowRank(nn.Linear(SIDE * SIDE, width)), LowRank(nn.Linear(width, width))
+        self.last = nn.Linear(width, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x.flatten(1)).tanh()).tanh())
+
+
+class Transformer(nn.Module):
+    """A vision transformer of two layers of width 32 with adapters of peft, whose head is trained, too."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        import peft
+        import transformers
+
+        small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        images = {"image_size": SIDE, "patch_size": 4, "num_channels": 1, "num_labels": outputs}
+        dropouts = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0}
+        vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, **images, **dropouts))
+        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"])
+        self.net = peft.get_peft_model(vit, lora)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(pixel_values=x).logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -242,6 +242,8 @@ class ModelSpec:
     """What turns stored samples into inputs."""
     task: Task
     """The task, with its loss."""
+    frozen: Collection[str] = frozenset()
+    """Names of the tensors that nobody trains, and that nobody keeps beside the global model."""
     bounded: bool = False
     """Whether the scale's ends bound all inputs, those of a site's own samples too: pixels of 256 levels, and text."""
     device: str = "cpu"

@@ -24,7 +24,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState
-from fedblend.core.trees import Tensors, add_prefix
+from fedblend.core.trees import Tensors, add_prefix, without
 from fedblend.core.upload import all_finite, bytes_of, fault_of
 
 
@@ -63,10 +63,9 @@ class TrainTask:
     def start_of(self, client: int) -> Tensors:
         """The weights that a client begins with."""
         kept = self.state_of(client)
-        if self.personal:
-            return kept.personal
-        start = kept.model or self.weights
-        return {**start, **kept.layers} if kept.layers else start
+        own = kept.personal if self.personal else {**kept.model, **kept.layers}
+        # Nobody keeps frozen tensors beside the global model.
+        return {**self.weights, **own} if own else self.weights
 
     def anchor_of(self, client: int) -> Tensors:
         """The weights that terms measure distances from: the client's first of the round, or the global model."""
@@ -92,7 +91,7 @@ def first_client_state(method: Method, train: Training, spec: ModelSpec, weights
     its optimiser if ``train`` keeps that.
     """
     personal = method.personal
-    own = personal.own_layers(spec.model) if personal.keeps_layers else ()
+    own = [n for n in personal.own_layers(spec.model) if n not in spec.frozen] if personal.keeps_layers else ()
     # A client's optimiser moves the layers that stay at the client, too.
     moved = [name for name, p in spec.model.named_parameters() if p.requires_grad]
     keys = train.state_keys if train.optimizer_state == "keep" else ()
@@ -100,7 +99,7 @@ def first_client_state(method: Method, train: Training, spec: ModelSpec, weights
     for slot, part in client_parts(method).items():
         parts |= add_prefix(f"{slot}/", part.init_client_state(spec, weights))
     return ClientState(
-        personal=weights if personal.active else {},
+        personal=without(weights, spec.frozen) if personal.active else {},
         layers={name: weights[name] for name in own},
         optimizer={f"{k}/{n}": torch.zeros(() if k == "step" else weights[n].shape) for k in keys for n in moved},
         parts=parts,
@@ -326,13 +325,14 @@ def client_rounds(engine: Engine, setup: Setup, task: TrainTask, clients: Sequen
     personal = engine.train(replace(task, personal=True), clients) if has_personal else repeat(None)
     for update, own in zip(engine.train(task, clients), personal, strict=False):
         had = task.state_of(update.client)
-        model = update.weights if setup.experiment.keeps_client_weights else {}
+        model = without(update.weights, setup.frozen) if setup.experiment.keeps_client_weights else {}
         layers = {name: update.weights[name] for name in sorted(setup.own_layers)}
-        kept = replace(update.state, model=model, layers=layers)
+        kept = replace(update.state, model=model, layers=layers, personal=without(update.state.personal, setup.frozen))
         # A client that diverged takes part in later rounds as it would have without this round.
         kept = kept if all_finite(kept.to_tensors().values()) else had
         if own is not None:
-            kept = replace(kept, personal=own.weights if all_finite(own.weights.values()) else had.personal)
+            own_model = without(own.weights, setup.frozen)
+            kept = replace(kept, personal=own_model if all_finite(own_model.values()) else had.personal)
         yield replace(update, state=kept)
 
 

@@ -26,6 +26,7 @@ from fedblend.core.recorder import Recorder
 from fedblend.core.server import Server
 from fedblend.core.setup import Setup, cohort_of, model_spec
 from fedblend.core.state import RunState, replaced
+from fedblend.core.trees import without
 
 StateAndRecord = tuple[RunState, RoundRecord]
 
@@ -87,7 +88,7 @@ class RoundLoop:
         weights, clients = weights or self.setup.weights(), len(self.setup.population)
         server_state = first_server_state(self.method, self.spec, weights)
         if self.experiment.start is not None and self.experiment.begins_at_clients:
-            server_state = replaced(server_state, FIRST, weights)
+            server_state = replaced(server_state, FIRST, without(weights, self.setup.frozen))
         state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64), server_state=server_state)
         self.log.begin()
         return self.recorder.write(state)

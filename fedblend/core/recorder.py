@@ -94,7 +94,7 @@ class Recorder:
         if not self.experiment.evaluates_device:
             return state.weights
         own = state.client_states.get(self.device)
-        return (own and own.model) or state.weights
+        return {**state.weights, **own.model} if own else state.weights
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
         """Return clients' own models, by client, if each client is tested with its own; else ``None``."""

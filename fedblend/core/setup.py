@@ -18,7 +18,7 @@ from fedblend.core.method import Method, Training
 from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
 from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
-from fedblend.core.trees import Tensors, digest_of
+from fedblend.core.trees import Tensors, digest_of, without
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Setup:
         Raises :class:`FedblendError` where all that is trained would stay there.
         """
         personal = self.method.personal
-        own = frozenset(personal.own_layers(self.model)) if personal.keeps_layers else frozenset()
+        own = frozenset(personal.own_layers(self.model)) - self.frozen if personal.keeps_layers else frozenset()
         if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
                 f"method.personal: '{personal.name}' keeps all trained layers of the model "
@@ -193,7 +193,7 @@ class Setup:
         Clients' own layers and frozen tensors stay where they are, and of a tensor that layers share its first name is
         sent.
         """
-        return {name: tensor for name, tensor in weights.items() if name not in self._stays}
+        return without(weights, self._stays)
 
     def label_counts(self, client: int, size: int) -> np.ndarray | None:
         """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""
@@ -214,6 +214,7 @@ def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     return ModelSpec(
         model=model,
         trained=trained_names(setup),
+        frozen=setup.frozen,
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
         task=setup.task,

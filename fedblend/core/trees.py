@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -40,6 +40,11 @@ def strip_prefix(prefix: str, tensors: Tensors) -> dict[str, torch.Tensor]:
 def in_order(tensors: Tensors, names: Iterable[str]) -> dict[str, torch.Tensor]:
     """Return the tensors in the order of ``names`` (a model's), others after them; files and messages reorder."""
     return {name: tensors[name] for name in (*(name for name in names if name in tensors), *tensors)}
+
+
+def without(tensors: Tensors, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors but those of these ``names``."""
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
 def differing(one: Tensors, other: Tensors) -> list[str]:

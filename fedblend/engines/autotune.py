@@ -100,7 +100,8 @@ def unstackable(setup: Setup) -> str:
             return f"its layer '{name}' is a batch norm with running statistics, which every batch changes"
         if isinstance(layer, nn.RNNBase):
             return f"its layer '{name}' is a fused {type(layer).__name__}, which PyTorch cannot stack (see model lstm)"
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
+        is_embedding = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        if is_embedding and layer.padding_idx is not None and layer.weight.requires_grad:
             return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
     for name, first in setup.twins.items():
         return f"its '{first}' and '{name}' are one tensor"

@@ -35,7 +35,7 @@ from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
 from fedblend.core.state import ClientState
-from fedblend.core.trees import add_prefix, strip_prefix
+from fedblend.core.trees import add_prefix, strip_prefix, without
 from fedblend.core.upload import as_state_and_extras
 from fedblend.engines.adam import Adam
 from fedblend.engines.assignment import Assignment, batches, group_ends, mean_lr
@@ -224,13 +224,13 @@ class LoopEngine:
         objective = objective_of(method, task, assignment.plain)
         # What parts keep at the client is of the global model's training.
         had = ClientState() if task.personal else task.state_of(client)
-        terms = terms_of(method, task)
+        terms, frozen = terms_of(method, task), self.setup.frozen
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
         context = Context(
             self.setup.task,
             self.scale,
             self.to_device(assignment.pool.tensors),
-            self.to_device(task.anchor_of(client)) if terms or objective.reads_start else {},
+            self.to_device(without(task.anchor_of(client), frozen)) if terms or objective.reads_start else {},
             self.to_device(task.outputs_of(client)),
             self.to_device(had.parts),
             self.to_device(task.server_state),
@@ -258,14 +258,16 @@ class LoopEngine:
                     optimizer.lr = settings.lr_in(task.round) * factors[made]
                 made += ends
                 try:
-                    frozen = self._frozen(method, steps, step)
-                    loss_of_batch = self._step(loss, batch, row, optimizer, means, frozen, accumulator, ends)
+                    still = self._frozen(method, steps, step)
+                    loss_of_batch = self._step(loss, batch, row, optimizer, means, still, accumulator, ends)
                     total += loss_of_batch * (b - a)
                 except Exception as error:
                     error.add_note(f"while training client {client} in round {task.round + 1}, batch {step + 1}")
                     raise
+        start = task.start_of(client)
         weights = {
-            name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in self.state.items()
+            n: start[n] if n in frozen else tensor.detach().clone(memory_format=torch.contiguous_format)
+            for n, tensor in self.state.items()
         }
         mean_loss = float(total) / max(1, len(assignment.order))
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}

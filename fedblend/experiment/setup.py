@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,9 @@ from fedblend.experiment.config import Experiment
 
 FLOATS = (torch.float32, torch.float64, torch.float16)
 """Types of the numbers that clients train and send. Those of one byte, and bfloat16, lose most of a small step."""
+
+FACTOR = re.compile(r"lora_(?:embedding_)?([ab])(?![a-z])", re.IGNORECASE)
+"""A factor of a low-rank adapter in a tensor's name, as peft and others name it."""
 
 ROWS = 1024
 """Samples that are looked at together, so that the training half is not copied."""
@@ -55,6 +59,8 @@ def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: boo
         task = replace(task, features=features)
     setup = Setup(experiment, data, population, scale, model, task)
     _warn_of_noisy_variances(setup)
+    if not at_site:
+        _warn_of_factors(setup)
     return setup
 
 
@@ -104,6 +110,20 @@ def _warn_of_noisy_variances(setup: Setup) -> None:
             f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and "
             "noised with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are "
             "then hundreds of times too large; better: group norm, or fedbn, whose batch norms stay at the clients",
+            stacklevel=3,
+        )
+
+
+def _warn_of_factors(setup: Setup) -> None:
+    """Warn where both factors of low-rank adapters are averaged: mean(B A) is not mean(B) mean(A)."""
+    trained = [name for name, p in setup.model.named_parameters() if p.requires_grad]
+    first = {match[1].lower(): name for name in reversed(trained) if (match := FACTOR.search(name))}
+    if setup.experiment.method.upload.is_model and len(first) == 2:
+        warnings.warn(
+            f"model: clients train both factors of its adapters ('{first['a']}', '{first['b']}'); the product of mean "
+            "factors is not the mean of the products, so that the average is biased; better: freeze A, which is the "
+            "same for all clients (FFA-LoRA), at half the bytes: requires_grad_(False) in the class, or "
+            'model.trainable = ["lora_B", ...] with the names of all else that is trained, such as a head',
             stacklevel=3,
         )
 

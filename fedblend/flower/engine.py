@@ -361,7 +361,7 @@ class FlowerEngine:
 
 def _mark(start: Tensors) -> str | None:
     """Return the mark of a client's own weights as text; ``None`` before its first round."""
-    return mark_text(start[MARK]) if set(start) == {MARK} else None
+    return mark_text(start[MARK]) if MARK in start else None
 
 
 def _log_faults(faults: Mapping[int, str], round: int, others: bool) -> None:

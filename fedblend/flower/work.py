@@ -23,7 +23,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import Payload, Pool, Request, Sharing, gather, hides
 from fedblend.core.state import ClientState
-from fedblend.core.trees import add_prefix, differing, strip_prefix
+from fedblend.core.trees import add_prefix, differing, strip_prefix, without
 from fedblend.core.upload import fault_of
 from fedblend.flower.audit import digest_of
 from fedblend.flower.client_task import ClientTask
@@ -179,7 +179,7 @@ def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, ta
         task.memory.keep("parts", fields["keep"], kept.to_tensors())
     if experiment.keeps_client_weights:
         if fields["mark"] is not None:
-            task.memory.keep("own-before", fields["mark"], start)
+            task.memory.keep("own-before", fields["mark"], without(start, task.setup.frozen))
         task.memory.keep("own", fields["keep"], trained.state.model or start)
     if kept or experiment.keeps_client_weights:
         task.memory.save()
@@ -252,8 +252,9 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> C
     if mark is None:
         return first
     kept = ClientState.from_tensors(_recall(task, "parts", mark))
+    like = first.to_tensors()
     # A personal model that is made after training is not read in the next round, and has no first table.
-    table, like = replace(kept, personal=kept.personal if first.personal else {}).to_tensors(), first.to_tensors()
+    table = {name: tensor for name, tensor in kept.to_tensors().items() if name in like}
     if fault := fault_of(table, like):
         raise FedblendError(
             f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
@@ -380,12 +381,13 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
 
 def _own_weights(task: ClientTask, mark: str) -> dict[str, torch.Tensor]:
     """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
-    own = _recall(task, "own", mark)
-    if fault := fault_of(own, task.setup.weights()):
+    weights = task.setup.weights()
+    own = {name: weights[name] for name in task.setup.frozen} | _recall(task, "own", mark)
+    if fault := fault_of(own, weights):
         raise FedblendError(
             f"its own weights of round {round_of_mark(mark)} are not of this experiment: {fault}; begin a new run"
         )
-    return {name: own[name] for name in task.setup.model.state_dict()}
+    return {name: own[name] for name in weights}
 
 
 def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | str | None:

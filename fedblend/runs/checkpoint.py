@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fedblend.core.state import RunState
 
 NAME = "checkpoint.safetensors"
+FROZEN = "frozen.safetensors"
+"""Tensors of the model that nobody trains, written once; checkpoints leave them out."""
 BEST = "best.safetensors"
 
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
@@ -42,18 +44,28 @@ OPTIONAL = ("clients", "version")
 """Integers that older files lack."""
 
 
+def write_frozen(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Replace the folder's frozen tensors, at the start of a run. Without any there is no file."""
+    if tensors:
+        write_table(folder / FROZEN, {}, tensors)
+    else:
+        (folder / FROZEN).unlink(missing_ok=True)
+
+
 def write(folder: Path, state: RunState) -> None:
     """Replace the folder's checkpoint. On a failure, such as a full disk, the previous checkpoint stays.
 
-    Raises :class:`FedblendError` with the cause. A million clients that share nothing take 0.125 MB: one bit for each
-    client, and no sizes while no client has shared.
+    Frozen tensors in a file of their own (:func:`write_frozen`) are left out, and fixed by its checksum. Raises
+    :class:`FedblendError` with the cause. A million clients that share nothing take 0.125 MB: one bit for each client,
+    and no sizes while no client has shared.
     """
     import torch
 
     from fedblend.core.state import to_tensors
-    from fedblend.core.trees import add_prefix
+    from fedblend.core.trees import add_prefix, without
 
-    tensors = add_prefix("weights/", state.weights)
+    frozen, checksum = _frozen_of(folder)
+    tensors = add_prefix("weights/", without(state.weights, frozen))
     tensors |= add_prefix("entries/", state.entries.tensors)
     tensors |= add_prefix("server/", state.server_state)
     tensors |= add_prefix("outputs/", state.global_outputs)
@@ -68,7 +80,16 @@ def write(folder: Path, state: RunState) -> None:
         "shared_round": state.shared_round,
         "clients": len(state.has_pool),
     }
-    write_table(folder / NAME, scalars | ({"ended_by": state.ended_by} if state.ended_by else {}), tensors)
+    texts = {"ended_by": state.ended_by, "frozen": checksum}
+    write_table(folder / NAME, scalars | {name: text for name, text in texts.items() if text}, tensors)
+
+
+def _frozen_of(folder: Path) -> tuple[list[str], str]:
+    """Return the names of the folder's frozen tensors and their checksum; none and no text without such a file."""
+    if not (folder / FROZEN).exists():
+        return [], ""
+    with _open(folder / FROZEN, "np") as file:
+        return list(file.keys()), _read_fields(file)[CHECKSUM]
 
 
 def write_table(
@@ -110,6 +131,8 @@ def read(folder: Path) -> RunState | None:
     Raises :class:`FedblendError` for a damaged file: one that cannot be read, or whose checksum is another. Files of
     fedblend 0.1 have no checksum.
     """
+    from fedblend.core.trees import add_prefix
+
     path = folder / NAME
     if not path.exists():
         return None
@@ -120,6 +143,10 @@ def read(folder: Path) -> RunState | None:
             tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
         if not isinstance(ended_by := fields.get("ended_by", ""), str):
             raise ValueError(f"ended_by: {ended_by!r:.40} in its header is no text")
+        if "frozen" in fields:
+            if _frozen_of(folder)[1] != fields["frozen"]:
+                raise ValueError(f"{FROZEN} beside it is missing, or of another run")
+            tensors |= add_prefix("weights/", read_table(folder / FROZEN)[1])
         return replace(_make_state(scalars, tensors), ended_by=ended_by)
     except DAMAGED as error:
         raise FedblendError(
@@ -183,13 +210,14 @@ def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int
     """
     from fedblend.core.trees import differing, in_order
 
+    frozen = {name: model[name] for name in _frozen_of(folder)[0]}
     path, advice = folder / NAME, "restore the run's own file, or begin again in another folder"
     if len(state.has_pool) != clients:
         raise FedblendError(f"{path}: is of {len(state.has_pool)} clients, but the run has {clients}; {advice}")
     models = [kept.model for kept in state.client_states.values()]
     # In a real federation, weights that stay at a site are replaced by a marker here.
     for table in (state.weights, *(own for own in models if own.keys() & model.keys())):
-        if different := differing(model, table):
+        if different := differing(model, {**frozen, **table}):
             raise FedblendError(f"{path}: is of another model than the run's ('{different[0]}' differs); {advice}")
     states = {client: kept.ordered(model) for client, kept in state.client_states.items()}
     return replace(state, weights=in_order(state.weights, model), client_states=states)

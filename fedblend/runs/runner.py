@@ -273,6 +273,7 @@ def _start_or_resume(
         record.machine["engine"] = cast(EngineChoice, plan.table())
         for callback in watching:
             callback.on_round_end(state, record)
+        checkpoint.write_frozen(directory.path, {name: state.weights[name] for name in setup.frozen})
         checkpoint.write(directory.path, state)
     else:
         state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)

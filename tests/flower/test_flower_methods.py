@@ -13,7 +13,7 @@ from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, sites_with_data
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from helpers import each, needs_of, same, slow_after_first, slow_except
+from helpers import each, needs_of, same, slow_except
 from own_models import Backbone
 from torch import nn
 
@@ -91,15 +91,22 @@ class OtherEverywhere(Backbone):
 
 def backbone(method: str, path: str = "own_models:Backbone") -> Experiment:
     """An experiment with a frozen backbone, for digits."""
-    return quick(method, model={"name": "module", "path": path, "arguments": {"outputs": 10}})
+    trainable = ["lora_B", "last"] if path == "own_models:Adapted" else []
+    return quick(method, model={"name": "module", "path": path, "arguments": {"outputs": 10}, "trainable": trainable})
 
 
-@pytest.mark.parametrize("method", slow_after_first(["fedavg", "scaffold"]))
-def test_frozen_tensors_do_not_travel(method: str, tmp_path: Path) -> None:
-    grid = Counting(
-        site_files(tmp_path, 4, trusted=["own_models:Backbone"], allow=["weights", "scores", "loss", "extras"])
-    )
-    gives_what_the_loop_gives(backbone(method), grid, tmp_path / "run")
+WITH_MODELS = [("fedavg", "Backbone"), ("moon", "Adapted")]
+ALSO_WITH = [("scaffold", "Backbone"), *((method, "Adapted") for method in ("fedadam", "ditto", "fedper", "pfedme"))]
+
+
+@pytest.mark.parametrize(("method", "model"), slow_except(WITH_MODELS, [*WITH_MODELS, *ALSO_WITH]))
+def test_frozen_tensors_do_not_travel(method: str, model: str, tmp_path: Path) -> None:
+    path, allow = f"own_models:{model}", ["weights", "scores", "loss", "extras"]
+    asked, grid = backbone(method, path), Counting(site_files(tmp_path, 4, trusted=[path], allow=allow))
+    gives_what_the_loop_gives(asked, grid, tmp_path / "run")
+    if model == "Adapted":  # two rounds of three clients; B of 6 x 2 twice, and a head of 6 x 10 with its bias
+        numbers = 2 * 6 * 2 + (0 if method == "fedper" else 6 * 10 + 10)
+        assert grid.exchanged() == [2 * 3 * 4 * numbers] * 2
 
 
 def test_a_site_with_other_frozen_tensors_is_told(tmp_path: Path) -> None:

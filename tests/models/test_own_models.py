@@ -141,10 +141,21 @@ def test_what_a_model_remembers_passes_to_no_other_client(anew: bool, persistent
     assert np.array_equal(engine.score(alone.weights).loss, LoopEngine(made).score(alone.weights).loss)
 
 
-def test_clients_keep_their_own_frozen_weights() -> None:
-    made = world_of("Frozen")
-    own = {k: ClientState({name: (1 + 0.2 * k) * t for name, t in made.weights().items()}) for k in (0, 2)}
-    trained_alike(made, TrainTask(0, made.weights(), None, made.sizes(0), client_states=own))
+@each("model", ["Frozen", "Buffered"])
+def test_clients_with_their_own_models_are_stacked_where_these_differ_in_what_is_trained(model: str) -> None:
+    made = world_of(model)
+    own = {
+        k: ClientState({n: (1 + 0.2 * k) * t for n, t in made.weights().items() if n not in made.frozen})
+        for k in (0, 2)
+    }
+    task = TrainTask(0, made.weights(), None, made.sizes(0), client_states=own)
+    trained_alike(made, task)
+    engine = StackedEngine(made)
+    stacks: list[int] = []
+    trained = engine._train_stack
+    engine._train_stack = lambda task, some: stacks.append(len(some)) or trained(task, some)  # type: ignore
+    assert [*engine.train(task, [0, 2])]
+    assert stacks == ([2] if model == "Frozen" else [1, 1])
 
 
 def test_two_weights_of_one_gradient_are_clipped_to_the_norm() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import from_tensors
-from fedblend.core.trees import by_client, in_order, strip_prefix
+from fedblend.core.trees import by_client, in_order, strip_prefix, without
 from fedblend.engines.distributed.processes import RankProcesses
 from fedblend.engines.distributed.ranks import Ranks, is_about_connection
 from fedblend.engines.distributed.serialization import (
@@ -46,6 +47,7 @@ class DistributedEngine:
     ) -> None:
         self.setup, self.inner, self.ranks, self.processes = setup, inner, ranks, processes
         self._sent_pool: Pool | None = None
+        self._sent_frozen = not setup.frozen
         self._exchanging = False
         """Whether an exchange with other ranks has begun and not ended."""
         with self._report_failed_rank():
@@ -57,11 +59,18 @@ class DistributedEngine:
         """Yield the clients' shared payloads; each rank computes its part."""
         sharing = list(clients)
         with self._report_failed_rank():
-            self.ranks.broadcast({"command": "share", "round": round, "clients": sharing}, dict(weights))
+            self.ranks.broadcast({"command": "share", "round": round, "clients": sharing}, self._unfrozen(weights))
             payloads = dict(self.inner.share(round, weights, sharing[:: self.ranks.size], sizes))
             for rank in range(1, self.ranks.size):
                 payloads |= payloads_from(*self.ranks.recv_from(rank))
         yield from ((client, payloads[client]) for client in sharing if client in payloads)
+
+    def _unfrozen(self, weights: Tensors) -> dict[str, torch.Tensor]:
+        """Return what other ranks lack of a model: they receive the frozen tensors once, before all else."""
+        if not self._sent_frozen:
+            self.ranks.broadcast({"command": "frozen"}, {name: weights[name] for name in self.setup.frozen})
+            self._sent_frozen = True
+        return without(weights, self.setup.frozen)
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Training clients in this process; a round's cohort goes through :meth:`collect`."""
@@ -73,6 +82,7 @@ class DistributedEngine:
         groups = [[c for c, rank in zip(clients, shares, strict=True) if rank == r] for r in range(self.ranks.size)]
         new_pool = task.pool is not self._sent_pool
         with self._report_failed_rank():
+            sent = replace(task, weights=self._unfrozen(task.weights))
             self.ranks.broadcast(
                 {
                     "command": "collect",
@@ -82,7 +92,7 @@ class DistributedEngine:
                     "pool": (task.pool is not None) if new_pool else "unchanged",
                     "keeps_uploads": task.keeps_uploads,
                 },
-                task_tensors(task, new_pool),
+                task_tensors(sent, new_pool),
             )
             self._sent_pool = task.pool
             result = self.inner.collect(task, groups[0], lost)
@@ -123,7 +133,7 @@ class DistributedEngine:
     def score(self, weights: Tensors, split: Split = "test") -> Scores:
         """Score samples; each rank scores its part."""
         with self._report_failed_rank():
-            self.ranks.broadcast({"command": "score", "split": split}, dict(weights))
+            self.ranks.broadcast({"command": "score", "split": split}, self._unfrozen(weights))
             parts = [score_tensors(self.inner.score(weights, split, (0, self.ranks.size)))]
             parts += [self.ranks.recv_from(rank)[1] for rank in range(1, self.ranks.size)]
         whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -91,19 +91,23 @@ def serve(ranks: Ranks, setup: Setup | None = None) -> None:
     # Rank 0 has checked that the model can be stacked.
     inner = inner_engine(setup, fields["plan"], tested=True)
     pool: Pool | None = None
+    frozen: Tensors = {}
     while True:
         fields, tensors = ranks.receive()
         if fields["command"] == "end":
             return
-        if fields["command"] == "share":
-            _share(setup, inner, ranks, fields, tensors)
+        if fields["command"] == "frozen":
+            frozen = tensors
+        elif fields["command"] == "share":
+            _share(setup, inner, ranks, fields, {**frozen, **tensors})
         elif fields["command"] == "query":
             ranks.send(*payload_message(dict(inner.query(tensors))))
         elif fields["command"] == "score":
-            ranks.send({}, score_tensors(inner.score(tensors, fields["split"], (ranks.rank, ranks.size))))
+            ranks.send({}, score_tensors(inner.score({**frozen, **tensors}, fields["split"], (ranks.rank, ranks.size))))
         else:
             if fields["pool"] != "unchanged":
                 pool = pool_from(tensors) if fields["pool"] else None
+            tensors |= add_prefix("weights/", frozen)
             task = replace(task_from(fields["round"], tensors, pool, setup), keeps_uploads=fields["keeps_uploads"])
             _collect(setup, inner, ranks, fields, task)
 

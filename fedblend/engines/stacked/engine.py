@@ -89,9 +89,9 @@ class StackedEngine(LoopEngine):
             # Clients of one stack must have the same loss and the same kinds of context.
             apart = bool(task.state_of(one.client).model), task.starts_apart(one.client)
             groups[one.plain, one.pool is task.pool, *apart, bool(task.outputs_of(one.client))].append(one)
-        # Clients' own models may differ in untrained tensors, and a stack has only one set of these.
+        # Clients' own models may differ in the buffers of trained layers, and a stack has only one set of these.
         own_models = task.personal or any(map(task.starts_apart, task.client_states))
-        size = 1 if own_models and self.untrained else self.stack
+        size = 1 if own_models and self.untrained.keys() - self.setup.frozen else self.stack
         stacks = [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
         # By assignment, not by client: a trial may train one client several times.
         updates = {

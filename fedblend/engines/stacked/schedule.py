@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedblend.core.engine import TrainTask, objective_of, terms_of
-from fedblend.core.trees import Tensors, add_prefix
+from fedblend.core.trees import Tensors, add_prefix, without
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
@@ -94,7 +94,8 @@ class Stack:
         states = [task.state_of(one.client) for one in clients]
         if terms or self.objective.reads_start:
             apart = not task.personal and task.starts_apart(clients[0].client)
-            add("start", [task.anchor_of(one.client) for one in clients], not apart)
+            frozen = self.engine.setup.frozen
+            add("start", [without(task.anchor_of(one.client), frozen) for one in clients], not apart)
         add("global_outputs", [task.outputs_of(one.client) for one in clients], not states[0].model)
         add("client_state", [{} if task.personal else kept.parts for kept in states], False)
         add("server_state", [task.server_state], True)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fedblend.core.objective import Batch, Context, LocalTraining, ModelSpec, Net, Term
 from fedblend.core.registry import NonNegative, Positive, part
-from fedblend.core.trees import Tensors
+from fedblend.core.trees import Tensors, without
 
 
 @part("term", "moon")
@@ -31,7 +31,7 @@ class Moon(Term):
 
     def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """The global model of the client's first round."""
-        return dict(weights)
+        return without(weights, spec.frozen)
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """mu times the mean contrastive loss of the batch."""
@@ -47,7 +47,7 @@ class Moon(Term):
         self, spec: ModelSpec, training: LocalTraining
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The model that the client has now; nothing is sent beside it."""
-        return {name: tensor.cpu() for name, tensor in training.weights.items()}, {}
+        return {name: tensor.cpu() for name, tensor in without(training.weights, spec.frozen).items()}, {}
 
 
 def representation(net: Net, x: torch.Tensor) -> torch.Tensor:

@@ -26,24 +26,24 @@ NORMS = (
 class OwnHead(Personal):
     """Base of the methods with a shared body and an own head: the last ``layers`` layers of the model.
 
-    A layer is a module with weights of its own, such as a dense layer or a convolution, in the order in which the model
-    declares them.
+    A layer is a module with trained weights of its own, such as a dense layer or a convolution, in the order in which
+    the model declares them.
     """
 
     layers: Annotated[Int, Field(ge=0)] = 1
-    """Last layers with weights that stay at the client; 0 leaves FedAvg."""
+    """Last layers with trained weights that stay at the client; 0 leaves FedAvg."""
 
     keeps_layers = True
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
         """Weights and buffers of the last layers. Raises :class:`FedblendError` for a model of fewer layers."""
-        with_weights = [name for name, module in model.named_modules() if [*module.parameters(recurse=False)]]
-        if self.layers >= len(with_weights):
+        trained = [n for n, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+        if self.layers >= len(trained):
             raise FedblendError(
-                f"method.personal.layers: {self.layers} is not valid: the model has {len(with_weights)} layers with "
-                f"weights, of which one must be shared; valid: 0 to {len(with_weights) - 1}"
+                f"method.personal.layers: {self.layers} is not valid: the model has {len(trained)} layers with trained "
+                f"weights, of which one must be shared; valid: 0 to {len(trained) - 1}"
             )
-        last = with_weights[len(with_weights) - self.layers :]
+        last = trained[len(trained) - self.layers :]
         return _tensors_of(model, last)
 
 

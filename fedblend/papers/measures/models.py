@@ -52,7 +52,7 @@ class Devices(Measure):
             found = []
             for number, (_, kept) in enumerate(sorted(state.client_states.items())):
                 cell.on_step("devices tested", number, len(state.client_states))
-                right = engine.score(kept.model).right
+                right = engine.score({**state.weights, **kept.model}).right
                 assert right is not None
                 found.append(float(right.mean()))
         return {"accuracy": found}
