@@ -47,8 +47,8 @@ from fedblend.core.record import RoundRecord
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import make_trial, train_trial
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.setup import make_setup
-from fedblend.papers.paths import RUNS, OutputPaths
+from fedblend.experiment.make_setup import make_setup
+from fedblend.papers.output_paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item

@@ -11,7 +11,7 @@ from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.data.split_figure import draw_sizes, draw_split
-from fedblend.experiment.setup import split
+from fedblend.experiment.make_setup import split
 from fedblend.runs import api
 from fedblend.runs.files import write_atomically
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedblend import __version__
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.runs.files import write_atomically
 
 DEFAULT_DEADLINE = 600.0

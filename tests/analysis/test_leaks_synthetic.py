@@ -16,7 +16,7 @@ from fedblend.analysis.privacy.leak_report import Leak, leak_report
 from fedblend.analysis.privacy.similarity import similarity_of_entries
 from fedblend.core.sharing import Pool
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 

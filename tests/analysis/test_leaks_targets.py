@@ -13,14 +13,14 @@ import pytest
 import torch
 from cli_helpers import TINY, changed, here, refused, succeeded
 
-from fedblend.analysis.attacks.metrics import ssim
+from fedblend.analysis.attacks.image_similarity import ssim
 from fedblend.analysis.attacks.outcome import attack_run
-from fedblend.analysis.privacy import xor
+from fedblend.analysis.privacy import xor_privacy
 from fedblend.analysis.privacy.leak_report import SEED_MEASURES, leak_report
 from fedblend.analysis.privacy.similarity import similarity_of_target_seeds
 from fedblend.core.setup import Setup
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import api
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 
@@ -57,7 +57,7 @@ def world_of(study: Path, name: str) -> Setup:
 def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, study: Path) -> None:
     setup = world_of(study, name)
     sharing = setup.experiment.method.sharing
-    one = xor.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
+    one = xor_privacy.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
     raw = one.raw[: one.device_samples].double().flatten(1)
     wanted = {"sent": one.seeds} | (
         {} if one.guessed is None else {"guessed": one.guessed, "decoded": one.server_samples}
@@ -88,7 +88,7 @@ def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, s
 def test_the_decoded_are_what_the_server_trains_on(study: Path) -> None:
     """Seeds decoded with the very dummies would be the raw samples; with the server's they are not."""
     setup = world_of(study, "xormixfl")
-    one = xor.make_seeds(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
+    one = xor_privacy.make_seeds(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
     exact = one.seeds ^ one.raw[torch.from_numpy(one.dummies[:, 0])]
 
     assert torch.equal(exact, one.raw[torch.from_numpy(one.targets[:, 0])])

@@ -21,12 +21,12 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import EarlyStopping
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
+from fedblend.runs.run_callbacks import EarlyStopping
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 

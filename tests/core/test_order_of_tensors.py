@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from fedblend.core.engine import TrainTask, corrupted
 from fedblend.core.state import ClientState
 from fedblend.core.trees import in_order
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 LOSING: dict[str, Any] = {
     "name": "losing",

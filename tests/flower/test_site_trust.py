@@ -16,9 +16,9 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import blended_loss
-from fedblend.flower.app.client import blend_mod
+from fedblend.flower.app.blending import blend_mod
 from fedblend.flower.messages import APP_FIELDS
 from fedblend.flower.site import Site, files_of, read_site, reply_text, site_text, trust_of
 from fedblend.runs.files import read_lines

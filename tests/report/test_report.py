@@ -19,11 +19,11 @@ from fedblend import report
 from fedblend.analysis.plotting import METHOD_STYLES
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
-from fedblend.experiment.privacy import privacy_facts
+from fedblend.experiment.privacy_facts import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.description import describe_runs, rerun_command
 from fedblend.report.figures import class_chart
-from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.guarantees import shares_raw_samples
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
 from fedblend.runs import api
