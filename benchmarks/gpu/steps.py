@@ -62,7 +62,7 @@ TRAINING = {"3": ["plain", *PAPER_ROWS], "4": ["momentum", *PAPER_ROWS], "5": ["
 
 TESTS = (
     "tests/kernels/test_gpu.py",
-    "tests/engines/test_graphs.py",
+    "tests/engines/test_cuda_graphs.py",
     "tests/engines/test_devices.py::test_all_methods_train_on_a_gpu_as_on_the_cpu",
 )
 

@@ -14,7 +14,7 @@ from flower_helpers import ALL, Nodes, federate, is_loops
 from flower_sites import audit, site_files
 from flwr.app import Context, RecordDict
 from helpers import slow_after_first
-from test_flower_masks import asked, drop, summands
+from test_masked_sum import asked, drop, summands
 
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop_engine import LoopEngine

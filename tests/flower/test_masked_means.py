@@ -13,7 +13,7 @@ from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
 from helpers import same
 from sharing_helpers import server_side
-from test_flower_masks import drop
+from test_masked_sum import drop
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream

@@ -11,8 +11,8 @@ import torch
 from flower_helpers import ALL, Nodes, federate, nodes
 from flwr.app import Message
 from helpers import slow_except
-from test_flower_masks import asked, summands
-from test_flower_masks_site import Round, digests_in
+from test_masked_sum import asked, summands
+from test_masking_site import Round, digests_in
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.make_setup import make_setup
