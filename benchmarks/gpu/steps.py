@@ -137,7 +137,7 @@ def tests(step: Step) -> bool:
 
 def timed_jobs(step: Step) -> bool:
     """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
-    for job in "C" if step.tiny else "AD":
+    for job in "A" if step.tiny else "AD":
         plan = replace(rounds.PLANS[job], repeats=1, spare=0, **({"rounds": 3} if step.tiny else {}))
         for one in rounds.all_of(job, step.device):
             before = step.found("jobs").get(job, {})
@@ -160,7 +160,7 @@ def largest(step: Step) -> None:
     """Train larger and larger cohorts of job D's network in one stack, until the card's memory is full."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.npz"
-        job = JOBS["C" if step.tiny else "D"]
+        job = JOBS["A" if step.tiny else "D"]
         write(job, path)
         table = table_of(job, str(path), False) | {"rounds": 1, "device": step.device, "precision": "tf32"}
         setup = make_setup(resolve(table | {"method": "fedmix"}))

@@ -358,6 +358,7 @@ def test_settings_that_differ_are_listed_apart(folder):
 def test_the_commands_of_the_guide_run(folder, tmp_path, monkeypatch):
     guide = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     lines = re.findall(r"^fedblend (.*)$", guide, re.M)
+    monkeypatch.setattr("fedblend.report.export.figure_bytes", lambda figure, form: b"")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     shutil.copytree(folder, tmp_path / "runs" / "quickstart")
