@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
+from cli_helpers import CHECKPOINT, here, records, same_end, succeeded, write
 from helpers import same, same_up_to_rounding
 from safetensors.torch import load_file
 
@@ -108,7 +108,7 @@ def test_two_ranks_draw_the_noise_that_one_draws(tmp_path: Path) -> None:
     changes = {"method": method, "convergence_tol": 1e-9, "seed": 1}
     file = write(tmp_path / "losing.toml", changes, base=LOSING)
 
-    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
     succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
 
     one, two = (tmp_path / name / "one-seed1" for name in ("one", "two"))
