@@ -30,7 +30,7 @@ from fedblend.core.context import StepPlan
 from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
 from fedblend.core.random import stream
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Method
 from fedblend.methods.augment.augmix import augmix, draw_augmix

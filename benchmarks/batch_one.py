@@ -28,10 +28,10 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.server_steps.distill import DistillToModel
 
 DEVICES, CLASSES, SEEDS = 10, 10, 100

@@ -29,9 +29,9 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import gather
 from fedblend.engines.assignment import batches
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 CLIENTS, SAMPLES, CLASSES = 60, 300, 10
 GOALS = {"fedavg": ("bare loop", 1.15), "fedmix": ("fedavg", 2.6)}

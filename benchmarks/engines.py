@@ -35,11 +35,11 @@ from jobs import JOBS, write
 from fedblend._kernels import build, lowrank, winograd
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import TIMED_CLIENTS
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import faster_kernels, make_trial, train_trial
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 STACKS = {"A": 10, "B": 10, "C": 4}
 """Clients in a stack: the cohort, or a part of it."""

@@ -38,7 +38,7 @@ from quiet import MARK, Watch
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -46,7 +46,7 @@ from flower_helpers import Nodes, through
 
 from fedblend.core.loop import RoundLoop
 from fedblend.core.upload import bytes_of
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.server import run

@@ -30,7 +30,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.engines import EnginePlan
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 HERE = Path(__file__).resolve().parent
 RESULTS, FIGURE = HERE / "results" / "growth.json", HERE.parent / "docs" / "figures" / "growth.png"

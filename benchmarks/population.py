@@ -31,9 +31,9 @@ from rich.table import Table
 from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.runner import collect_facts, describe_split
 

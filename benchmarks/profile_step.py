@@ -34,7 +34,7 @@ from rich.table import Table
 from rounds import write_job
 from torch import fx
 
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 sys.path.append(str(HERE / "peers"))
 

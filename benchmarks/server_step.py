@@ -26,7 +26,7 @@ from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.autotune import inner_engine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 SAMPLES, SIDE = 100, 28
 """Samples a client, and a picture's pixels a side."""

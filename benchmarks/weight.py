@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedblend"

@@ -27,8 +27,8 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.mixup import GlobalMixup
 from fedblend.methods.sharing.means import SharedMeans

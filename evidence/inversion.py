@@ -40,7 +40,7 @@ from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.plotting import COLOURS, DASHES, INK, style_axes
 from fedblend.core.engine import TrainTask
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 

@@ -35,7 +35,7 @@ from inversion import (
     versions,
 )
 
-from fedblend.analysis.attacks.metrics import psnr, ssim
+from fedblend.analysis.attacks.image_similarity import psnr, ssim
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.runs import api

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedblend.analysis.privacy.mixup import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
+from fedblend.analysis.privacy.mixup_privacy import LAMBDAS, SAMPLES, make_mixtures, measure_mixtures
 from fedblend.core.channel import Channel
 from fedblend.core.dataset import Dataset
 from fedblend.core.random import stream
@@ -21,7 +21,7 @@ from fedblend.core.registry import build
 from fedblend.core.state import RunState
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, read

@@ -40,7 +40,7 @@ import mix2fld
 from fedblend.core.record import RoundRecord
 from fedblend.papers.items import Scale
 from fedblend.papers.plan import plan_item
-from fedblend.report.privacy import run_statements
+from fedblend.report.guarantees import run_statements
 from fedblend.runs.api import last_folder
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import read

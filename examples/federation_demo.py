@@ -33,9 +33,9 @@ from fedblend.core.dataset import Population, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import read_site

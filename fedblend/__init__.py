@@ -127,7 +127,7 @@ MODULES |= {
     "protection": "fedblend.methods.protections",
     "adversary": "fedblend.methods.adversaries",
     "metric": "fedblend.methods.metrics",
-    "callback": "fedblend.runs.callbacks",
+    "callback": "fedblend.runs.run_callbacks",
 }
 
 

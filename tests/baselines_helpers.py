@@ -16,7 +16,7 @@ from helpers import images, run, setup
 from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.state import RunState
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 
 LR, DECAY, ROUNDS = 0.1, 0.9, 4
 SIZES = (3, 9, 12, 16)

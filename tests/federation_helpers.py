@@ -14,7 +14,7 @@ from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState, to_tensors
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}

@@ -31,9 +31,9 @@ from fedblend.core.sharing import Pool, rows_of
 from fedblend.core.state import RunState
 from fedblend.core.trees import add_prefix
 from fedblend.core.upload import Tensors, bytes_of
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table, resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower import requests
 from fedblend.flower.app_folder import FederationLimits

@@ -15,10 +15,10 @@ from flwr.app import Context, RecordDict
 
 from fedblend.core.files import read_lines
 from fedblend.core.trees import add_prefix
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
 from fedblend.flower.client_task import ClientTask, Memory

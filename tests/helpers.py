@@ -24,12 +24,12 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
 from fedblend.core.state import RunState
 from fedblend.data.scale import OneHot, Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.cuda_graphs import Work
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTMLayer
 

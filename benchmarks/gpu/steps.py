@@ -47,8 +47,8 @@ from fedblend.core.record import RoundRecord
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import make_trial, train_trial
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.setup import make_setup
-from fedblend.papers.paths import RUNS, OutputPaths
+from fedblend.experiment.make_setup import make_setup
+from fedblend.papers.output_paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
 from fedblend.papers.result import RESULT
 from fedblend.papers.run_item import run_item
@@ -62,7 +62,7 @@ TRAINING = {"3": ["plain", *PAPER_ROWS], "4": ["momentum", *PAPER_ROWS], "5": ["
 
 TESTS = (
     "tests/kernels/test_gpu.py",
-    "tests/engines/test_graphs.py",
+    "tests/engines/test_cuda_graphs.py",
     "tests/engines/test_devices.py::test_all_methods_train_on_a_gpu_as_on_the_cpu",
 )
 
@@ -137,7 +137,7 @@ def tests(step: Step) -> bool:
 
 def timed_jobs(step: Step) -> bool:
     """Step 2: jobs A and D beside pfl on the same card, and the largest cohort in one stack."""
-    for job in "C" if step.tiny else "AD":
+    for job in "A" if step.tiny else "AD":
         plan = replace(rounds.PLANS[job], repeats=1, spare=0, **({"rounds": 3} if step.tiny else {}))
         for one in rounds.all_of(job, step.device):
             before = step.found("jobs").get(job, {})
@@ -160,7 +160,7 @@ def largest(step: Step) -> None:
     """Train larger and larger cohorts of job D's network in one stack, until the card's memory is full."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.npz"
-        job = JOBS["C" if step.tiny else "D"]
+        job = JOBS["A" if step.tiny else "D"]
         write(job, path)
         table = table_of(job, str(path), False) | {"rounds": 1, "device": step.device, "precision": "tf32"}
         setup = make_setup(resolve(table | {"method": "fedmix"}))

@@ -11,7 +11,7 @@ from jobs import CLASSES, Settings
 from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.registry import FilePath
-from fedblend.engines import loop
+from fedblend.engines import loop_engine
 
 MODELS: dict[str, dict[str, Any]] = {
     "lenet5": {"name": "lenet5"},
@@ -34,7 +34,7 @@ class JobData:
         """Read the job; pixels stay uint8, as fedblend keeps them."""
         if self.stored_order:
             # Every rank reads the data before it trains, so this reaches all of them.
-            loop.batches = in_stored_order
+            loop_engine.batches = in_stored_order
         with np.load(self.path, allow_pickle=False) as file:
             held = file["clients"]
             rows, owner = held.reshape(-1), np.repeat(np.arange(len(held)), held.shape[1])

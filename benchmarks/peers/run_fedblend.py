@@ -7,7 +7,7 @@ are kept as uint8 and scaled in every step, where the peers are given scaled flo
 
 from __future__ import annotations
 
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 import one_thread  # noqa: F401  # isort: skip
 

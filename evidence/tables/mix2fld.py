@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
-from fedblend.analysis.privacy.mixup import LAMBDAS
+from fedblend.analysis.privacy.mixup_privacy import LAMBDAS
 from fedblend.methods.channels.wireless import Wireless
 from tables.common import (
     Row,

@@ -8,7 +8,7 @@ from collections import defaultdict
 from fedblend.analysis.plotting import BAND, INK, MUTED, line_styles, log_axis, style_axes
 from fedblend.report.advice_figure import SPAN
 from fedblend.report.figures import plain_legend
-from fedblend.report.privacy import PRIVACY_NOTE
+from fedblend.report.guarantees import PRIVACY_NOTE
 from tables.common import (
     Row,
     by_method,

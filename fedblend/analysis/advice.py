@@ -13,9 +13,9 @@ from fedblend.analysis.privacy.leak_report import leak_report
 from fedblend.core.engine import client_parts
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.study import expand
 from fedblend.runs.differences import Difference, certain_together, paired_difference
 from fedblend.runs.directory import RunDirectory

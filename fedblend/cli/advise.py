@@ -20,7 +20,7 @@ from fedblend.core.files import write_atomically, write_json
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
-from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json

@@ -311,7 +311,7 @@ def data_show(
     """Draw a file's split, and print its non-IID measures."""
 
 
-@_command(paper_app, "channel:show_channel", "paper channel examples/mix2fld.toml", old=app)
+@_command(paper_app, "paper_channel:show_channel", "paper channel examples/mix2fld.toml", old=app)
 def channel(
     file: File,
     changes: Set = None,
@@ -329,7 +329,9 @@ def channel(
 # Analyse runs ---------------------------------------------------------------------------------------------------
 
 
-@_command(paper_app, "points:show_points", "paper points runs/digits/aggenhance-seed0 --replay --out points", old=app)
+@_command(
+    paper_app, "paper_points:show_points", "paper points runs/digits/aggenhance-seed0 --replay --out points", old=app
+)
 def points(
     run: Annotated[Path, typer.Argument(help="A run of aggenhance, or the folder of a study with one run.")],
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a new model (default: 100).")] = None,
@@ -347,7 +349,7 @@ def points(
     """
 
 
-@_command(paper_app, "points:show_boundaries", "paper boundaries runs/toy --out toy.png", old=app)
+@_command(paper_app, "paper_points:show_boundaries", "paper boundaries runs/toy --out toy.png", old=app)
 def boundaries(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("boundaries.png"),

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from fedblend.core.errors import FedblendError, brief
 from fedblend.data.loaders.files import set_data_folder as set_data_folder
-from fedblend.experiment.tables import parse_value
+from fedblend.experiment.toml_tables import parse_value
 
 N = TypeVar("N", int, float)
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from fedblend import report
 from fedblend.cli.console import Console, note
 from fedblend.core.errors import FedblendError, listed
-from fedblend.experiment.tables import set_field, write_toml
-from fedblend.report.privacy import guarantees
+from fedblend.experiment.toml_tables import set_field, write_toml
+from fedblend.report.guarantees import guarantees
 from fedblend.report.terminal import sites_table
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, code_of, find_runs, reading, unstarted_runs

@@ -70,7 +70,7 @@ def _classes_of_no_site(experiment: Experiment) -> list[str]:
     """The classes that the training samples have, and those of the experiment's clients have not."""
     import numpy as np
 
-    from fedblend.experiment.setup import make_setup
+    from fedblend.experiment.make_setup import make_setup
 
     setup = make_setup(experiment)
     if setup.task.kind != "classification":
@@ -338,7 +338,7 @@ def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
     Raises :class:`FedblendError` if it is no key, or no peer's, if others can read it or change the peers, or if these
     are fewer than ``min_sum``.
     """
-    from fedblend.experiment.tables import read_toml
+    from fedblend.experiment.toml_tables import read_toml
     from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 
     try:

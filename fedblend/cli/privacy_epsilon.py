@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedblend.analysis.privacy.plan import least_noise, planned
+from fedblend.analysis.privacy.noise_plan import least_noise, planned
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
-from fedblend.experiment.setup import make_setup
-from fedblend.report.privacy import strength, weakest
+from fedblend.experiment.make_setup import make_setup
+from fedblend.report.guarantees import strength, weakest
 from fedblend.runs import api
 
 SCOPE = (

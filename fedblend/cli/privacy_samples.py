@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedblend.analysis.privacy.mixup import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
+from fedblend.analysis.privacy.mixup_privacy import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.setup import split
+from fedblend.experiment.make_setup import split
 from fedblend.runs import api
 
 
@@ -72,7 +72,7 @@ def _table(rows: Sequence[MixupPrivacy]) -> Table:
 
 
 def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
-    from fedblend.analysis.privacy.figures import draw_mixtures
+    from fedblend.analysis.privacy.sample_figures import draw_mixtures
 
     if data.kind != "image":
         raise FedblendError(f"--out {out}: '{data.name}' holds {data.kind}, not pictures to draw; leave out --out")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedblend.analysis.privacy.xor import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
+from fedblend.analysis.privacy.xor_privacy import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import make_folder_of, write_json
 from fedblend.experiment.config import Experiment
+from fedblend.experiment.make_setup import split
 from fedblend.experiment.parts import dump
-from fedblend.experiment.setup import split
 from fedblend.experiment.study import slugify
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import api
@@ -53,7 +53,7 @@ def show_xor(
             if out is not None:
                 first_draws[f"{name}, p = {p}"] = draws[0]
                 _draw(out, f"{name}, p = {p}", draws[0], data)
-    from fedblend.analysis.privacy.figures import draw_seed_comparison
+    from fedblend.analysis.privacy.sample_figures import draw_seed_comparison
 
     console = Console()
     console.print(
@@ -108,7 +108,7 @@ def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
 
 
 def _draw(out: Path, title: str, seeds: SharedSeeds, data: Dataset) -> None:
-    from fedblend.analysis.privacy.figures import draw_seeds
+    from fedblend.analysis.privacy.sample_figures import draw_seeds
 
     try:
         out.mkdir(parents=True, exist_ok=True)

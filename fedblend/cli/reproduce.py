@@ -20,7 +20,7 @@ from fedblend.core.files import write_atomically
 from fedblend.papers import formatting
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
-from fedblend.papers.paths import OutputPaths, runs_of
+from fedblend.papers.output_paths import OutputPaths, runs_of
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import COMMITTED, RESULT, read_committed_result, read_result
 from fedblend.papers.run_item import run_item

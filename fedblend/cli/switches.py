@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
-from fedblend.analysis.points.figures import draw_curves
 from fedblend.analysis.points.loss_scaling import ClientSwitches, describe_switches, sum_by_round, switches
+from fedblend.analysis.points.point_figures import draw_curves
 from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
 from fedblend.cli.progress import steps_shown

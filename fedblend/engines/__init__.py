@@ -9,10 +9,10 @@ from fedblend.core.engine import ClientUpdate, CohortResult, Engine, Scores, Tra
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan, inner_engine, plan_engine
-from fedblend.engines.distributed.engine import DistributedEngine
+from fedblend.engines.distributed.distributed_engine import DistributedEngine
 from fedblend.engines.distributed.processes import RankProcesses, defined_in_main, free_address
 from fedblend.engines.distributed.ranks import Ranks, started_by_torchrun
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table
 

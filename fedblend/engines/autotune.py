@@ -17,7 +17,7 @@ from fedblend._kernels import build
 from fedblend.core.engine import ClientUpdate
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import allow_tf32, no_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import CannotStack

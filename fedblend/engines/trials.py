@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from fedblend import _kernels
-from fedblend._kernels.layers import own_layers, own_ways
+from fedblend._kernels.kernel_layers import own_layers, own_ways
 from fedblend.core import registry
 from fedblend.core.engine import TrainTask, first_client_state, first_server_state
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool, gather
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.layers import prepare_model
 from fedblend.engines.stacked.step import layer_step
 

@@ -18,7 +18,7 @@ from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method
 from fedblend.experiment.parts import takes
 from fedblend.experiment.presets import as_part, overlay
-from fedblend.experiment.tables import set_field
+from fedblend.experiment.toml_tables import set_field
 
 Holds = str | type | None
 """What a field holds: a part of this kind, a table of this class, or (``None``) anything else."""

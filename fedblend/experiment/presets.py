@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, brief, or_valid
-from fedblend.experiment.tables import as_part
+from fedblend.experiment.toml_tables import as_part
 
 Presets = dict[str, tuple[str, dict[str, Any]]]
 """Methods by name: a line of text, and the parts that differ from FedAvg's."""

@@ -17,8 +17,8 @@ from fedblend.experiment.changes import change_field, override
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
 from fedblend.experiment.fields import LONGEST_NAME, Method
 from fedblend.experiment.parts import has_option
-from fedblend.experiment.search import read_tune
-from fedblend.experiment.tables import set_field
+from fedblend.experiment.toml_tables import set_field
+from fedblend.experiment.tune_table import read_tune
 
 STUDY_KEYS = ("methods", "seeds", "grid", "variants", "tune")
 """Keys of a file that are of all its experiments together; all other keys apply to each of its experiments."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from fedblend.core.errors import missing_package
 
 try:
-    from fedblend.flower.app.client import BlendedLoss, add_sharing, blend_mod, blended_loss
+    from fedblend.flower.app.blending import BlendedLoss, add_sharing, blend_mod, blended_loss
     from fedblend.flower.app.inputs import Inputs
     from fedblend.flower.app.strategy import Strategy
     from fedblend.flower.client import app as client_app

@@ -12,7 +12,7 @@ from fedblend import __version__
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.toml_tables import write_toml
 
 DEFAULT_DEADLINE = 600.0
 """Seconds that one exchange with the sites may take by default."""

@@ -19,7 +19,7 @@ from fedblend.core.engine import client_parts
 from fedblend.core.errors import FedblendError, brief, legible
 from fedblend.core.registry import UntrustedCode
 from fedblend.core.trees import digest_of
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
 from fedblend.flower import requests, work
@@ -41,7 +41,7 @@ from fedblend.flower.limits import (
 from fedblend.flower.messages import Tensors, pack, to_record, unpack
 from fedblend.flower.requests import read_request
 from fedblend.flower.sample_sets import FewDiffer, SampleSet, SampleSets
-from fedblend.flower.secure_aggregation import site as masked_site
+from fedblend.flower.secure_aggregation import masking_site as masked_site
 from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
 

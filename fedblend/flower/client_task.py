@@ -16,7 +16,7 @@ from fedblend.core.errors import FedblendError, legible
 from fedblend.core.files import sole_writer
 from fedblend.core.setup import Setup
 from fedblend.core.trees import add_prefix, strip_prefix
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.messages import MessageContent, Tensors, to_record
 from fedblend.flower.secrets import private_folder
 from fedblend.flower.site import UNWRITTEN, Site

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.protection import Mechanism
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.privacy import clients_keep
+from fedblend.experiment.privacy_facts import clients_keep
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.site import LEFT_AS, MOST_ROUNDS, MOST_SCORES, RefusedByPolicy, Site
 
@@ -160,7 +160,7 @@ def bounded_model(site: Site) -> Iterator[None]:
     """Inside, building a model that is larger than the site file allows raises :class:`RefusedByPolicy`.
 
     PyTorch calls the check for each new tensor. A model of fedblend's is built on the device "meta" first, without
-    numbers (:func:`fedblend.experiment.setup.require_model_memory`).
+    numbers (:func:`fedblend.experiment.make_setup.require_model_memory`).
     """
     tensors, numbers = Counter[str](), Counter[str]()
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import sole_writer, write_atomically
 from fedblend.core.paths import read_bytes
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SharingLedger, sample_tags
 from fedblend.flower.site import UNWRITTEN, RefusedByPolicy

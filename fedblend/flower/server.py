@@ -23,9 +23,9 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table, resolve
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
-from fedblend.flower.engine import FlowerEngine
+from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import MessageGrid, Sites

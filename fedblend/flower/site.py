@@ -32,8 +32,8 @@ from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted, OneHot, Scaler, Tokens
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.flower.requests import SetupForm
 
 KINDS = tuple(PAYLOAD_KINDS)

@@ -32,14 +32,14 @@ from fedblend.flower.messages import MessageContent, Tensors, round_of_mark
 from fedblend.flower.model_check import check_first, check_model
 from fedblend.flower.requests import MAX_ENTRIES, Start
 from fedblend.flower.secrets import secret_generator
-from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
-from fedblend.flower.secure_aggregation.site import (
+from fedblend.flower.secure_aggregation.masking_site import (
     SumState,
     masked_mean,
     masked_update,
     masking,
     secure_aggregator,
 )
+from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
 CURVE = 100

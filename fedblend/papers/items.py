@@ -21,7 +21,7 @@ from fedblend import papers
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean, or_valid
 from fedblend.core.registry import Positive
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.toml_tables import read_toml
 
 FOLDER = Path(papers.__file__).parent
 """The folder of the papers' files."""

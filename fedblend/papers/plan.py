@@ -20,7 +20,7 @@ from fedblend.core.errors import FedblendError, or_valid
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import dump, has_option
 from fedblend.experiment.study import slugify
-from fedblend.experiment.tables import set_field
+from fedblend.experiment.toml_tables import set_field
 from fedblend.papers.items import Base, Change, Item, Line, Scale, Smaller, all_papers, find_item
 from fedblend.runs.groups import flatten
 
@@ -222,7 +222,7 @@ def plan_item(
     Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
     settings that do not fit together.
     """
-    from fedblend.papers.measures import attack, memory, models, privacy, runs  # noqa: F401 - they declare them
+    from fedblend.papers.measures import gradient_inversion, memory, models, runs, sample_privacy  # noqa: F401 - they declare them
 
     paper, key = find_item(name)
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]

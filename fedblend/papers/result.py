@@ -11,7 +11,7 @@ from typing import Any
 from fedblend.core.files import write_json
 from fedblend.papers import claims
 from fedblend.papers.items import Claim, Item
-from fedblend.papers.paths import OutputPaths
+from fedblend.papers.output_paths import OutputPaths
 from fedblend.papers.plan import ItemPlan
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.groups import read

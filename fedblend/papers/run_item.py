@@ -16,7 +16,7 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.measures.base import CellRun, OnStep
-from fedblend.papers.paths import RUNS, OutputPaths
+from fedblend.papers.output_paths import RUNS, OutputPaths
 from fedblend.papers.plan import Cell, ItemPlan
 from fedblend.papers.result import Values, command, kept_values, read_result, write_result
 from fedblend.runs import checkpoint

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.guarantees import shares_raw_samples
 from fedblend.runs import summary
 from fedblend.runs.differences import LEVEL, Difference, paired_difference
 from fedblend.runs.groups import Group

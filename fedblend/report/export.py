@@ -13,7 +13,7 @@ from fedblend.core.files import csv_text, write_atomically
 from fedblend.experiment.study import slugify
 from fedblend.report.columns import BOLD_RULE
 from fedblend.report.curve_figures import add_method_legend
-from fedblend.report.privacy import PRIVACY_NOTE
+from fedblend.report.guarantees import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection, section_charts, splits
 from fedblend.report.tables import Cell, PageTable, section_tables
 

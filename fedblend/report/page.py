@@ -16,7 +16,7 @@ from fedblend.report.columns import BOLD_RULE, evaluations_note
 from fedblend.report.curve_figures import BAND_TEXT, legend_sample
 from fedblend.report.export import export
 from fedblend.report.figures import Chart
-from fedblend.report.privacy import WORDS_NOTE
+from fedblend.report.guarantees import WORDS_NOTE
 from fedblend.report.sections import DatasetSection, dataset_sections, section_charts, splits
 from fedblend.report.shared_images import galleries
 from fedblend.report.summary_figure import draw_summary

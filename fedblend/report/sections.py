@@ -11,7 +11,7 @@ from fedblend.report.columns import MethodRow, method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, BY_TIME, by_epsilon, curve_chart, lines
 from fedblend.report.description import RunDescription, describe_runs
 from fedblend.report.figures import Chart, class_chart, split_chart, time_chart
-from fedblend.report.privacy import Guarantee, epsilon_by_round, guarantees
+from fedblend.report.guarantees import Guarantee, epsilon_by_round, guarantees
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedblend.analysis import plotting
 from fedblend.report.columns import final_score
 from fedblend.report.curve_figures import BAND_TEXT, Line, draw_target, lines, method_handles
-from fedblend.report.privacy import PRIVACY_NOTE
+from fedblend.report.guarantees import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
 from fedblend.runs.groups import Group
 from fedblend.runs.summary import averaged, megabytes, score

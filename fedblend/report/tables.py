@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedblend.report.columns import Column, MethodRow, best_row, bytes_column, metric_columns, result_columns
 from fedblend.report.figures import phases_of
-from fedblend.report.privacy import Guarantee, shares_raw_samples
+from fedblend.report.guarantees import Guarantee, shares_raw_samples
 from fedblend.report.sections import DatasetSection
 from fedblend.runs.groups import Group, Outcome
 from fedblend.runs.summary import duration, plus_minus

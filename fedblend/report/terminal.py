@@ -28,7 +28,7 @@ from fedblend.report.columns import (
     result_columns,
     rounds_note,
 )
-from fedblend.report.privacy import NO_STRENGTH, PRIVACY_NOTE, Guarantee, guarantees, shares_raw_samples
+from fedblend.report.guarantees import NO_STRENGTH, PRIVACY_NOTE, Guarantee, guarantees, shares_raw_samples
 from fedblend.report.verdict import verdict
 from fedblend.runs.differences import baselines
 from fedblend.runs.directory import RunDirectory

@@ -25,7 +25,7 @@ from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.study import Study, add_experiment, expand, slugify
-from fedblend.experiment.tables import read_toml, set_field, unset_field
+from fedblend.experiment.toml_tables import read_toml, set_field, unset_field
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import LOCK, RunDirectory, find_runs, folders_of_parts, only_run, reading
 from fedblend.runs.parallel import join_failures, run_all

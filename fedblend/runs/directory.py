@@ -39,7 +39,7 @@ from fedblend.core.files import (
 )
 from fedblend.core.paths import import_from, read_text
 from fedblend.core.record import RoundRecord
-from fedblend.experiment.tables import read_toml, write_toml
+from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.runs import forms
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class RunDirectory:
 
     def load_setup(self) -> Setup:
         """Load the data and build the model again, as they were when the run began."""
-        from fedblend.experiment.setup import make_setup
+        from fedblend.experiment.make_setup import make_setup
 
         setup = make_setup(self.experiment())
         self.require_same_data(setup.data)

@@ -31,10 +31,10 @@ from fedblend.engines.distributed.processes import (
 from fedblend.engines.distributed.ranks import started_by_torchrun
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.study import Study
-from fedblend.runs.callbacks import Listener
 from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove_study, write_study
 from fedblend.runs.faults import describe_fault, user_error
 from fedblend.runs.groups import EXECUTION
+from fedblend.runs.run_callbacks import Listener
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, keep_failure, require_no_run
 from fedblend.runs.warm_start import source_run
 

@@ -25,7 +25,7 @@ from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import require_model_memory
+from fedblend.experiment.make_setup import require_model_memory
 from fedblend.runs import checkpoint, forms
 from fedblend.runs.directory import FACTS, RunDirectory, reading
 

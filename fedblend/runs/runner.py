@@ -27,12 +27,12 @@ from fedblend.core.state import RunState
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.privacy import privacy_facts
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.privacy_facts import privacy_facts
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.directory import METRICS, RunDirectory, how_to_resume, is_federated
 from fedblend.runs.groups import EXECUTION, flatten
+from fedblend.runs.run_callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.trackers import Tracker
 from fedblend.runs.warm_start import first_weights
 

@@ -26,12 +26,12 @@ from fedblend.core.record import RoundRecord
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
-from fedblend.experiment.search import Interval, Tune, read_tune
 from fedblend.experiment.study import expand, slugify
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.toml_tables import write_toml
+from fedblend.experiment.tune_table import Interval, Tune, read_tune
 from fedblend.runs import forms
-from fedblend.runs.callbacks import RecordListener
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
+from fedblend.runs.run_callbacks import RecordListener
 from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, stops_alike
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.toml_tables import read_toml
 from fedblend.report import advice_figure
 from fedblend.runs.differences import paired_difference
 from fedblend.runs.directory import RunDirectory

@@ -17,9 +17,9 @@ from helpers import images, labelled, same, slow_except
 from helpers import run as after_rounds
 from helpers import setup as made_of
 
+from fedblend.analysis.attacks.attack_setup import prepare
 from fedblend.analysis.attacks.outcome import attack_run, read_attacks
 from fedblend.analysis.attacks.search import cosine_distance
-from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
 from fedblend.analysis.privacy.leak_report import NO_ATTACK, NOT_ATTACKED, Leak, leak_report
@@ -27,9 +27,9 @@ from fedblend.analysis.privacy.similarity import _shared_means, mean_sizes, reco
 from fedblend.cli import attack
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.report import leak_figure
 from fedblend.report.leak_figure import strongest
 from fedblend.runs import api, checkpoint

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 import fedblend
 from fedblend.analysis import attacks
+from fedblend.analysis.attacks.attack_setup import prepare
+from fedblend.analysis.attacks.image_similarity import compare, match, mse, psnr, ssim
 from fedblend.analysis.attacks.inversion import invert
 from fedblend.analysis.attacks.labels import infer_labels, recover_input
-from fedblend.analysis.attacks.metrics import compare, match, mse, psnr, ssim
 from fedblend.analysis.attacks.search import DLG, InvGrad, cosine_distance, squared_distance, total_variation
-from fedblend.analysis.attacks.setup import prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.context import Context, StepPlan, Task
@@ -33,7 +33,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.sharing import gather
 from fedblend.data.loaders.small import Digits
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import SGD
 from fedblend.experiment.config import resolve
 

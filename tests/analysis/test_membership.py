@@ -17,7 +17,7 @@ from fedblend.analysis.privacy import membership
 from fedblend.analysis.privacy.leak_report import leak_report
 from fedblend.core.setup import Setup
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 

@@ -24,7 +24,7 @@ from fedblend import report
 from fedblend.analysis import points
 from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
-from fedblend.analysis.points.features import Vae, distance
+from fedblend.analysis.points.feature_distances import Vae, distance
 from fedblend.analysis.points.gradients import alignment, gradient
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
 from fedblend.analysis.points.replay import replay
@@ -34,8 +34,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.state import RunState
 from fedblend.data.loaders.small import Toy
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs import checkpoint
 from fedblend.runs.api import run
 from fedblend.runs.directory import RunDirectory, find_runs

@@ -20,19 +20,19 @@ from hypothesis import strategies as st
 
 from fedblend.analysis.privacy import accountant
 from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
-from fedblend.analysis.privacy.plan import least_noise, planned
+from fedblend.analysis.privacy.noise_plan import least_noise, planned
 from fedblend.analysis.privacy.statements import SCOPE, statements
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import ReleaseContext
 from fedblend.core.record import RoundRecord
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.privacy import clients_keep, noise_facts, privacy_facts
+from fedblend.experiment.privacy_facts import clients_keep, noise_facts, privacy_facts
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
 from fedblend.methods.protections.noise import ClipAndNoise
-from fedblend.report.privacy import run_statements
+from fedblend.report.guarantees import run_statements
 from fedblend.runs.directory import FACTS, RunDirectory
 from fedblend.runs.groups import Outcome
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from script_helpers import ROOT, script
 
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import here, refused, succeeded, words_of, write
 
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.toml_tables import write_toml
 
 CODE = """
 from pathlib import Path

@@ -19,12 +19,12 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint
-from fedblend.runs.callbacks import EarlyStopping
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read
+from fedblend.runs.run_callbacks import EarlyStopping
 
 TINY: dict[str, Any] = {"data": "toy", "partition": "natural", "model": {"name": "mlp", "hidden": []}, "rounds": 4}
 TINY |= {"train": {"cohort": 2, "epochs": 1}, "engine": "loop", "ranks": 1, "checkpoint_every": 3}

@@ -16,7 +16,7 @@ from fedblend.core.context import Task
 from fedblend.core.engine import Scores
 from fedblend.core.evaluation import evaluate, over_clients, own_tests
 from fedblend.core.setup import Setup
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 
 
 def test_accuracy_over_clients_by_hand() -> None:

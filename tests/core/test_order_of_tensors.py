@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import CHECKPOINT, call, here, records, same_end, succeeded, write
+from cli_helpers import CHECKPOINT, here, records, same_end, succeeded, write
 from helpers import same, same_up_to_rounding
 from safetensors.torch import load_file
 
 from fedblend.core.engine import TrainTask, corrupted
 from fedblend.core.state import ClientState
 from fedblend.core.trees import in_order
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 LOSING: dict[str, Any] = {
     "name": "losing",
@@ -108,7 +108,7 @@ def test_two_ranks_draw_the_noise_that_one_draws(tmp_path: Path) -> None:
     changes = {"method": method, "convergence_tol": 1e-9, "seed": 1}
     file = write(tmp_path / "losing.toml", changes, base=LOSING)
 
-    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
     succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
 
     one, two = (tmp_path / name / "one-seed1" for name in ("one", "two"))

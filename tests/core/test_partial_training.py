@@ -20,7 +20,7 @@ from fedblend.core.setup import Setup, trained_names
 from fedblend.core.upload import bytes_of
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.distributed.ranks import Ranks
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.runs import checkpoint

@@ -22,7 +22,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.registry import build
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines import StackedEngine
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.summary import rounds_to_target, table

@@ -28,7 +28,7 @@ from fedblend.core.state import to_tensors
 from fedblend.data.scale import Scaler
 from fedblend.engines import autotune
 from fedblend.engines.autotune import plan_engine, unstackable
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedblend import _kernels, engines
 from fedblend._kernels import build, lowrank
-from fedblend._kernels.layers import own_layers, own_ways
+from fedblend._kernels.kernel_layers import own_layers, own_ways
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -28,8 +28,8 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
 from fedblend.engines.autotune import MEMORY_SHARE, EnginePlan, unstackable
-from fedblend.engines.distributed.engine import balance
-from fedblend.engines.loop import LoopEngine, score_batch
+from fedblend.engines.distributed.distributed_engine import balance
+from fedblend.engines.loop_engine import LoopEngine, score_batch
 from fedblend.engines.stacked import engine as stacked_engine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import faster_kernels, make_trial
@@ -541,7 +541,7 @@ def test_large_pictures_are_scored_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     made = setup(images(side=6))
     at_once = LoopEngine(made).score(made.weights())
-    monkeypatch.setattr("fedblend.engines.loop.SCORE_NUMBERS", 5 * 36)
+    monkeypatch.setattr("fedblend.engines.loop_engine.SCORE_NUMBERS", 5 * 36)
 
     few = LoopEngine(made).score(made.weights())
 

@@ -81,7 +81,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: str) -> None:
     file = one_rank.parent.parent / "file.toml"
-    succeeded(call("run", file, "--ranks", 2, "--engine", engine, "--out", tmp_path / "out"))
+    succeeded(here("run", file, "--ranks", 2, "--engine", engine, "--out", tmp_path / "out"))
     same_weights(tmp_path / "out" / SLUG, one_rank)
     if engine == "loop":
         assert records(tmp_path / "out" / SLUG) == records(one_rank)
@@ -117,7 +117,7 @@ def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_pa
         {**SETTINGS, "rounds": 2, "holdout": 0.2, "method": {**method, "label": "one"}, "engine": "loop"},
     )
 
-    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
     succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
 
     one, two = (load_file(tmp_path / name / "one-seed0" / CHECKPOINT) for name in ("one", "two"))
@@ -147,7 +147,7 @@ def test_metrics_on_two_ranks_are_those_of_one(split: str, changes: dict[str, An
     }
     file = write(tmp_path / "file.toml", {**SETTINGS, **fields, **changes})
 
-    succeeded(call("run", file, "--ranks", 2, "--out", tmp_path / "two"))
+    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
     succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
 
     one, two = (records(tmp_path / folder / "one-seed0") for folder in ("one", "two"))

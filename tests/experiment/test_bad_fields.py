@@ -16,10 +16,10 @@ from helpers import each
 from fedblend.core.errors import VALID_LENGTH, FedblendError
 from fedblend.core.registry import build
 from fedblend.experiment.config import Experiment, resolve
+from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.presets import presets
-from fedblend.experiment.setup import make_setup
 from fedblend.experiment.study import expand
-from fedblend.experiment.tables import parse_value, read_toml
+from fedblend.experiment.toml_tables import parse_value, read_toml
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

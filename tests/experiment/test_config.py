@@ -19,7 +19,7 @@ from fedblend.experiment.fields import Train
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import FAMILIES, WITH_PROXIMAL, expand, presets
 from fedblend.experiment.study import expand as expand_study
-from fedblend.experiment.tables import parse_value, read_toml, set_field, write_toml
+from fedblend.experiment.toml_tables import parse_value, read_toml, set_field, write_toml
 from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
 from fedblend.methods.objectives.terms import Proximal
 from fedblend.methods.sharing.means import HiddenMeans, LocalMeans, SharedMeans

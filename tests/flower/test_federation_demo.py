@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
 

@@ -21,8 +21,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
 from fedblend.core.loop import RoundLoop
 from fedblend.core.trees import digest_of
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import connect
 

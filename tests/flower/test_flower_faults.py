@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,18 @@ from flower_helpers import (
     trained_in,
 )
 from flower_sites import sites_of, sites_with_data
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from helpers import same, slow_after_first, slow_except, without_machine
 
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import Experiment
 from fedblend.flower import client as at_site
+from fedblend.flower.audit import AuditLog
+from fedblend.flower.client_task import Memory
+from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import find_mismatched, pack
 from fedblend.flower.server import RUN_NAME, run
+from fedblend.flower.site import Site
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.runs import checkpoint, groups
 from fedblend.runs.directory import RunDirectory
@@ -524,41 +528,39 @@ def test_another_run_does_not_take_what_a_site_keeps(tmp_path: Path) -> None:
         run(grid, keeping("scaffold"), tmp_path / "run", QUICK)
 
 
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from flwr.app import Context, RecordDict
-from fedblend.flower.audit import AuditLog
-from fedblend.flower.client_task import Memory
-from fedblend.flower.ledger import SharingLedger
-from fedblend.flower.site import Site
-
-audit, kill = sys.argv[1], sys.argv[2]
-if kill == "killed":
-    os.replace = os.link = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[3] == "state":
+def keep_state(audit: str) -> None:
     memory = Memory(Context(1, 1, {}, RecordDict(), {}), Site(audit=audit), 0, "name")
     memory.keep("parts", "0", {"c": torch.zeros(3)})
     memory.save()
-else:
+
+
+def keep_secret(audit: str) -> None:
     SharingLedger(AuditLog(audit), 1).secret()
-"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-@pytest.mark.parametrize("kept", ["state", "shared"])
-def test_what_a_killed_site_leaves_half_written_is_removed_at_the_next_write(kept: str, tmp_path: Path) -> None:
-    folder = tmp_path / f"audit.{kept}"
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(
+    ("folder", "keep", "ending"), [("audit.state", keep_state, ".safetensors"), ("audit.shared", keep_secret, "")]
+)
+def test_what_a_killed_site_leaves_half_written_is_removed_at_the_next_write(
+    folder: str, keep: Callable[[str], None], ending: str, tmp_path: Path
+) -> None:
+    def write(killed: bool) -> tuple[int, list[str]]:
+        process = os.fork()
+        if not process:
+            try:
+                if killed:
+                    os.replace = os.link = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+                keep(str(tmp_path / "audit.jsonl"))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        return status, sorted(path.suffix for path in (tmp_path / folder).iterdir())
 
-    def write(how: str) -> tuple[int, list[str]]:
-        command = [sys.executable, "-c", WRITER, str(tmp_path / "audit.jsonl"), how, kept]
-        return subprocess.run(command, check=False).returncode, sorted(path.suffix for path in folder.iterdir())
-
-    assert write("killed") == (-signal.SIGKILL, [".tmp"])
-    assert write("killed") == (-signal.SIGKILL, [".tmp"])
-    assert write("whole") == (0, [".safetensors" if kept == "state" else ""])
+    assert write(killed=True) == (-signal.SIGKILL, [".tmp"])
+    assert write(killed=True) == (-signal.SIGKILL, [".tmp"])
+    assert write(killed=False) == (0, [ending])
 
 
 SPOILED: dict[str, tuple[Any, str]] = {

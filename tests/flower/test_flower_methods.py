@@ -23,14 +23,14 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
 from fedblend.core.sharing import Pool
 from fedblend.core.state import to_tensors
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import work
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask
-from fedblend.flower.engine import FlowerEngine
+from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect

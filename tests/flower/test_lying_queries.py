@@ -32,12 +32,12 @@ from helpers import slow_after_first
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import read_lines
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_client
 from fedblend.flower import site as at_site
-from fedblend.flower.app.client import add_sharing, blend_mod
+from fedblend.flower.app.blending import add_sharing, blend_mod
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack

@@ -35,17 +35,17 @@ from fedblend.cli.federation import run_trial, write_app_folder
 from fedblend.core import files
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import audit as audit_log
 from fedblend.flower import client as at_site
 from fedblend.flower import limits
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import unpack
+from fedblend.flower.secure_aggregation import masking_site as masked_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.secure_aggregation import site as masked_site
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 

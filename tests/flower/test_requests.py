@@ -18,7 +18,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.requests import Start, StrategyRound, StrategyShare, read_request

@@ -21,10 +21,10 @@ from torch import nn
 from fedblend.cli.federation import init_site, write_app_folder
 from fedblend.core import registry
 from fedblend.core.trees import Tensors, add_prefix
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table, resolve
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import limits, model_check
 from fedblend.flower.limits import AT_SERVER, AT_SITES, NOT_AGREED, agreed_digest
 from fedblend.flower.model_check import check_model, steps

@@ -18,10 +18,10 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import read_lines
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import blended_loss
-from fedblend.flower.app.client import blend_mod
+from fedblend.flower.app.blending import blend_mod
 from fedblend.flower.messages import APP_FIELDS
 from fedblend.flower.site import (
     Site,

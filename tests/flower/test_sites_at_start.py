@@ -16,8 +16,8 @@ from test_lying_server import SAMPLES
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
 from fedblend.flower.app_folder import FederationLimits

@@ -19,7 +19,7 @@ from fedblend.cli.federation import for_sites
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import locked_folder
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import process_guard, trial
 from fedblend.flower.site import read_site
 from fedblend.flower.trial import LoopbackTrial

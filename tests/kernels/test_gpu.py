@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from fedblend._kernels import layers, operators
+from fedblend._kernels import kernel_layers, operators
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
 HAS_GPU = torch.cuda.is_available()
@@ -121,7 +121,7 @@ def test_clients_train_as_in_the_loop(gpu: ModuleType, method: str, monkeypatch:
     )
     if not HAS_GPU:
         monkeypatch.setattr(operators, "_is_on_gpu", lambda value: isinstance(value, torch.Tensor))
-        monkeypatch.setattr(layers, "_way_on_cpu", layers._way_on_gpu)
+        monkeypatch.setattr(kernel_layers, "_way_on_cpu", kernel_layers._way_on_gpu)
     called = []
     conv_weight = gpu.conv_weight
     monkeypatch.setattr(gpu, "conv_weight", lambda *given: called.append(1) or conv_weight(*given))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend._kernels import build, dropout, operators
+from fedblend._kernels import build, dropout_masks, operators
 from fedblend._kernels.dense import add_product, run_dense
-from fedblend._kernels.dropout import Streams
+from fedblend._kernels.dropout_masks import Streams
 from fedblend._kernels.lowrank import LowRank
 from fedblend._kernels.operators import Convolution, MaxPool, conv, max_pool
 from fedblend._kernels.simplify import simplify
@@ -190,7 +190,7 @@ def test_low_rank_updates_equal_the_weights(
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 1500), max_size=4), p=st.floats(0.001, 0.999))
 @examples(60)
 def test_masks_are_those_of_pytorchs_generators(seed: int, sizes: list[int], p: float) -> None:
-    if not dropout.is_usable() and torch.__version__ < "2.13" and torch.backends.mkl.is_available():
+    if not dropout_masks.is_usable() and torch.__version__ < "2.13" and torch.backends.mkl.is_available():
         pytest.skip("this PyTorch draws masks by MKL, which dropout.cpp does not copy; engines then use PyTorch")
     streams, generator = Streams([seed ^ 1, seed]), torch.Generator().manual_seed(seed)
     for size in sizes:

@@ -21,7 +21,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.server_step import ServerContext
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, ready, search

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from aggregators_helpers import GATHERING
-from cli_helpers import CHECKPOINT, call, here, records, succeeded, write
+from cli_helpers import CHECKPOINT, here, records, succeeded, write
 from helpers import BatchNormNet, each, engine_of, federation, federation_of, run, same, setup, slow_after_first
 from safetensors.torch import load_file
 
@@ -352,12 +352,11 @@ OVERFLOWING = [
 def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
     method: str, options: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    run_command = call if "--ranks" in options else here
     for name, adversary in (("huge", {"name": "sign-flip", "factor": 1e30}), ("nan", {"name": "nan"})):
         file = write(
             tmp_path / f"{name}.toml", {"method": method, "adversary": {**adversary, "share": 0.25}, **ONE_OF_FOUR}
         )
-        succeeded(run_command("run", file, *options, "--out", tmp_path / name))
+        succeeded(here("run", file, *options, "--out", tmp_path / name))
 
     huge, nan = (next((tmp_path / name).glob("*-seed0")) for name in ("huge", "nan"))
     assert same(load_file(huge / CHECKPOINT), load_file(nan / CHECKPOINT))

@@ -19,7 +19,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, StepPlan, Task
 from fedblend.engines.autotune import unstackable
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.objectives.augmix import AugMix, jensen_shannon

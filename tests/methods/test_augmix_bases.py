@@ -19,7 +19,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Plain, StepPlan
 from fedblend.core.registry import build
 from fedblend.core.sharing import gather
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets

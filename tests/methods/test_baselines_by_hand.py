@@ -18,7 +18,7 @@ from fedblend.core.aggregator import LocalWork
 from fedblend.core.callbacks import Callback
 from fedblend.core.loop import RoundLoop
 from fedblend.core.trees import strip_prefix
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.methods.aggregators.fednova import NormalisedMean
 
 STEPS, LR, CLIENTS = 3, 0.1, 4

@@ -12,7 +12,7 @@ from helpers import federation, federation_of, run, same, same_up_to_rounding, s
 
 from fedblend.core.engine import TrainTask, aggregator_of
 from fedblend.core.loop import RoundLoop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.aggregators.fednova import NormalisedMean
 

@@ -18,8 +18,8 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Objective, Personal, Plain, Term
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState, to_tensors
-from fedblend.engines import autotune, loop
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines import autotune, loop_engine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.checks import client_part_faults
 from fedblend.runs import checkpoint
@@ -148,7 +148,7 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
 
 
 def test_a_full_gradient_with_batch_norm_has_no_rest_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "SCORE_BATCH", 4)
+    monkeypatch.setattr(loop_engine, "SCORE_BATCH", 4)
     term = {"name": "scaffold", "option": "I"}
     made = setup(
         images(),

@@ -18,7 +18,7 @@ from fedblend._kernels.tracing import trace
 from fedblend.core.server_step import ServerContext
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.distill import DistillToModel
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from helpers import federation_of, images, run, setup
 
-from fedblend.analysis.privacy.mixup import make_mixtures
+from fedblend.analysis.privacy.mixup_privacy import make_mixtures
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.methods.sharing.seeds import MixedSeeds
 
 LINEAR = {"name": "mlp", "hidden": []}

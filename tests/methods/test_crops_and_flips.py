@@ -29,7 +29,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
 from fedblend.methods.augment.pictures import HorizontalFlip, RandomCrop, augmented, draw

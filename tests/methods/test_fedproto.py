@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedproto import ToPrototypes
 from fedblend.methods.uploads import embedding

@@ -39,7 +39,7 @@ from fedblend.core.state import ClientState, to_tensors
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.assignment import batches
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Train

@@ -40,10 +40,10 @@ from fedblend.core.protection import Mechanism, ReleaseContext
 from fedblend.core.record import RoundRecord
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
-from fedblend.experiment.privacy import noise_facts
+from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
 from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.methods.protections.prune import Prune

@@ -18,7 +18,7 @@ from fedblend.core.sharing import ClientData, Pool, gather
 from fedblend.core.upload import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.aggregators.secure import LEVELS
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans

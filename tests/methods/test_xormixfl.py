@@ -33,7 +33,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool, Request
 from fedblend.data.scale import Scaler
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.methods.server_steps.seeds import TrainOnSeeds

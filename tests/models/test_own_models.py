@@ -20,7 +20,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState
 from fedblend.engines.autotune import unstackable
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 
 GROUPS = [range(10), [10], range(11, 23), range(23, 30)]

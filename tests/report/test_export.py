@@ -77,7 +77,8 @@ def test_exported_latex_is_escaped_and_has_as_many_columns_as_it_says(tables):
 
 
 @pytest.mark.slow
-def test_files_of_several_data_sets_have_their_names(mixed, tmp_path):
+def test_files_of_several_data_sets_have_their_names(mixed, tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *given, **named: None)
     report.write(mixed, tmp_path / "report.html", export=tmp_path / "files")
     names = {path.name for path in (tmp_path / "files").iterdir()}
     assert {"digits-accuracy.svg", "letters-accuracy.svg", "numbers-loss.pdf", "numbers-table-results.tex"} <= names

@@ -19,11 +19,11 @@ from fedblend import report
 from fedblend.analysis.plotting import METHOD_STYLES
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table, resolve
-from fedblend.experiment.privacy import privacy_facts
+from fedblend.experiment.privacy_facts import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.description import describe_runs, rerun_command
 from fedblend.report.figures import class_chart
-from fedblend.report.privacy import shares_raw_samples
+from fedblend.report.guarantees import shares_raw_samples
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
 from fedblend.runs import api
@@ -358,6 +358,7 @@ def test_settings_that_differ_are_listed_apart(folder):
 def test_the_commands_of_the_guide_run(folder, tmp_path, monkeypatch):
     guide = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     lines = re.findall(r"^fedblend (.*)$", guide, re.M)
+    monkeypatch.setattr("fedblend.report.export.figure_bytes", lambda figure, form: b"")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     shutil.copytree(folder, tmp_path / "runs" / "quickstart")

@@ -16,7 +16,7 @@ from script_helpers import ROOT
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.runs.api import run
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor

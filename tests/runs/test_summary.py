@@ -14,7 +14,7 @@ from fedblend.experiment.config import resolve
 from fedblend.report import compare
 from fedblend.report.columns import rounds_note
 from fedblend.report.description import describe_runs
-from fedblend.report.privacy import epsilon_text
+from fedblend.report.guarantees import epsilon_text
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table, section_tables
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs

@@ -17,9 +17,9 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.state import RunState
 from fedblend.experiment.config import resolve
 from fedblend.runs import api, checkpoint
-from fedblend.runs.callbacks import EarlyStopping, KeepBest, TimeLimit
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.predictor import Predictor
+from fedblend.runs.run_callbacks import EarlyStopping, KeepBest, TimeLimit
 from fedblend.runs.trackers import numbers_of
 
 

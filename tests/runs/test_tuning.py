@@ -12,8 +12,8 @@ import fedblend
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import as_table, resolve
-from fedblend.experiment.search import Tune
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.toml_tables import read_toml
+from fedblend.experiment.tune_table import Tune
 from fedblend.runs import api, runner, tuning
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune

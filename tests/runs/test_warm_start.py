@@ -8,7 +8,7 @@ from cli_helpers import here, records, refused, succeeded, write
 from helpers import experiment, federation_of, same, same_state, slow_after_first
 
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.study import expand
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedblend.analysis.attacks.attack_figure import draw_attack
+from fedblend.analysis.attacks.attack_setup import Attacker, AttackSetup, prepare
+from fedblend.analysis.attacks.image_similarity import ImageSimilarity, compare, require_scipy
 from fedblend.analysis.attacks.inversion import ATTACKS, Progress, Reconstruction, invert, make_attack
-from fedblend.analysis.attacks.metrics import ImageSimilarity, compare, require_scipy
-from fedblend.analysis.attacks.pictures import draw_attack
 from fedblend.analysis.attacks.search import Attack
-from fedblend.analysis.attacks.setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically, write_json

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedblend import engines
-from fedblend.analysis.attacks.metrics import WINDOW
+from fedblend.analysis.attacks.image_similarity import WINDOW
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop

@@ -8,7 +8,7 @@ decision boundaries. Fed-AugMix: :func:`switches`, the batches in which loss sca
 from __future__ import annotations
 
 from fedblend.analysis.points.boundaries import Plane, plane
-from fedblend.analysis.points.features import Distances, Vae, distance, distances, train_vae
+from fedblend.analysis.points.feature_distances import Distances, Vae, distance, distances, train_vae
 from fedblend.analysis.points.gradients import alignment, alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, read
 from fedblend.analysis.points.loss_scaling import ClientSwitches, switches

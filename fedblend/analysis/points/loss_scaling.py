@@ -11,8 +11,8 @@ from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines import require_device
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.objectives.augmix import LARGE, AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedblend.analysis.plotting import evenly_spaced
-from fedblend.analysis.points.features import distances, train_vae
+from fedblend.analysis.points.feature_distances import distances, train_vae
 from fedblend.analysis.points.gradients import alignment_by_round
 from fedblend.analysis.points.loaded_run import LoadedRun
 from fedblend.analysis.points.training import TrainingSettings, accuracy, fresh_accuracy

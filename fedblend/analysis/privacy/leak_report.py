@@ -59,8 +59,8 @@ class Leak:
     """One kind of payload that left the clients of a run, and one measure of how much it reveals.
 
     Measures are NaN where nothing was reconstructed. They compare reconstructed images with their originals (weights),
-    or shared samples with the nearest raw sample (means and seeds); see :mod:`fedblend.analysis.attacks.metrics` and
-    :mod:`fedblend.analysis.privacy.similarity`.
+    or shared samples with the nearest raw sample (means and seeds); see
+    :mod:`fedblend.analysis.attacks.image_similarity` and :mod:`fedblend.analysis.privacy.similarity`.
     """
 
     run: str

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedblend.analysis.attacks.metrics import WINDOW, mse, psnr, ssim
-from fedblend.analysis.privacy import xor
-from fedblend.analysis.privacy.mixup import make_mixtures, nearest_rows, smallest_distances
+from fedblend.analysis.attacks.image_similarity import WINDOW, mse, psnr, ssim
+from fedblend.analysis.privacy import xor_privacy
+from fedblend.analysis.privacy.mixup_privacy import make_mixtures, nearest_rows, smallest_distances
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData, Pool
@@ -171,11 +171,11 @@ def similarity_of_target_seeds(setup: Setup, sharing: XorSeeds | MixedTargetSeed
     """Similarity of seeds of target labels as sent ("sent"), and as decoded by the server ("decoded").
 
     "guessed" are seeds decoded without the devices' dummies, by the majority of each bit in the server's samples of the
-    dummy's label (:func:`fedblend.analysis.privacy.xor.bit_majorities`). MixFL's seeds are only "sent". All are
+    dummy's label (:func:`fedblend.analysis.privacy.xor_privacy.bit_majorities`). MixFL's seeds are only "sent". All are
     compared with the devices' raw samples. Raises :class:`FedblendError` where no device sends a seed.
     """
     assert isinstance(setup.scale, Scaler)
-    one = xor.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
+    one = xor_privacy.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
     chosen = stream(setup.experiment.seed, "leaks").permutation(len(one.seeds))[:MAX_SAMPLES]
     devices = np.concatenate([one.targets, one.dummies], axis=1)[chosen]
     raw, shared = one.raw[: one.device_samples], {"sent": one.seeds}

@@ -11,7 +11,7 @@ from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.core.record import RoundRecord
 
 Noise = Mapping[str, Any] | str
-"""The noise on a kind of payload, or why it gives no epsilon (:func:`fedblend.experiment.privacy.noise_facts`)."""
+"""The noise on a payload's kind, or why it gives no epsilon (:func:`fedblend.experiment.privacy_facts.noise_facts`)."""
 
 MOST_ROUNDS = 12  # Most rounds at which epsilon is computed, for a curve
 

@@ -29,9 +29,9 @@ from fedblend.engines.distributed.serialization import (
     upload_like,
     upload_tensors,
 )
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.aggregators.mean import Sums
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedblend._kernels import dropout
+from fedblend._kernels import dropout_masks
 from fedblend.core.engine import TrainTask
 from fedblend.core.random import key
 
@@ -26,8 +26,8 @@ class DropoutMasks:
         self.device = device
         seeded = clients if device.type == "cpu" else clients[:1]
         seeds = [key(seed, task.purpose("train"), task.round, client, bits=32) for client in seeded]
-        native = device.type == "cpu" and dropout.is_usable()
-        self.streams = dropout.Streams(seeds) if native else None
+        native = device.type == "cpu" and dropout_masks.is_usable()
+        self.streams = dropout_masks.Streams(seeds) if native else None
         self.generators = [] if native else [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def draw(self, first: int, drops: Sequence[Drop], active: np.ndarray) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
 from fedblend.core.module import train_mode
 from fedblend.core.setup import Setup
 from fedblend.engines.assignment import Assignment
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.cuda_graphs import CudaRecorder, Recorder
 from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import dropouts, prepare_model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from fedblend._kernels.layers import is_exactly, use_kernels
+from fedblend._kernels.kernel_layers import is_exactly, use_kernels
 from fedblend.engines.sgd import Precision
 
 

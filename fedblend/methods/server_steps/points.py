@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend._kernels.layers import use_kernels
+from fedblend._kernels.kernel_layers import use_kernels
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import same_tensors

@@ -41,7 +41,7 @@ class CellRun:
 
     def data(self) -> tuple[Dataset, Population]:
         """The cell's data set, and its division among clients."""
-        from fedblend.experiment.setup import split
+        from fedblend.experiment.make_setup import split
 
         data = self.experiment.data.load()
         return data, split(self.experiment, data)

@@ -16,7 +16,7 @@ from fedblend.core.registry import part
 from fedblend.core.setup import Setup
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Method
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.papers.measures.base import CellRun, Measure
 
 MEGABYTE = 10**6
@@ -34,7 +34,7 @@ class StepMemory(Measure):
 
     def measured(self, cell: CellRun) -> float:
         """The largest number of bytes kept at once, in 10^6 bytes."""
-        from fedblend.engines.loop import LoopEngine
+        from fedblend.engines.loop_engine import LoopEngine
         from fedblend.engines.trials import seconds_per_step
         from fedblend.runs.runner import one_thread
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically
 from fedblend.core.registry import Count, part
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.papers.measures.base import CellRun, Measure
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Devices(Measure):
         return float(values.mean() if self.figure == "mean" else values.var(ddof=1))
 
     def _score(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.engines.loop import LoopEngine
+        from fedblend.engines.loop_engine import LoopEngine
         from fedblend.runs import checkpoint
         from fedblend.runs.runner import one_thread
 

@@ -193,7 +193,7 @@ def data_files(rng: Random, folder: Path, real: Path) -> Case:
 
     def read() -> None:
         from fedblend.experiment.config import resolve
-        from fedblend.experiment.setup import make_setup
+        from fedblend.experiment.make_setup import make_setup
 
         with in_folder(folder, ["fedblend"]):
             spec = build("dataset", LOADED[kind])

@@ -76,7 +76,7 @@ KEY_FILES = ("site-0.key", "peers.toml", "audit.shared/key", "audit.shared/*.saf
 
 def write_keys(folder: Path) -> None:
     """Write a site file with the keys of three sites, the credentials of a trial, and what the site has shared."""
-    from fedblend.experiment.tables import write_toml
+    from fedblend.experiment.toml_tables import write_toml
     from fedblend.flower.site import read_site
     from fedblend.flower.trial import make_credentials
 
@@ -111,9 +111,9 @@ def _task() -> tuple[Any, dict[str, Any]]:
     """Site 0 in the first round of a masked sum, and the fields of a request."""
     from flwr.app import Context, RecordDict
 
-    from fedblend.engines.loop import LoopEngine
+    from fedblend.engines.loop_engine import LoopEngine
     from fedblend.experiment.config import resolve
-    from fedblend.experiment.setup import make_setup
+    from fedblend.experiment.make_setup import make_setup
     from fedblend.flower.client_task import ClientTask, Memory
     from fedblend.flower.site import Site
 
@@ -127,7 +127,7 @@ def _task() -> tuple[Any, dict[str, Any]]:
 def _take_part(folder: Path, site: Any) -> None:
     """Make a site's keys and shares of a masked sum with two others, whose keys are signed."""
     from fedblend.flower.secure_aggregation import masks
-    from fedblend.flower.secure_aggregation.site import make_keys, make_shares
+    from fedblend.flower.secure_aggregation.masking_site import make_keys, make_shares
 
     task, fields = _task()
     task = replace(task, site=site)

@@ -30,7 +30,7 @@ from fedblend.engines.distributed.serialization import (
     upload_like,
     uploads_from,
 )
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import as_table
 from fedblend.methods.aggregators.mean import Sums
 

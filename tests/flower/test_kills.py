@@ -34,7 +34,6 @@ BOUND_S = 3600
 DEADLINE_S = 600
 """The federation's deadline. No exchange waits for it: the server's clock is set ahead where it is to pass."""
 
-SITES = 3
 NOT_CONNECTED = ("its site is not connected", "its site is no longer connected")
 """Reasons for a site that left: before its message was sent, or after."""
 
@@ -49,12 +48,14 @@ def wait_for(event: Callable[[], bool], what: str, end: float, details: Callable
 class PlannedTrial:
     """A trial federation whose sites and server follow a plan, and its run."""
 
-    def __init__(self, folder: Path, trial: LoopbackTrial) -> None:
-        self.folder, self.trial, self.run = folder, trial, RunDirectory(folder / "run")
+    def __init__(self, folder: Path, trial: LoopbackTrial, sites: int, rounds: int) -> None:
+        self.folder, self.trial, self.run, self.sites = folder, trial, RunDirectory(folder / "run"), sites
         self.end = time.monotonic() + BOUND_S
+        # Each message starts a process, which imports PyTorch: models are scored at the end only.
         self.asked = experiment(
-            partition={"name": "iid", "clients": SITES}, train={"cohort": SITES, "lr": 0.1}, rounds=4, fraction=0.1
-        )
+            partition={"name": "iid", "clients": sites}, train={"cohort": sites, "lr": 0.1},
+            rounds=rounds, eval_every=rounds, fraction=0.1,
+        )  # fmt: skip
 
     def plan(self, **entries: str) -> None:
         """Write the plan: ``client1_0="nan"`` for client 1 in round 0, ``server_3="1"`` for the server in round 3."""
@@ -128,7 +129,7 @@ def in_memory(planned: PlannedTrial, folder: Path) -> dict[str, torch.Tensor]:
         lost = message.metadata.message_type == "train" and (client, fields["round"]) in refused
         return Message(pack({"fault": "refused"}), reply_to=message) if lost else reply
 
-    grid: Nodes = nodes(SITES)
+    grid: Nodes = nodes(planned.sites)
     grid.spoil = spoil
     return federate(grid, planned.asked, folder).state.weights
 
@@ -147,12 +148,12 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follow_cues(tmp_path, monkeypatch)
-    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
-        planned = PlannedTrial(tmp_path, trial)
+    with LoopbackTrial(tmp_path / "trial", 3) as trial:
+        planned = PlannedTrial(tmp_path, trial, sites=3, rounds=4)
         trial.begin()
 
         # All sites are down: the run stops, and its message names the missing sites.
-        planned.begin(min_sites=SITES, deadline=1)
+        planned.begin(min_sites=3, deadline=1)
         planned.wait(lambda: "min_sites: 3, but" in trial.log_of("run"), "all sites down")
         log = trial.log_of("run")
         assert "fedblend: error: min_sites: 3, but only 0 of 3 sites are connected after 1 seconds (deadline)" in log
@@ -160,7 +161,7 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
 
         # Round 1: site 1 sends NaN, site 2 another shape. Round 2: the ServerApp is killed while site 0 trains.
         planned.plan(client1_0="nan", client2_0="shape", client0_1="wait")
-        for site in range(SITES):
+        for site in range(3):
             trial.start_node(site, {})
         planned.begin(2)
         planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
@@ -186,7 +187,7 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
         trial.start_link()
         planned.plan(client1_3="wait", client2_3="wait", client0_3="wait")
         planned.begin(2)
-        for site in range(SITES):
+        for site in range(3):
             planned.wait(planned.at_work(site, 3), f"site {site} at work in round 4")
         trial.stop_one("site-2", kill=True)
         planned.plan(client1_3="wait", server_3="1")
@@ -215,14 +216,14 @@ def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follow_cues(tmp_path, monkeypatch)
-    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
-        planned = PlannedTrial(tmp_path, trial)
-        planned.asked = resolve({**as_table(planned.asked), "rounds": 2, "min_uploads": SITES})
+    with LoopbackTrial(tmp_path / "trial", 2) as trial:
+        planned = PlannedTrial(tmp_path, trial, sites=2, rounds=2)
+        planned.asked = resolve({**as_table(planned.asked), "min_uploads": 2})
         planned.plan(client1_1="wait")
         trial.begin()
-        for site in range(SITES):
+        for site in range(2):
             trial.start_node(site, {})
-        planned.begin(SITES)
+        planned.begin(2)
         planned.wait(planned.at_work(1, 1), "site 1 at work in round 2")
         trial.stop_one("site-1", kill=True)
         planned.wait_for_end("failed")
@@ -231,15 +232,15 @@ def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_
         # The SuperLink has found that the site is gone, and accepts it again.
         planned.plan()
         trial.start_node(1, {})
-        planned.begin(SITES)
+        planned.begin(2)
         trial.processes["run"].wait(BOUND_S)
         planned.wait_for_end("done")
 
-    reason = "round 2: 2 good uploads of 3, but min_uploads is 3 (client 1: its site is no longer connected); "
+    reason = "round 2: 1 good uploads of 2, but min_uploads is 2 (client 1: its site is no longer connected); "
     reason += "earlier rounds are kept: remove the cause or lower min_uploads, and continue the run"
     assert status == {"state": "failed", "round": 1, "reason": reason}
     assert (planned.run.path / "metrics.jsonl").read_bytes().startswith(kept)
-    assert [line.get("uploads") for line in planned.run.metrics()] == [None, SITES, SITES]
+    assert [line.get("uploads") for line in planned.run.metrics()] == [None, 2, 2]
     state, expected = checkpoint.read(planned.run.path), in_memory(planned, tmp_path / "memory")
     assert state is not None
     assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
@@ -251,15 +252,15 @@ def scaffold_in_round_2(
 ) -> Iterator[tuple[PlannedTrial, list[dict[str, Any]]]]:
     """A trial of SCAFFOLD in which site 0 waits before it trains in round 2, and the sites' configs."""
     follow_cues(tmp_path, monkeypatch)
-    configs = [{"site": config["site"]} for config in site_files(tmp_path, SITES)]
-    with LoopbackTrial(tmp_path / "trial", SITES) as trial:
-        planned = PlannedTrial(tmp_path, trial)
-        planned.asked = resolve({**as_table(planned.asked), "method": "scaffold", "rounds": 3})
+    configs = [{"site": config["site"]} for config in site_files(tmp_path, 2)]
+    with LoopbackTrial(tmp_path / "trial", 2) as trial:
+        planned = PlannedTrial(tmp_path, trial, sites=2, rounds=3)
+        planned.asked = resolve({**as_table(planned.asked), "method": "scaffold"})
         planned.plan(client0_1="wait")
         trial.begin()
         for site, config in enumerate(configs):
             trial.start_node(site, config)
-        planned.begin(SITES)
+        planned.begin(2)
         planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
         yield planned, configs
 
@@ -301,7 +302,7 @@ def test_a_server_that_is_killed_goes_on_with_control_variates_of_sites(
         planned.kill_server_app()
         planned.wait_for_end("killed")
         planned.plan()
-        planned.begin(SITES)
+        planned.begin(2)
         planned.wait_for_end("done")
 
     # The killed round was trained again, from the states of the round before.

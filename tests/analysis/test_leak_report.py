@@ -1,4 +1,4 @@
-"""Leak report cards of XorMixFL and MixFL, and the one figure that all methods stand in."""
+"""Leak report cards, and the one figure in which all methods stand."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import TINY, changed, here, refused, succeeded
+from helpers import images, setup
 
-from fedblend.analysis.attacks.metrics import ssim
+from fedblend.analysis.attacks.image_similarity import ssim
 from fedblend.analysis.attacks.outcome import attack_run
-from fedblend.analysis.privacy import xor
-from fedblend.analysis.privacy.leak_report import SEED_MEASURES, leak_report
-from fedblend.analysis.privacy.similarity import similarity_of_target_seeds
+from fedblend.analysis.privacy import membership, xor_privacy
+from fedblend.analysis.privacy.leak_report import SEED_MEASURES, Leak, leak_report
+from fedblend.analysis.privacy.similarity import similarity_of_entries, similarity_of_target_seeds
 from fedblend.core.setup import Setup
+from fedblend.core.sharing import Pool
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
-from fedblend.runs import api
+from fedblend.experiment.make_setup import make_setup
+from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 
 SHARING = {"server": 0, "targets": [1, 2, 5], "dummies": [0, 3]}
@@ -57,7 +59,7 @@ def world_of(study: Path, name: str) -> Setup:
 def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, study: Path) -> None:
     setup = world_of(study, name)
     sharing = setup.experiment.method.sharing
-    one = xor.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
+    one = xor_privacy.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
     raw = one.raw[: one.device_samples].double().flatten(1)
     wanted = {"sent": one.seeds} | (
         {} if one.guessed is None else {"guessed": one.guessed, "decoded": one.server_samples}
@@ -88,7 +90,7 @@ def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, s
 def test_the_decoded_are_what_the_server_trains_on(study: Path) -> None:
     """Seeds decoded with the very dummies would be the raw samples; with the server's they are not."""
     setup = world_of(study, "xormixfl")
-    one = xor.make_seeds(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
+    one = xor_privacy.make_seeds(setup.data, setup.population, setup.experiment.method.sharing, setup.experiment.seed)
     exact = one.seeds ^ one.raw[torch.from_numpy(one.dummies[:, 0])]
 
     assert torch.equal(exact, one.raw[torch.from_numpy(one.targets[:, 0])])
@@ -122,3 +124,45 @@ def test_a_run_of_sites_with_data_of_their_own_is_not_measured_on_the_servers(st
     assert {leak.how for leak in leaks} == {"not measured: the clients' samples are at their sites"}
     assert all(math.isnan(leak.membership) for leak in leaks)
     refused(here("attack", run, "--round", 1, "--client", 0), "clients were sites with data of their own")
+
+
+TWO = {"name": "classes", "clients": 5, "classes_per_client": 2}
+
+
+def leaks(folder: Path, method: Any) -> dict[str, Leak]:
+    api.run(resolve(changed(TINY, {"partition": TWO, "method": method})), folder)
+    return {leak.kind: leak for leak in leak_report(RunDirectory(folder)).leaks}
+
+
+def test_statistics_have_a_card_without_measures(tmp_path: Path) -> None:
+    card = leaks(tmp_path / "run", "ccvr")["statistics"]
+
+    assert (card.senders, card.times, card.how) == (5, 5, "no measure available")
+    assert "covariance 36" in card.shape
+    assert math.isnan(card.membership)
+
+
+@pytest.mark.parametrize(("method", "times"), [("feddm", 10), ("server-matched", 5)])
+def test_synthetic_samples_are_compared_with_raw_ones(method: str, times: int, tmp_path: Path) -> None:
+    found = leaks(tmp_path / "run", {"name": method, "sharing": {"steps": 2}})
+    card, state = found["synthetic"], checkpoint.read(tmp_path / "run")
+    made = make_setup(RunDirectory(tmp_path / "run").experiment())
+
+    assert (card.senders, card.times) == (5, times)
+    assert card.how == "synthetic samples, compared with the nearest raw sample"
+    assert 0 <= card.recognised <= 1
+    assert card.membership == membership.of_entries(made, state.entries.tensors["x"]), "x is on the model's scale"
+
+
+def test_a_raw_sample_is_recognised_as_its_clients_alone() -> None:
+    """Two of four entries are raw samples under their own client and class."""
+    made = setup(images(), groups=[list(range(20)), list(range(20, 40))])
+    x, y = made.data.train.x[[0, 1, 21, 22]], made.data.train.y[[0, 1, 21, 22]]
+    target = torch.nn.functional.one_hot(y, 3).float()
+    target[1] = target[1].roll(1)
+    entries = Pool({"x": made.scale(x), "y": target}, torch.tensor([0, 0, 1, 0]).numpy())
+
+    found = similarity_of_entries(made, entries)
+
+    assert (found.samples, found.recognised) == (4, 0.5)
+    assert found.mse == pytest.approx(0, abs=1e-10)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedblend.analysis.privacy.mixup import place_in_plane, recognised_share, smallest_distances
+from fedblend.analysis.privacy.mixup_privacy import place_in_plane, recognised_share, smallest_distances
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream

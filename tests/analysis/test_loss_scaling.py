@@ -19,9 +19,9 @@ from fedblend.analysis.points.loss_scaling import (
 )
 from fedblend.cli import switches as command
 from fedblend.core.engine import TrainTask
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import api

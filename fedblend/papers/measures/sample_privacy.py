@@ -16,7 +16,7 @@ DEVICES = 2
 
 @part("measure", "sample-privacy")
 class SamplePrivacy(Measure):
-    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.mixup`).
+    """Sample privacy of Mixup or Mix2up (Mix2FLD, Tables II and III; :mod:`fedblend.analysis.privacy.mixup_privacy`).
 
     The mixing ratio, and whether devices coordinate their labels, are those of the cell's ``method.sharing``.
     """
@@ -45,7 +45,7 @@ class SamplePrivacy(Measure):
         return float(cell.cached(name, settings, lambda folder: self._measure(cell))[self.figure])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.mixup import make_mixtures, measure_mixtures, measure_scaled
+        from fedblend.analysis.privacy.mixup_privacy import make_mixtures, measure_mixtures, measure_scaled
 
         seed, sharing = cell.experiment.seed, cell.experiment.method.sharing
         data, population = cell.data()
@@ -62,7 +62,7 @@ class SamplePrivacy(Measure):
 class SeedPrivacy(Measure):
     """Distances of seeds of target labels from raw samples: the mean over samples (XorMixFL, Table 3).
 
-    See :class:`fedblend.analysis.privacy.xor.XorPrivacy`.
+    See :class:`fedblend.analysis.privacy.xor_privacy.XorPrivacy`.
     """
 
     figure: Literal["distance", "mds"] = "mds"
@@ -78,7 +78,7 @@ class SeedPrivacy(Measure):
         return float(found[self.figure][0])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis.privacy.xor import make_seeds, measure_seeds
+        from fedblend.analysis.privacy.xor_privacy import make_seeds, measure_seeds
 
         one = cell.experiment
         data, population = cell.data()
@@ -94,8 +94,8 @@ class SeedsPicture(Measure):
 
     def measured(self, cell: CellRun) -> str:
         """The path of a PNG."""
-        from fedblend.analysis.privacy.figures import draw_seeds
-        from fedblend.analysis.privacy.xor import make_seeds
+        from fedblend.analysis.privacy.sample_figures import draw_seeds
+        from fedblend.analysis.privacy.xor_privacy import make_seeds
 
         def make(folder: Path) -> dict[str, Any]:
             sharing = cell.experiment.method.sharing

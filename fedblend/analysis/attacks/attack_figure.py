@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fedblend.analysis import plotting
+from fedblend.analysis.attacks.attack_setup import AttackSetup
+from fedblend.analysis.attacks.image_similarity import ImageSimilarity
 from fedblend.analysis.attacks.inversion import Reconstruction
-from fedblend.analysis.attacks.metrics import ImageSimilarity
-from fedblend.analysis.attacks.setup import AttackSetup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import torch
 from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import images, numbers
 
-from fedblend.analysis.privacy.xor import SharedSeeds, bit_majorities, make_seeds, mds_distances, measure_seeds
+from fedblend.analysis.privacy.xor_privacy import SharedSeeds, bit_majorities, make_seeds, mds_distances, measure_seeds
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds

@@ -13,17 +13,17 @@ from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
 from helpers import same
 from sharing_helpers import server_side
-from test_flower_masks import drop
+from test_masked_sum import drop
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.sharing import Payload, Pool, gather
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import unpack
-from fedblend.flower.secure_aggregation import site as at_site
+from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.server import run
 
 pytestmark = pytest.mark.usefixtures("no_waits")

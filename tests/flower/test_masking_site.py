@@ -14,18 +14,18 @@ from flower_helpers import ALL, Nodes, federate, is_loops
 from flower_sites import audit, site_files
 from flwr.app import Context, RecordDict
 from helpers import slow_after_first
-from test_flower_masks import asked, drop, summands
+from test_masked_sum import asked, drop, summands
 
 from fedblend.core.errors import FedblendError
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
-from fedblend.experiment.tables import write_toml
+from fedblend.experiment.make_setup import make_setup
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.secure_aggregation import site as at_site
-from fedblend.flower.secure_aggregation.server import MaskedSum
+from fedblend.flower.secure_aggregation.masked_sum import MaskedSum
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply

@@ -34,12 +34,12 @@ from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
 from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
 from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
+from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
-from fedblend.flower.secure_aggregation.server import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.flower.work import LACKS, asked_of, runs_of
 from fedblend.methods.aggregators.secure import SecureMean, Total

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fedblend.analysis import plotting
-from fedblend.analysis.privacy.mixup import Mixtures, nearest_rows, smallest_distances
-from fedblend.analysis.privacy.xor import SharedSeeds
+from fedblend.analysis.privacy.mixup_privacy import Mixtures, nearest_rows, smallest_distances
+from fedblend.analysis.privacy.xor_privacy import SharedSeeds
 from fedblend.core.files import write_atomically
 from fedblend.methods.sharing.inverse_mixup import inverse_ratio
 

@@ -12,7 +12,7 @@ from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.upload import bytes_of
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 from fedblend.runs import api

@@ -28,7 +28,7 @@ import torch
 
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.trees import strip_prefix
-from fedblend.experiment.tables import read_toml
+from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secure_aggregation.masks import (

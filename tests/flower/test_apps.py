@@ -27,8 +27,8 @@ from fedblend.core.files import read_lines
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.experiment import presets
-from fedblend.experiment.tables import write_toml
-from fedblend.flower.app.client import BlendedLoss, add_sharing, blend_mod, blended_loss
+from fedblend.experiment.toml_tables import write_toml
+from fedblend.flower.app.blending import BlendedLoss, add_sharing, blend_mod, blended_loss
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.strategy import Strategy
 from fedblend.flower.app.supported import supported_method

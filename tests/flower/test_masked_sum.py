@@ -16,8 +16,8 @@ from helpers import same, slow_except
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.engines.loop import LoopEngine
-from fedblend.experiment.setup import make_setup
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masks

@@ -16,7 +16,7 @@ from PIL import Image
 from fedblend import report
 from fedblend.analysis.plotting import ClientImage
 from fedblend.analysis.privacy.seed_trace import seed_traces
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.sharing.xor import blend
 from fedblend.report import shared_images
 from fedblend.report.shared_images import GAP, ZOOM

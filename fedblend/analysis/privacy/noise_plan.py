@@ -12,8 +12,8 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup, cohort_of
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
-from fedblend.experiment.privacy import noise_facts
-from fedblend.experiment.tables import set_field
+from fedblend.experiment.privacy_facts import noise_facts
+from fedblend.experiment.toml_tables import set_field
 
 FIELDS = {"weights": "protection.multiplier", "means": "method.sharing.multiplier"}
 """The field with the noise on each kind of payload, as a multiple of the most that one client or sample changes it."""

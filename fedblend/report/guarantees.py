@@ -144,7 +144,7 @@ def _noise_of_old_run(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     # These import PyTorch.
     from fedblend.experiment.config import resolve
-    from fedblend.experiment.privacy import privacy_facts
+    from fedblend.experiment.privacy_facts import privacy_facts
 
     try:
         return privacy_facts(resolve(config)).get("noise")

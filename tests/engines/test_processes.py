@@ -17,7 +17,7 @@ SCRIPT = """
 from fedblend import engines
 from fedblend.experiment.config import resolve
 from fedblend.engines import EnginePlan, TrainTask
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 
 setup = make_setup(resolve({
     "data": "digits",

@@ -25,7 +25,7 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors
 from fedblend.engines.assignment import Assignment
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.fields import Train
 from fedblend.methods.protections.noise import ClipAndNoise
 from fedblend.runs.runner import one_thread

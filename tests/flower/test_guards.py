@@ -36,7 +36,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import BLOCK, append_line, read_lines
 from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import as_table
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower import sites as sites_module
 from fedblend.flower import work

@@ -11,7 +11,7 @@ import torch
 from cli_helpers import PNG, here, refused, succeeded, write
 from helpers import each, images, numbers
 
-from fedblend.analysis.privacy.mixup import (
+from fedblend.analysis.privacy.mixup_privacy import (
     LAMBDAS,
     Mixtures,
     jointly_scaled_distances,
@@ -134,7 +134,8 @@ def test_joint_scaling_is_not_that_of_each_sample_with_its_own() -> None:
 def test_scaled_figures_are_those_of_the_distances_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     draws, lam = [two_devices(), two_devices()], 0.2
     monkeypatch.setattr(
-        "fedblend.analysis.privacy.mixup.jointly_scaled_distances", lambda *given: smallest_distances(*given[:3])
+        "fedblend.analysis.privacy.mixup_privacy.jointly_scaled_distances",
+        lambda *given: smallest_distances(*given[:3]),
     )
     (plain,) = measure_mixtures(draws, [lam])
 
@@ -149,7 +150,7 @@ def test_scaled_figures_are_those_of_the_distances_they_are_given(monkeypatch: p
 
 
 def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.analysis.privacy.mixup.CHUNK", 3)
+    monkeypatch.setattr("fedblend.analysis.privacy.mixup_privacy.CHUNK", 3)
     draws = rng(4)
     raw = torch.from_numpy(draws.integers(0, 256, (10, 2, 3)).astype(np.uint8))
     samples = torch.from_numpy(draws.uniform(0, 255, (6, 2, 3)))

@@ -7,7 +7,7 @@ import pytest
 from helpers import each
 
 from fedblend.report.columns import Column, best_row, method_rows
-from fedblend.report.privacy import Guarantee
+from fedblend.report.guarantees import Guarantee
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
 from fedblend.runs.directory import find_runs

@@ -11,16 +11,16 @@ import torch
 from flower_helpers import ALL, Nodes, federate, nodes
 from flwr.app import Message
 from helpers import slow_except
-from test_flower_masks import asked, summands
-from test_flower_masks_site import Round, digests_in
+from test_masked_sum import asked, summands
+from test_masking_site import Round, digests_in
 
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.setup import make_setup
+from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.secure_aggregation import site as at_site
-from fedblend.flower.secure_aggregation.server import MaskedSum, NoSum
+from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum
 from fedblend.flower.server import run
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.secure import SecureMean, Total

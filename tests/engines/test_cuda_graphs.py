@@ -16,7 +16,7 @@ from fedblend._kernels import build
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState, RunState, to_tensors
-from fedblend.engines.loop import LoopEngine
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, RecordedWork, Work
 from fedblend.engines.stacked.engine import StackedEngine

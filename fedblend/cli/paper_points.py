@@ -12,7 +12,7 @@ import pandas as pd
 from fedblend.analysis import points
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
-from fedblend.analysis.points import figures
+from fedblend.analysis.points import point_figures
 from fedblend.analysis.points.replay import Row
 from fedblend.cli.console import Console, table
 from fedblend.cli.progress import steps_shown
@@ -81,7 +81,9 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
         f"batch {settings.batch_size}; the run's own last model: {100 * levels['accuracy']:.1f} %",
     ]
     if "noise" in levels:
-        references = ", ".join(f"{figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train"))
+        references = ", ".join(
+            f"{point_figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train")
+        )
         lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {references}")
     if measurements.kept:
         lines.append("kept points: the run removes its oldest ones (method.server_step.keep), and no file has them")
@@ -111,10 +113,10 @@ def _write_points(out: Path, measurements: points.PointMeasurements, rows: Seque
     levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
     write_atomically(out / "points.csv", csv_frame(measurements.rounds))
     write_atomically(out / "levels.csv", csv_frame(levels))
-    pngs = figures.draw_points(measurements, title)
+    pngs = point_figures.draw_points(measurements, title)
     if rows:
         write_atomically(out / "replay.csv", csv_frame(pd.DataFrame(rows)))
-        pngs["replay.png"] = figures.draw_replay(rows, title, measurements.kept)
+        pngs["replay.png"] = point_figures.draw_replay(rows, title, measurements.kept)
     for name, png in pngs.items():
         write_atomically(out / name, png)
 
