@@ -29,6 +29,7 @@ from fedblend.models.cnn import MLP
 
 REQUIRED = {
     ("dataset", "npz"): {"path": "some.npz"},
+    ("dataset", "features"): {"of": "digits", "model": "helpers:BatchNormNet"},
     ("dataset", "hub"): {"dataset": "some/where"},
     ("dataset", "image-folder"): {"path": "pictures"},
     ("dataset", "signal-folder"): {"path": "signals"},

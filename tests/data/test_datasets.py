@@ -61,6 +61,11 @@ def test_a_new_file_says_which_data_sets_are_downloaded_or_need_an_extra():
         name: text.partition(f"# {name}: ")[2].split("\n")[0] for name, text in said.items() if f"# {name}: " in text
     }
     assert {name for name, text in said.items() if text.startswith("the first run downloads it")} == DOWNLOADED
-    assert {name for name, text in said.items() if "needs the extra" in text} == {"hub", "mnist5k", "shakespeare"}
+    assert {name for name, text in said.items() if "needs the extra" in text} == {
+        "features",
+        "hub",
+        "mnist5k",
+        "shakespeare",
+    }
     # All others are part of fedblend, or the user's own.
-    assert said.keys() == {*OURS, *DOWNLOADED, "mnist5k", "shakespeare"}
+    assert said.keys() == {*OURS, *DOWNLOADED, "features", "mnist5k", "shakespeare"}

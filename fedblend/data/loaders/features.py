@@ -67,8 +67,8 @@ class BackboneFeatures:
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of its constructor, by name, such as the file of its weights."""
     scale: Literal["imagenet", "unit", "symmetric", "none"] | None = None
-    """Scale of pictures: [0, 1] by ImageNet's mean and deviation, [0, 1], [-1, 1], or pixels (default: imagenet for
-    pictures; other samples have none).
+    """Scale of pictures: [0, 1] by ImageNet's mean and deviation, [0, 1], [-1, 1], or pixels (default: symmetric
+    for efficientnet-lite0, else imagenet; samples that are no pictures have none).
     """
     size: Count | None = None
     """Side of the square to which pictures are resized (default: 96 for efficientnet-lite0, else as they are)."""
@@ -104,7 +104,8 @@ class BackboneFeatures:
         ``data`` may be the facts on a data set: its name and kind.
         """
         name, kind = (data["name"], data["kind"]) if isinstance(data, Mapping) else (data.name, data.kind)
-        scale = self.scale or ("imagenet" if kind == "image" else "none")
+        usual = "symmetric" if self.model == LITE0 else "imagenet"  # what the network was trained with
+        scale = self.scale or (usual if kind == "image" else "none")
         for option, value in (("scale", scale if scale != "none" else None), ("size", self.size)):
             if value is not None and kind != "image":
                 raise FedblendError(
@@ -169,7 +170,8 @@ class BackboneFeatures:
 
 def features_of(spec: Any) -> Any:
     """A data set with the key ``features`` as the data set "features" of it; any other as it is given."""
-    if not isinstance(spec, Mapping) or "features" not in spec:
+    # Of a table, they are the names of its columns.
+    if not isinstance(spec, Mapping) or "features" not in spec or isinstance(spec["features"], list | tuple):
         return spec
     of, given = {key: value for key, value in spec.items() if key != "features"}, spec["features"]
     if not isinstance(given, Mapping):

@@ -48,8 +48,8 @@ class ClosedHead(ServerStep):
     head: Literal["ridge", "lda", "ncm", "cof"] = "ridge"
     """The kind of head."""
     ridge: NonNegative | None = None
-    """lambda over the mean eigenvalue of G, at least that of the noise (default: the one of 1e-5 to 1 whose solution on
-    one half of the clients has the least squared error on the other; 1e-3 where one sum arrives).
+    """The factor lambda over the mean eigenvalue of G, at least that of the noise (default: of 1e-5 to 1 the one whose
+    solution on one half of the clients has the least squared error on the other; 1e-3 where one sum arrives).
     """
     shrinkage: Annotated[Float, Field(ge=0, le=1)] = 0.05
     """Share a of the identity in the covariance of ``lda``."""
