@@ -33,7 +33,6 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.method import Method, Training
 from fedblend.core.part import Part
 from fedblend.core.registry import build, part
-from fedblend.core.sharing import Form
 from fedblend.core.trees import Tensors
 
 __all__ = [
@@ -107,11 +106,11 @@ class Objective(ClientPart):
     """
 
     to_define = ("loss or phases",)
-    renamed: ClassVar = {
+    renamed: ClassVar[dict[str, str]] = {
         "reads_stored": 'reads = ("inputs", "stored", "seeds", "raw")',
         "breaks_privacy": 'reads = ("raw",)',
     }
-    reads: tuple[Form, ...] = ("inputs", "stored")
+    reads: tuple[str, ...] = ("inputs", "stored")
     """Forms of shared entries that the objective uses, if it needs any (:meth:`Context.entries` scales stored ones)."""
     counts_labels: bool = False
     """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
@@ -174,7 +173,7 @@ class WithBase(Objective):
         return tuple(self.base.needs)
 
     @property
-    def reads(self) -> tuple[Form, ...]:  # type: ignore[override]
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """The forms that the base uses."""
         return tuple(self.base.reads)
 

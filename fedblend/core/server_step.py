@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from fedblend.core.context import ModelSpec
 from fedblend.core.part import Part
-from fedblend.core.sharing import Form, Pool
+from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -52,21 +52,21 @@ class ServerStep(Part):
     """
 
     to_define = ("refine",)
-    renamed: ClassVar = {
+    renamed: ClassVar[dict[str, str]] = {
         "reads_pool": 'reads = ("stored", "seeds", "raw"), or other forms',
         "reads_inputs": 'reads = ("inputs",)',
         "reads_features": 'reads = ("moments",)',
         "looks_at_uploads": 'works_on = "uploads"',
         "queries_clients": 'works_on = "answers"',
     }
-    works_on: Literal["aggregate", "uploads", "answers"] = "aggregate"
-    """What the step needs: the aggregate alone, single uploads, or clients' answers to its questions, so that the
+    works_on: str = "aggregate"
+    """What the step needs: the "aggregate" alone, single "uploads", or clients' "answers" to its questions, so that the
     server never receives single uploads.
     """
     breaks_privacy: bool = False
     """Whether the step uses raw samples."""
-    reads: tuple[Form, ...] = ()
-    """Forms of shared entries that the step uses; none where it uses no pool."""
+    reads: tuple[str, ...] = ()
+    """Forms of shared entries (:data:`~fedblend.core.sharing.Form`) that the step uses; none where it uses no pool."""
     needs_pool: bool = False
     """Whether the step has nothing to do without a pool."""
     needs: tuple[str, ...] = ()

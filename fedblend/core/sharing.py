@@ -162,7 +162,7 @@ class Sharing(Part):
     """Base of all sharings. The base shares nothing."""
 
     to_define = ("share or make_pool",)
-    renamed: ClassVar = {
+    renamed: ClassVar[dict[str, str]] = {
         word: 'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words'
         for word in (
             *("shares_inputs", "shares_features", "unsafe", "for_server", "each_round", "after_training", "of_cohort"),
@@ -172,7 +172,7 @@ class Sharing(Part):
         word: "make_pool(entries, server) and requests(server)"
         for word in ("make", "pool_beside", "pool_of_sums", "requests_by_labels")
     }
-    plan: SharingPlan = SharingPlan()
+    plan = SharingPlan()
     """Who shares what, when, and with whom; a property, where options decide."""
     bytes_kind: str = "shared"
     """Kind under which bytes are counted, and which a site's policy allows: a name in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -149,12 +149,14 @@ def bytes_of(tensors: Tensors) -> int:
 class Upload(Part):
     """Base of all uploads. ``bytes_kind`` is the word under which bytes are counted."""
 
-    renamed: ClassVar = dict.fromkeys(("is_model", "watches", "embeds"), 'content = "outputs", or another word')
+    renamed: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("is_model", "watches", "embeds"), 'content = "outputs", or another word'
+    )
     bytes_kind: str = "weights"
-    content: Literal["model", "outputs", "embeddings", "nothing"] = "model"
-    """The model after training, of which the aggregate is the next model; or mean outputs by label, which engines
-    record while clients train; mean embeddings by class, which engines compute after it. These the server passes to
-    the server step and to the clients of the next round.
+    content: str = "model"
+    """The "model" after training, of which the aggregate is the next model; or mean "outputs" by label, which engines
+    record while clients train; mean "embeddings" by class, which engines compute after it; or "nothing". Means the
+    server passes to the server step and to the clients of the next round.
     """
     trains: bool = True
     """Whether clients train."""

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.core.sharing import Form
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
 from fedblend.methods.objectives.moon import representation
 
@@ -46,7 +45,7 @@ class VirtualSamples(WithBase):
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 
     @property
-    def reads(self) -> tuple[Form, ...]:  # type: ignore[override]
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """Inputs and samples as stored, where the base mixes with nothing; else the forms that the base uses."""
         return tuple(self.base.reads) if self.base.needs else ("inputs", "stored", "seeds", "raw")
 
