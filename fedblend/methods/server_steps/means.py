@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedblend.core.registry import Count, Positive, part  # noqa: F401 - pydantic 2.10 looks up the names of the base here
+from fedblend.core.registry import Count, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, Tensors
 from fedblend.data.scale import Scaler
 from fedblend.methods.server_steps.points import require_classes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
 
 from fedblend.core.registry import Count, Int, Positive
