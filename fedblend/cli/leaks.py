@@ -60,7 +60,7 @@ def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = Fals
             console.print(_sizes_table(card))
     for line in NOTES:
         console.tell(line, style="dim")
-    if any("features" in run.facts().get("data", {}) for run in begun):
+    if any("backbone" in run.facts().get("data", {}) for run in begun):
         console.tell(OF_FEATURES, style="dim")
     print_left_out(begun, trust)
     if out is not None:

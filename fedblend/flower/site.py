@@ -325,7 +325,7 @@ def _encoding(data: Dataset) -> dict[str, Any]:
 
 def _backbone(data: Dataset) -> str:
     """Return the digest of the frozen backbone that made the features, and of its inputs; empty for other data."""
-    return str(data.facts.get("features", {}).get("digest", ""))
+    return str(data.facts.get("backbone", {}).get("digest", ""))
 
 
 def scale_from(numbers: Mapping[str, Any]) -> Fitted:

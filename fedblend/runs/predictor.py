@@ -99,7 +99,7 @@ class Predictor:
         data, scale = setup.data, setup.scale.describe()
         facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
         facts |= {"labels": data.labels}
-        facts |= {name: data.facts[name] for name in ("table", "features") if name in data.facts}
+        facts |= {name: data.facts[name] for name in ("table", "backbone") if name in data.facts}
         net = setup.model
         net.load_state_dict(dict(weights))
         return _predictor(setup.experiment, facts, scale, net, round)
@@ -267,15 +267,15 @@ def _predictor(
     if is_affine:
         column = (-1, *[1] * (len(shape) - 1))
         factor, offset = (torch.tensor(one, dtype=torch.float32).reshape(column) for one in (factors, offsets))
-    encoder, features = None, data.get("features")
-    if features:
-        encoder, digest = experiment.data.encoder(features["raw"])
-        if digest != features["digest"]:
+    encoder, backbone = None, data.get("backbone")
+    if backbone:
+        encoder, digest = experiment.data.encoder(backbone["raw"])
+        if digest != backbone["digest"]:
             raise FedblendError(
                 f"data.features: the weights or inputs of {experiment.data.model} are not those of the run; valid: the "
                 "backbone as it was (its file of weights, its package's version)"
             )
-        data, shape = data | features["raw"], features["raw"]["shape"]
+        data, shape = data | backbone["raw"], backbone["raw"]["shape"]
     module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task, encoder)
     description: dict[str, Any] = {
         "name": experiment.name,
@@ -286,7 +286,7 @@ def _predictor(
         "classes": classes,
         **({"labels": labels} if labels else {}),
         "scale": scale,
-        **{name: data[name] for name in ("table", "features") if name in data},
+        **{name: data[name] for name in ("table", "backbone") if name in data},
         "model": experiment.model.name,
         "method": experiment.method.label or experiment.method.name,
         "round": round,

@@ -49,15 +49,13 @@ OWN = '''
 from pathlib import Path
 
 from fedblend import part
-from fedblend.core.objective import Plain
+from fedblend.methods.sharing import Raw
 
 Path(__file__).with_name("imported").touch()
 
-@part("objective", "eager")
-class Eager(Plain):
-    """Cross-entropy, marked as an objective that sends raw samples."""
-
-    reads = ("raw",)
+@part("sharing", "eager")
+class Eager(Raw):
+    """Raw samples, by a class of the user's own."""
 '''
 
 STUDY = {
@@ -76,13 +74,13 @@ STUDY = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the runs of five methods, and one run with an objective of the user's own."""
+    """A folder with the runs of five methods, and one run with a sharing of the user's own."""
     made = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
         succeeded(here("run", write(made / "study.toml", STUDY), "--out", "runs", "--jobs", 1))
         (made / "eager_part.py").write_text(OWN, encoding="utf-8")
-        changes = {"method": {"label": "own", "objective": "eager_part:Eager"}, "unsafe": True, "rounds": 1}
+        changes = {"method": {"name": "global-mixup", "label": "own", "sharing": "eager_part:Eager"}, "unsafe": True, "rounds": 1}
         succeeded(here("run", write(made / "own.toml", changes), "--out", "runs/own"))
         (made / "imported").unlink(missing_ok=True)  # absent where this process has imported the part before
     return made

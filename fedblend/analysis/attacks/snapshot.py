@@ -85,7 +85,7 @@ def _require_images(setup: Setup) -> None:
     if setup.data.kind != "image" or setup.task.kind != "classification":
         raise FedblendError(
             f"data: '{setup.data.name}' holds {setup.data.kind} for {setup.task.kind}; attacks rebuild images with "
-            "classes" + ", not the features of a frozen backbone" * ("features" in setup.data.facts)
+            "classes" + ", not the features of a frozen backbone" * ("backbone" in setup.data.facts)
         )
     if min(shape[-2:]) < WINDOW:
         raise FedblendError(

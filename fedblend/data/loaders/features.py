@@ -93,7 +93,7 @@ class BackboneFeatures:
         with _progress(samples) as done:
             train, test = (self._half(encoder, digest, half, done) for half in (data.train, data.test))
         raw = {"name": data.name, "kind": data.kind, "shape": list(data.train.x.shape[1:])}
-        facts = data.facts | {"features": {"model": self.model, "digest": digest, "scale": encoder.scale, "raw": raw}}
+        facts = data.facts | {"backbone": {"model": self.model, "digest": digest, "scale": encoder.scale, "raw": raw}}
         name = f"{data.name} ({self.model})"
         made = replace(data, name=name, kind="features", train=train, test=test, facts=facts, vocabulary=0)
         return check(made)
