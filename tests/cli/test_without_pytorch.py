@@ -80,7 +80,8 @@ def folder(tmp_path_factory):
         patch.chdir(made)
         succeeded(here("run", write(made / "study.toml", STUDY), "--out", "runs", "--jobs", 1))
         (made / "eager_part.py").write_text(OWN, encoding="utf-8")
-        changes = {"method": {"name": "global-mixup", "label": "own", "sharing": "eager_part:Eager"}, "unsafe": True, "rounds": 1}
+        method = {"name": "global-mixup", "label": "own", "sharing": "eager_part:Eager"}
+        changes = {"method": method, "unsafe": True, "rounds": 1}
         succeeded(here("run", write(made / "own.toml", changes), "--out", "runs/own"))
         (made / "imported").unlink(missing_ok=True)  # absent where this process has imported the part before
     return made
