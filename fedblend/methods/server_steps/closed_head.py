@@ -13,7 +13,7 @@ from torch import nn
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, NonNegative, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
-from fedblend.methods.sharing.moments import projection, width_of
+from fedblend.methods.sharing.moments import projection, unpacked, width_of
 from fedblend.models.layers import last_layer
 
 RIDGES = tuple(10.0**power for power in range(-5, 1))
@@ -117,14 +117,9 @@ class Sums:
     @classmethod
     def of(cls, tensors: Tensors, rows: slice = slice(None)) -> Sums:
         """The sums of some entries of a pool."""
-        by_class, gram = tensors["sums"][rows].double().sum(0), None
-        if "gram" in tensors:
-            width = by_class.shape[1] - 1
-            row, column = torch.triu_indices(width, width)
-            gram = by_class.new_zeros(width, width)
-            gram[row, column] = gram[column, row] = tensors["gram"][rows].double().sum(0)
+        gram = unpacked(tensors["gram"][rows]) if "gram" in tensors else None
         noise = tensors["noise"][rows].double().square().sum().sqrt() if "noise" in tensors else 0.0
-        return cls(by_class, gram, float(noise))
+        return cls(tensors["sums"][rows].double().sum(0), gram, float(noise))
 
     @property
     def counts(self) -> torch.Tensor:

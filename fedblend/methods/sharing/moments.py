@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedblend.core.context import ModelSpec
+from fedblend.core.context import ModelSpec, Scale
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Int, NonNegative, Positive, part
@@ -32,6 +32,16 @@ def width_of(model: nn.Module) -> int:
 def projection(width: int, to: int) -> torch.Tensor:
     """The fixed random matrix [width, to] with orthonormal columns, float64, that all clients and the server share."""
     return torch.linalg.qr(torch.from_numpy(np.random.default_rng(0).standard_normal((width, to))))[0]
+
+
+def unpacked(grams: torch.Tensor) -> torch.Tensor:
+    """The sum, float64 [d, d], of second moments whose upper triangles are the rows of ``grams``."""
+    upper = grams.double().sum(0)
+    width = math.isqrt(2 * len(upper))
+    row, column = torch.triu_indices(width, width)
+    whole = upper.new_zeros(width, width)
+    whole[row, column] = whole[column, row] = upper
+    return whole
 
 
 @part("sharing", "moments")
@@ -95,15 +105,8 @@ class Moments(Sharing):
         part_of, is_used = self._parts(local)
         if not is_used.any():
             return None
-        model = local.model
-        assert model is not None
-        device = next(model.parameters()).device
-        found = [with_features(model, local.scale(x).to(device))[1].cpu() for x in local.x.split(CHUNK)]
-        f = torch.cat(found).double()
-        if self.project is not None:
-            f = f @ projection(f.shape[1], self.project)
-        if self.clip is not None:
-            f = f * (self.clip / f.norm(dim=1, keepdim=True)).clamp(max=1)
+        assert local.model is not None
+        f = self.features(local.model, local.scale, local.x)
         width, classes = f.shape[1], local.task.outputs
         upper = torch.triu_indices(width, width).unbind()
         sums, grams = torch.zeros(self.parts, classes, width + 1, dtype=torch.float64), []
@@ -123,6 +126,15 @@ class Moments(Sharing):
                 drawn = 2 * self.clip**2 * deviation * draw(gram.shape)
                 grams[number] = gram + (drawn + drawn.T) / 2
         return {"sums": sums.float()} | ({"gram": torch.stack(grams)[:, upper[0], upper[1]].float()} if grams else {})
+
+    @torch.no_grad()
+    def features(self, model: nn.Module, scale: Scale, x: torch.Tensor) -> torch.Tensor:
+        """Features of stored samples, projected and clipped, float64 [n, d]."""
+        device = next(model.parameters()).device
+        f = torch.cat([with_features(model, scale(part).to(device))[1].cpu() for part in x.split(CHUNK)]).double()
+        if self.project is not None:
+            f = f @ projection(f.shape[1], self.project)
+        return f if self.clip is None else f * (self.clip / f.norm(dim=1, keepdim=True)).clamp(max=1)
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """All entries, with the standard deviation of the noise on their second moments, "noise" [entries]."""
