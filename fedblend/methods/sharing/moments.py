@@ -53,9 +53,9 @@ class Moments(Sharing):
     depend on who holds which sample. G takes 2 d (d + 1) bytes, S 4 C (d + 1): with d = 1280 and ten classes these are
     3.3 MB and 51 kB. All clients that hold samples receive the model for it. The server step `closed-head` reads them.
 
-    The sum of one sample is its feature vector, and features can be inverted. G of n samples gives their features up to
-    a rotation in n dimensions, and for n < d the space that they span. Classes of fewer samples than `min_samples`, or
-    than `policy.min_mean`, are left out, in G too.
+    The sum of one sample is its feature vector, and features can be inverted. G of n < d samples gives their features
+    up to a rotation, and exactly where these are not negative: treat the G of one client as its features, and prefer
+    `secure-moments`. Classes of fewer samples than `min_samples`, or than `policy.min_mean`, are left out, in G too.
 
     With `multiplier` each sum gets Gaussian noise. Features are scaled to at most the length `clip`, so that all of
     z z^T and z by class, of z = (f / clip, 1) / sqrt(2), change by at most 2 where one sample replaces another: their
