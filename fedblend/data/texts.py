@@ -38,9 +38,8 @@ def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
     for place, text, row in zip(made, texts, rows, strict=True):
         ids = np.asarray(row)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= len(ids) <= length or ids.min() < 0:
-            raise FedblendError(
-                f"data.tokenizer: '{tokenizer}' returns {brief(row)} for the text {brief(text)}; {valid}"
-            )
+            told = f"'{tokenizer}' returns {brief(row)} for the text {brief(text)}"
+            raise FedblendError(f"data.tokenizer: {told}; {valid}")
         place[0, : len(ids)], place[1, : len(ids)] = ids, 1
     return made
 
@@ -50,14 +49,14 @@ def _tokenizer(name: str, length: int) -> Callable[[list[str]], Sequence[Any]]:
     library, _, of = name.partition(":")
     if library != "transformers" and name != MINILM and not name.endswith(".json"):
         function = import_path(name, "data.tokenizer")
-        return lambda texts: function(texts, length)  # type: ignore[no-any-return]
+        return lambda texts: function(texts, length)
     needed = "transformers" if library == "transformers" else "tokenizers"
     try:
         if library == "transformers":
             from transformers import AutoTokenizer
 
             pretrained = AutoTokenizer.from_pretrained(of, trust_remote_code=False)
-            return lambda texts: pretrained(texts, truncation=True, max_length=length)["input_ids"]  # type: ignore[no-any-return]
+            return lambda texts: pretrained(texts, truncation=True, max_length=length)["input_ids"]
         from tokenizers import Tokenizer
 
         fast = Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json" if name == MINILM else name)

@@ -109,10 +109,8 @@ class TableFile:
         named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
         uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
         others = [name for name in frame.columns if name not in uses]
-        features, inputs = (
-            texts or (others if self.features is None else self.features),
-            "text" if texts else "features",
-        )
+        features = texts or (others if self.features is None else self.features)
+        inputs = "text" if texts else "features"
         faults = Faults()
         _require_columns(frame, {"target": targets, **{k: [c] for k, c in named.items()}, inputs: features}, faults)
         with faults.of(f"data.{inputs}"):
@@ -165,8 +163,8 @@ class TableFile:
         else:
             form = form_of(frame.loc[train, features])
             arrays["x"] = encode(frame, form, path)
-        sha256, kind = {path.name: sha256_file(path)}, "tokens" if self.text else None
-        data = dataset_of(arrays, path.stem, path, self.test_share, sha256, kind)
+        sha256 = {path.name: sha256_file(path)}
+        data = dataset_of(arrays, path.stem, path, self.test_share, sha256, "tokens" if self.text else None)
         if not self.split:
             group = "client" if self.client else "class" if data.classes else "table"
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
