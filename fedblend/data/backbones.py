@@ -103,7 +103,9 @@ def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
             return net
         if library == "transformers":
             from transformers import AutoModel
+            from transformers.utils import logging
 
+            logging.disable_progress_bar()  # weights on disk are read in less than a second
             # Neither pickled weights nor code that comes with them.
             safe = {"use_safetensors": True, "trust_remote_code": False}
             return SentenceEncoder(AutoModel.from_pretrained(name, **{**arguments, **safe}))

@@ -285,7 +285,7 @@ def _predictor(
         data, shape = data | backbone["raw"], backbone["raw"]["shape"]
     table, source = data.get("table", {}), getattr(experiment.data, "of", experiment.data)
     tokens = source.tokens if "pangram" in table else None
-    if tokens and tokens([PANGRAM])[0].tolist() != table["pangram"]:
+    if tokens and tokens([PANGRAM])[0, 0].tolist() != table["pangram"]:
         raise FedblendError(
             f"data.tokenizer: '{source.tokenizer}' makes other tokens than in the run; valid: the tokenizer as it was"
         )

@@ -158,7 +158,7 @@ class TableFile:
             for name in features:
                 _require_different(frame[name])
         if self.text:
-            form = {"text": self.text, "tokenizer": self.tokenizer, "pangram": self.tokens([PANGRAM])[0].tolist()}
+            form = {"text": self.text, "tokenizer": self.tokenizer, "pangram": self.tokens([PANGRAM])[0, 0].tolist()}
             arrays["x"] = self.tokens(frame[self.text].tolist())
         else:
             form = form_of(frame.loc[train, features])
