@@ -118,7 +118,7 @@ def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
         raise FedblendError(
             f"data.features.model: '{model}' needs the package {library}, which is not installed: pip install {library}"
         ) from None
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
         raise FedblendError(f"data.features.model: {library} has no '{name}' to load: {legible(error)}") from None
     for layer in CLASSIFIERS:
         if hasattr(net, layer):
