@@ -72,8 +72,8 @@ class SentenceEncoder(nn.Module):
             x = x[:, :, : int(read.max()) + 1]
         ids, mask = x.unbind(1)
         hidden: Tensor = self.net(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.to(hidden.dtype)[:, :, None]
-        return F.normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=1)
+        # The sum has the direction of the mean.
+        return F.normalize((hidden * mask[:, :, None]).sum(1), dim=1)
 
 
 def minilm_folder() -> str:
