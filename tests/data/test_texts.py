@@ -202,17 +202,17 @@ def test_cells_of_a_parquet_file_that_are_no_text_are_refused() -> None:
 
 
 class Rows(nn.Module):
-    """Hidden states that are the ids themselves, and whether a mask came with them."""
+    """Hidden states that are the ids, their squares, and how many the mask reads."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        ids = input_ids.float()
-        return SimpleNamespace(last_hidden_state=torch.stack([ids, ids**2, attention_mask.float()], 2))
+        ids, read = input_ids.float(), attention_mask.float().sum(1, keepdim=True)
+        return SimpleNamespace(last_hidden_state=torch.stack([ids, ids**2, read.expand_as(ids)], 2))
 
 
 def test_an_embedding_is_the_mean_of_the_tokens_that_the_mask_reads_with_length_one() -> None:
     encoder = SentenceEncoder(Rows())
     short = torch.tensor([[[3, 5, 0, 0], [1, 1, 0, 0]], [[4, 9, 0, 0], [1, 0, 0, 0]]])
-    wanted = torch.tensor([[4.0, 17, 1], [4, 16, 1]])
+    wanted = torch.tensor([[4.0, 17, 2], [4, 16, 1]])
     wanted = wanted / wanted.norm(dim=1, keepdim=True)
     torch.testing.assert_close(encoder(short), wanted)
     # Neither the number of columns nor the ids at places that are not read matter.
