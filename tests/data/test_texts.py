@@ -81,7 +81,10 @@ def test_ids_are_padded_at_the_end_and_the_mask_reads_them_alone() -> None:
 @each(
     ("name", "told"),
     [
-        ("too_many", r"'letters_of_test:too_many' returns \[1, 1, 1, 1\] for the text 'a'; valid: for each text a list"),
+        (
+            "too_many",
+            r"'letters_of_test:too_many' returns \[1, 1, 1, 1\] for the text 'a'; valid: for each text",
+        ),
         ("none", r"returns \[\] for the text 'a'; valid: for each text a list of 1 to 3 whole numbers from 0"),
         ("negative", r"returns \[-1\]"),
         ("one", "returns 1 lists for 2 texts"),
@@ -140,7 +143,14 @@ def write(frame: pd.DataFrame = MESSAGES, path: str = "messages.csv") -> str:
 
 
 def spec(frame: pd.DataFrame = MESSAGES, path: str = "messages.csv", **options: Any) -> dict[str, Any]:
-    return {"name": "table", "path": write(frame, path), "text": "text", "target": "kind", "tokenizer": LETTERS, **options}
+    return {
+        "name": "table",
+        "path": write(frame, path),
+        "text": "text",
+        "target": "kind",
+        "tokenizer": LETTERS,
+        **options,
+    }
 
 
 @each("path", ["messages.csv", "messages.parquet"])
@@ -180,7 +190,7 @@ def test_empty_texts_are_refused_or_dropped(empty: str) -> None:
     [
         ({"text": "txt"}, r"data.text: there is no column 'txt' \(did you mean 'text'"),
         ({"text": "kind"}, "data.text: column 'kind' is already data.target"),
-        ({"tokenizer": None}, "data.tokenizer: is missing; valid: \"minilm\""),
+        ({"tokenizer": None}, 'data.tokenizer: is missing; valid: "minilm"'),
         ({"tokenizer": "bert"}, "tokenizer: 'bert' is not valid: unknown tokenizer; valid: minilm, transformers"),
         ({"features": ["length"]}, r"data.features: \['length'\] is for columns of numbers and categories, but the"),
         ({"missing": "mean"}, "data.missing: 'mean' is for columns of numbers"),
@@ -256,7 +266,7 @@ def test_an_encoder_of_transformers_is_loaded_from_a_folder_without_pickle(folde
     assert (made.kind, made.train.x.shape[1]) == ("features", 8)
     (folder / "bert" / "model.safetensors").unlink()
     torch.save(net.state_dict(), folder / "bert" / "pytorch_model.bin")
-    with pytest.raises(FedblendError, match="data.features.model: transformers has no './bert' to load"):
+    with pytest.raises(FedblendError, match=r"data.features.model: transformers has no './bert' to load"):
         registry.build("dataset", features_of(options)).load()
 
 
