@@ -321,10 +321,10 @@ def describe_setup(setup: Setup) -> SetupForm:
 def _encoding(data: Dataset) -> dict[str, Any]:
     """Return a table's columns, and its texts by column: which feature has which meaning. Empty for other data.
 
-    Of a column of free texts it is what the tokenizer makes of one text.
+    Of a column of free texts these are the length of a sample, and what the tokenizer makes of one text.
     """
     form = data.facts.get("table", {})
-    return {name: form[name] for name in ("columns", "categories", "pangram") if name in form}
+    return {name: form[name] for name in ("columns", "categories", "length", "pangram") if name in form}
 
 
 def _backbone(data: Dataset) -> str:

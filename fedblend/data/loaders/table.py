@@ -158,7 +158,8 @@ class TableFile:
             for name in features:
                 _require_different(frame[name])
         if self.text:
-            form = {"text": self.text, "tokenizer": self.tokenizer, "pangram": self.tokens([PANGRAM])[0, 0].tolist()}
+            form = {"text": self.text, "tokenizer": self.tokenizer, "length": self.length}
+            form["pangram"] = self.tokens([PANGRAM])[0, 0].tolist()
             arrays["x"] = self.tokens(frame[self.text].tolist())
         else:
             form = form_of(frame.loc[train, features])
@@ -481,7 +482,8 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
         raise _unfit(name, found, "write digits and decimal points only")
     if len(words) > max(MAX_CODES, OWN_TEXTS * len(cells)):
         found = f"has {len(words)} different texts in {len(cells)} rows, such as {brief(words.iloc[0])}"
-        raise _unfit(name, f"{found}: it names rows")
+        remedy = f"valid: data.features without it, or data.text = '{legible(name)}' for texts to learn from"
+        raise _unfit(name, f"{found}: it names rows", remedy)
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
