@@ -308,7 +308,8 @@ def test_a_site_makes_the_servers_tokens_of_its_own_texts(
     monkeypatch.delitem(sys.modules, "letters_of_site", raising=False)
     text = "import torch\ndef letters(texts, length):\n    return [[*map(ord, t)][:length] for t in texts]\n"
     text += "def capitals(texts, length):\n    return letters([t.upper() for t in texts], length)\n"
-    text += "class Net(torch.nn.Module):\n    def forward(self, x):\n        return (x[:, 0] * x[:, 1]).sum(1, True) / 1e3\n"
+    text += "class Net(torch.nn.Module):\n    def forward(self, x):\n"
+    text += "        return (x[:, 0] * x[:, 1]).sum(1, True) / 1e3\n"
     (tmp_path / "letters_of_site.py").write_text(text)
     for name in ("own", "server"):
         rows = "".join(f"{name} {i},{'ab'[i % 2]}\n" for i in range(20))
