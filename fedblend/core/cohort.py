@@ -16,7 +16,7 @@ from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, 
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, cohort_of
 from fedblend.core.sharing import Pool
 from fedblend.core.state import ClientState, RunState
 from fedblend.core.upload import bytes_of
@@ -26,6 +26,12 @@ EARLIER = "earlier rounds are kept"
 
 FIRST = "first"
 """Slot of the server's state with the first weights of a warm start, if clients may begin with them."""
+
+SELECTION = "selection"
+"""Slot of the server's state with what the selection keeps."""
+
+LOSS_BYTES = 8
+"""Bytes of a loss: a float64."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class BegunRound:
     """What the engine needs to train clients."""
     cohort: list[int]
     """Clients that take part."""
+    drawn: np.ndarray
+    """Clients that were chosen, int64; some of these may take no part, because they lack the pool."""
 
 
 class Cohorts:
@@ -49,6 +57,38 @@ class Cohorts:
         self.setup, self.engine, self.spec, self.log, self.callbacks = setup, engine, spec, log, callbacks
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
+
+    def choose(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients of a round, in order, and those that received its model and sent their loss under it."""
+        asked: list[int] = []
+
+        def losses(candidates: np.ndarray) -> np.ndarray:
+            found = self._ask_losses(state, candidates)
+            asked.extend(found)
+            return np.array([found.get(client, np.nan) for client in candidates.tolist()])
+
+        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses)
+        return cohort, np.array(asked, np.int64)
+
+    def _ask_losses(self, state: RunState, candidates: np.ndarray) -> dict[int, float]:
+        """Send the round's model to clients; return the losses under it that arrive, by client.
+
+        Notes the record's field ``asked``.
+        """
+        setup, log, round = self.setup, self.log, state.round
+        with log.time("select"):
+            model = np.full(len(candidates), bytes_of(setup.shared(state.weights)))
+            reached = candidates[transmit(setup, "down", "loss-downlink", model, candidates, round, log)]
+            log.count("down", "weights", int(model.sum()))
+            replies = self.engine.losses(round, state.weights, reached.tolist(), setup.sizes(round))
+            found = {client: loss for client, loss in replies.items() if not isinstance(loss, str)}
+            sent = np.full(len(found), LOSS_BYTES)
+            arrives = transmit(setup, "up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
+            log.count("up", "local-loss", int(sent.sum()))
+        arrived = {client: found[client] for client, came in zip(found, arrives.tolist(), strict=True) if came}
+        refused = [{"client": c, "reason": reason} for c, reason in replies.items() if isinstance(reason, str)]
+        log.note(asked={"clients": len(candidates), "losses": len(arrived)} | ({"refused": refused} if refused else {}))
+        return arrived
 
     def begin(self, state: RunState, drawn: np.ndarray, pool: Pool, has_model: np.ndarray) -> BegunRound:
         """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""
@@ -67,7 +107,7 @@ class Cohorts:
             self._broadcast(state),
             keeps_uploads=any(callback.reads_uploads for callback in self.callbacks),
         )
-        return BegunRound(state, task, cohort)
+        return BegunRound(state, task, cohort, drawn)
 
     def _download(
         self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray

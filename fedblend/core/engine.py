@@ -282,6 +282,10 @@ class Engine(Protocol):
         """Have clients share; a client that sends nothing yields nothing, one that failed the reason."""
         ...
 
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Return the mean loss of a model over each client's samples, or why a client does not state it."""
+        ...
+
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train a model on each client from the weights that the task gives it."""
         ...

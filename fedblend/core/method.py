@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedblend.core.objective import Objective, Personal, Term
     from fedblend.core.optimizer import Schedule
     from fedblend.core.protection import Adversary, Protection
+    from fedblend.core.selection import Selection
     from fedblend.core.server_step import ServerStep
     from fedblend.core.sharing import Sharing
     from fedblend.core.upload import Upload
@@ -100,6 +101,8 @@ class Experiment(Protocol):
     def train(self) -> Training: ...
     @property
     def model(self) -> Any: ...
+    @property
+    def selection(self) -> Selection: ...
     @property
     def channel(self) -> Channel: ...
     @property

@@ -28,6 +28,7 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
             f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
             f"hold samples; valid: 1 to {holding}"
         )
+    experiment.selection.require_possible(np.flatnonzero(setup.population.sizes), min(cohort, holding))
     reading = [getattr(one, "name", type(one).__name__) for one in callbacks if one.reads_uploads]
     if reading and method.aggregator.secure_aggregated:
         raise FedblendError(

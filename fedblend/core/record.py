@@ -110,6 +110,8 @@ class RoundRecord:
     """Scores on the samples that the server, and the clients, keep for validation."""
     best_round: Whole | None = None
     """The evaluated round so far that is best on validation; only where there is a validation split."""
+    asked: dict[str, Any] | None = None
+    """``clients`` that a selection asked for their loss, ``losses`` that arrived, and clients that ``refused``."""
     uploads: Whole | None = None
     """Good uploads."""
     cohort: list[Whole] | None = None

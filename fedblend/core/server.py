@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedblend.core.cohort import BegunRound, facts_of
+from fedblend.core.cohort import SELECTION, BegunRound, facts_of
 from fedblend.core.context import CohortSummary, ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of, client_parts, extras_sum
 from fedblend.core.errors import FedblendError
@@ -57,11 +57,13 @@ class Server:
             _require_bounded(before, weights, outputs, server_state)
         else:
             self._require_finite(before, before.weights, weights)
+        # Not checked with the aggregate: it is no model, and a loss may be of any size.
+        selected = self.experiment.selection.after_round(before.server_part(SELECTION), result.good)
         return replace(
             before,
             weights=weights,
             global_outputs=outputs,
-            server_state=server_state,
+            server_state=replaced(server_state, SELECTION, selected),
             client_states=self._kept(task, result, before),
         )
 

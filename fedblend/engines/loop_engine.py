@@ -134,6 +134,22 @@ class LoopEngine:
             if payload is not None:
                 yield client, payload
 
+    @torch.no_grad()
+    @no_tf32()
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Return the mean loss of a model in evaluation mode over each client's samples."""
+        self.prepare(weights)
+        found: dict[int, float | str] = {}
+        for client in clients:
+            x, y = self.setup.samples(client, int(sizes[client]))
+            batches = zip(x.split(score_batch(x)), y.split(score_batch(x)), strict=True)
+            losses = [
+                self.setup.task.losses(self.model(self.scale(xs.to(self.device))), ys.to(self.device))
+                for xs, ys in batches
+            ]
+            found[client] = float(torch.cat(losses).double().mean())
+        return found
+
     def prepare(self, weights: Tensors) -> None:
         """Load weights and switch to evaluation mode, for hidden states that clients share."""
         self._load(weights)

@@ -107,6 +107,8 @@ class Experiment(FrozenTable):
     """Local training."""
     method: Method = Method()
     """The method: a name, or a table."""
+    selection: field_of_part("selection") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
+    """The choice of the clients of each round."""
     channel: field_of_part("channel") = Field(default="ideal", validate_default=True)  # type: ignore[valid-type]
     """The transmission between clients and server."""
     protection: field_of_part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]

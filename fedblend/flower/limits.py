@@ -56,7 +56,7 @@ AT_SITES = (
 
 AT_SERVER = (
     *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
-    *("target_metric", "stop_at_target", "validation.metric"),
+    *("target_metric", "stop_at_target", "validation.metric", "selection"),
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )
 """Fields that sites do not read: the server's own work, and how a simulation computes."""
@@ -230,6 +230,8 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
                 f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
                 f"{each} times its rounds{'' if limit == math.inf else f', {limit} at most'}"
             )
+    if kind == "local-loss" and (sent := record.times_sent(kind)) >= site.rounds:
+        raise RefusedByPolicy(f"this site has sent {sent} losses in all runs, and sends no more (rounds in its file)")
     if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
         raise RefusedByPolicy(
             f"this site has trained in {rounds} rounds, and takes part in no more (rounds in its site file; default: "
