@@ -14,10 +14,12 @@ from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
 from fedblend.core.errors import FedblendError, by_reason, listed
+from fedblend.core.late import awaited, delivered
 from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
 from fedblend.core.setup import Setup, cohort_of
 from fedblend.core.sharing import Pool
+from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState, RunState
 from fedblend.core.upload import bytes_of
 
@@ -57,6 +59,8 @@ class Cohorts:
         self.setup, self.engine, self.spec, self.log, self.callbacks = setup, engine, spec, log, callbacks
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
+        slow = self.experiment.slow
+        self._delays = slow is not None and slow.late == "next-round"
 
     def choose(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
         """Return the clients of a round, in order, and those that received its model and sent their loss under it."""
@@ -67,7 +71,7 @@ class Cohorts:
             asked.extend(found)
             return np.array([found.get(client, np.nan) for client in candidates.tolist()])
 
-        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses)
+        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses, awaited(state))
         return cohort, np.array(asked, np.int64)
 
     def _ask_losses(self, state: RunState, candidates: np.ndarray) -> dict[int, float]:
@@ -105,7 +109,7 @@ class Cohorts:
             state.global_outputs,
             states,
             self._broadcast(state),
-            keeps_uploads=any(callback.reads_uploads for callback in self.callbacks),
+            keeps_uploads=any(callback.reads_uploads for callback in self.callbacks) or self._delays,
         )
         return BegunRound(state, task, cohort, drawn)
 
@@ -183,6 +187,9 @@ class Cohorts:
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with log.time("aggregate"):
             result = self.train(task, clients, lost)
+            if self._delays:
+                result = delivered(self.setup, begun.state, task, result)
+        log.computing = max((work.seconds for work in result.work.values()), default=0.0)
         log.seconds["aggregate"] -= result.seconds
         log.seconds["train"] += result.seconds
         log.count("up", self.method.upload.bytes_kind, result.sent)
@@ -194,15 +201,18 @@ class Cohorts:
         return result
 
     def train(self, task: TrainTask, clients: list[int], lost: Collection[int]) -> CohortResult:
-        """Have the engine train clients; the uploads of those that are ``lost`` do not arrive."""
-        result = self.engine.collect(task, clients, lost)
-        result.cohort, result.lost = clients, lost
+        """Have the engine train clients; the uploads of those that are ``lost``, or never in time, do not arrive."""
+        work = {client: work_of(self.setup, task.round, client, int(task.sizes[client])) for client in clients}
+        result = self.engine.collect(task, clients, {*lost, *(c for c, one in work.items() if one.delay is None)})
+        result.cohort, result.lost, result.work = clients, lost, work
         return result
 
     def require_enough(self, task: TrainTask, result: CohortResult) -> None:
         """Raise :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``."""
         if len(result.good) < self.experiment.min_uploads:
             missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(result.lost)]
+            late = [client for client, work in result.work.items() if work.delay != 0]
+            missing += [{"client": client, "reason": "missed the deadline (slow)"} for client in late]
             reasons = _reasons([*result.refused, *missing]) or f"{len(result.cohort)} clients took part"
             raise FedblendError(
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(result.cohort)}, but min_uploads is "
@@ -220,6 +230,8 @@ def facts_of(result: CohortResult) -> dict[str, Any]:
         "cohort": result.cohort,
         "train_loss": sum(n * loss for n, loss in losses) / samples if samples else None,
         "lost": sorted(result.lost) or None,
+        "late": [client for client, work in result.work.items() if work.is_late] or None,
+        "stale": result.stale or None,
         "refused": result.refused or None,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,14 +258,15 @@ def cohort_of(
     round: int,
     state: Tensors | None = None,
     losses: Callable[[np.ndarray], np.ndarray] | None = None,
+    busy: Collection[int] = (),
 ) -> np.ndarray:
     """The clients of a round, in order, int64: the choice of the experiment's selection among those that hold samples.
 
     All of these where they are fewer than a cohort, as real sites with data of their own may be. ``state`` is what the
-    selection keeps (default: its first table), and ``losses`` asks clients for them. Raises :class:`FedblendError` if
-    the selection chooses others.
+    selection keeps (default: its first table), and ``losses`` asks clients for them. Clients that are ``busy`` with a
+    late upload take no part. Raises :class:`FedblendError` if the selection chooses others.
     """
-    selection, clients = setup.experiment.selection, np.flatnonzero(setup.population.sizes)
+    selection, clients = setup.experiment.selection, np.setdiff1d(np.flatnonzero(setup.population.sizes), [*busy])
     table = selection.init_state(len(setup.population)) if state is None else state
     rng, number = stream(setup.experiment.seed, "cohort", round), min(setup.training.cohort, len(clients))
     asked = losses or (lambda candidates: np.full(len(candidates), np.nan))

@@ -34,6 +34,7 @@ from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, O
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, strip_prefix, without
 from fedblend.core.upload import as_state_and_extras
@@ -204,6 +205,11 @@ class LoopEngine:
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings, rng)
+        ends = group_ends(len(bounds) - 1, 1 if settings.steps else settings.epochs, settings.accumulate)
+        made = work_of(self.setup, task.round, client, samples).batches
+        if made < len(ends):
+            order, bounds, ends = order[: bounds[made]], bounds[: made + 1], ends[:made]
+            ends[-1:] = True
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)
@@ -226,8 +232,6 @@ class LoopEngine:
                     f"method.objective: draw of '{method.objective.name}' returned '{name}' as {found}; valid: a NumPy "
                     f"array with one row for each of the {len(sizes)} steps"
                 )
-        epochs = 1 if settings.steps else settings.epochs
-        ends = group_ends(len(sizes), epochs, settings.accumulate)
         augment = None
         if settings.augment:
             rng = stream(seed, task.purpose("augment"), task.round, client)

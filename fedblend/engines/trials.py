@@ -64,7 +64,7 @@ def with_short_training(setup: Setup, by_sgd: bool = False) -> Setup:
         fewer |= {"optimizer": registry.build("optimizer", "sgd"), "optimizer_state": "reset"}
     if train.steps:
         fewer["steps"] = min(train.steps, TRIAL_EPOCHS * TRIAL_BATCHES)
-    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
+    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer), "slow": None})
     return replace(setup, experiment=shortened)
 
 

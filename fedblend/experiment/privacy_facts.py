@@ -77,6 +77,8 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
         return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
     if experiment.selection.by_losses:
         return f"losses without noise decide which clients take part (selection '{experiment.selection.name}')"
+    if experiment.slow is not None and experiment.slow.late == "next-round":
+        return "late uploads count in later rounds, for which no guarantee is proven here (slow.late)"
     shared = _means_noise(experiment)
     if isinstance(shared, str) and shared:
         return f"the model is trained on shared data, and {shared}"

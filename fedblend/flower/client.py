@@ -335,7 +335,6 @@ def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
 
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work, type[requests.Form]], ...] = (
     (app.query("share"), SHARING, work.share, requests.Share),
-    (app.query("loss"), LOCAL_LOSS, work.local_loss, requests.Loss),
     (app.train(), UPLOAD, work.train, requests.Train),
     (app.query("ask"), ANSWERS, work.respond, requests.Ask),
     (app.evaluate(), SCORES, work.score, requests.Score),
@@ -343,6 +342,7 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work, type[req
     (app.query("shares"), KEYS, masked_site.make_shares, requests.Shares),
     (app.query("sign"), KEYS, masked_site.sign_sites, requests.Unmask),
     (app.query("unmask"), KEYS, masked_site.reveal_shares, requests.Unmask),
+    (app.query("loss"), LOCAL_LOSS, work.local_loss, requests.Loss),
 )
 """Handlers of all messages except the first query: Flower's decorator, kind of payload, function, and closed form."""
 

@@ -30,6 +30,7 @@ SIMULATION_ONLY = {
     "adversary": "a site that sends a corrupted upload can leave another site's model alone in a sum",
     "channel": "a real network loses messages by itself, and a simulated loss makes sites share again",
     "arrival": "a site's data change when the site changes them",
+    "slow": "a real site is slow by itself, and the federation has a deadline",
     "fraction": "a server that chooses a few of a site's samples can rebuild them",
 }
 """Fields of an experiment that sites with a site file refuse unless they have their default, and why."""

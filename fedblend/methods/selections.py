@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import functools
-import io
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,8 +10,8 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from fedblend.core.columns import read_columns
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.paths import read_text
 from fedblend.core.registry import Count, FilePath, Fraction, Int, NonNegative, Positive, build, part
 from fedblend.core.selection import Selection, SelectionContext, draw
 from fedblend.core.trees import Tensors
@@ -182,8 +179,11 @@ class Available(Selection):
     def require_possible(self, holding: np.ndarray, cohort: int) -> None:
         """Raise :class:`FedblendError` if the trace cannot be read, or names a client that holds no samples."""
         self.among.require_possible(holding, cohort)
-        if strange := set(_trace(self.trace)[0].tolist()) - set(holding.tolist()):
+        if strange := set(self._columns()[0].tolist()) - set(holding.tolist()):
             raise FedblendError(f"{self.trace}: clients {listed(sorted(strange))} hold no samples, or do not exist")
+
+    def _columns(self) -> np.ndarray:
+        return read_columns(self.trace, "client", "from", "to")
 
     def init_state(self, clients: int) -> dict[str, torch.Tensor]:
         """The table of the choice among them."""
@@ -191,7 +191,7 @@ class Available(Selection):
 
     def choose(self, context: SelectionContext) -> np.ndarray:
         """A choice among the clients that are there."""
-        client, first, last = _trace(self.trace)
+        client, first, last = self._columns()
         now = context.round + 1 if self.seconds is None else context.round * self.seconds
         there = np.intersect1d(context.clients, client[(first <= now) & (now <= last)])
         return self.among.choose(context.among(there)) if len(there) else there
@@ -199,16 +199,3 @@ class Available(Selection):
     def after_round(self, state: Tensors, uploads: Sequence[tuple[int, int, float | None]]) -> dict[str, torch.Tensor]:
         """The next table of the choice among them."""
         return dict(self.among.after_round(state, uploads))
-
-
-@functools.lru_cache(maxsize=4)
-def _trace(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns of a trace: int64, float64 and float64 [lines]. Raises :class:`FedblendError` for any other file."""
-    lines = csv.DictReader(io.StringIO(read_text(path, "give the trace of selection.trace")))
-    try:
-        rows = [(int(line["client"]), float(line["from"]), float(line["to"])) for line in lines]
-    except (KeyError, TypeError, ValueError) as error:
-        told = f"line {lines.line_num}: {type(error).__name__}: {error}"
-        raise FedblendError(f"{path}: {told}; valid: numbers in columns client, from, to") from None
-    client, first, last = zip(*rows, strict=True) if rows else ((), (), ())
-    return np.array(client, np.int64), np.array(first, np.float64), np.array(last, np.float64)
