@@ -179,11 +179,14 @@ class Available(Selection):
     def require_possible(self, holding: np.ndarray, cohort: int) -> None:
         """Raise :class:`FedblendError` if the trace cannot be read, or names a client that holds no samples."""
         self.among.require_possible(holding, cohort)
-        if strange := set(self._columns()[0].tolist()) - set(holding.tolist()):
-            raise FedblendError(f"{self.trace}: clients {listed(sorted(strange))} hold no samples, or do not exist")
+        if strange := set(self._columns()[0]) - set(holding.tolist()):
+            raise FedblendError(
+                f"{self.trace}: clients {listed(sorted(map(int, strange)))} hold no samples, or do not exist"
+            )
 
-    def _columns(self) -> np.ndarray:
-        return read_columns(self.trace, "client", "from", "to")
+    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        client, first, last = read_columns(self.trace, "client", "from", "to")
+        return client.astype(np.int64), first, last
 
     def init_state(self, clients: int) -> dict[str, torch.Tensor]:
         """The table of the choice among them."""
