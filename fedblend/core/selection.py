@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,6 @@ class SelectionContext:
     losses: Callable[[np.ndarray], np.ndarray]
     """Sends the model to these clients, which reply with their mean loss under it: float64 [clients], NaN for one of
     which no loss arrives. For selections with ``asks_losses`` only."""
-
-    def among(self, clients: np.ndarray) -> SelectionContext:
-        """The same for some of the clients."""
-        return replace(self, clients=clients, number=min(self.number, len(clients)))
 
 
 class Selection(Part):

@@ -220,6 +220,14 @@ def training_faults(method: Method, train: Train, protection: Any) -> Iterator[s
         yield f"method.aggregator: '{aggregator.name}' does not know {acts}; valid: neither, or another aggregator"
 
 
+def selection_faults(method: Method, selection: Any) -> Iterator[str]:
+    """Losses are those of the server's model, which clients must have."""
+    if selection.asks_losses and (method.stateful_clients or method.personal.keeps_layers):
+        what = "weights (method.stateful_clients)" if method.stateful_clients else "layers (method.personal)"
+        told = f"asks for losses under the server's model, but clients keep {what} of their own"
+        yield f"selection: '{selection.name}' {told}; valid: uniform, size, loss"
+
+
 def slow_faults(method: Method, train: Train, slow: Slow | None) -> Iterator[str]:
     """A deadline needs a clock, and an upload that is put aside for a later round must be a model alone."""
     if slow is None:

@@ -183,6 +183,7 @@ class Experiment(FrozenTable):
         checks.check_sums(method)
         checks.refuse(
             checks.training_faults(method, train, self.protection),
+            checks.selection_faults(method, self.selection),
             checks.slow_faults(method, train, self.slow),
             checks.client_part_faults(method, train, self.channel, self.protection),
             checks.metric_faults(self.metrics, validation, self.target, self.target_metric, self.stop_at_target),

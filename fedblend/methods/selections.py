@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -197,7 +198,8 @@ class Available(Selection):
         client, first, last = self._columns()
         now = context.round + 1 if self.seconds is None else context.round * self.seconds
         there = np.intersect1d(context.clients, client[(first <= now) & (now <= last)])
-        return self.among.choose(context.among(there)) if len(there) else there
+        some = replace(context, clients=there, number=min(context.number, len(there)))
+        return np.asarray(self.among.choose(some))
 
     def after_round(self, state: Tensors, uploads: Sequence[tuple[int, int, float | None]]) -> dict[str, torch.Tensor]:
         """The next table of the choice among them."""

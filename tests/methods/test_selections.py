@@ -289,5 +289,8 @@ def test_a_selection_of_ones_own_is_held_to_clients_that_can_be_chosen() -> None
 def test_what_power_of_choice_cannot_do() -> None:
     with pytest.raises(FedblendError, match=r"selection.candidates: 4 is less than train.cohort: 5; valid: 5 or more"):
         federation(groups=GROUPS, selection=POWER, train={"cohort": 5})
+    for method, what in (("fd", "weights"), ("fedrep", "layers")):
+        with pytest.raises(FedblendError, match=f"under the server's model, but clients keep {what} .* of their own"):
+            federation(groups=GROUPS, selection=POWER, method=method, holdout=0.2)
     with pytest.raises(FedblendError, match="leaves open which clients are in the first round"):
-        federation(groups=GROUPS, selection=POWER, method="fd")
+        federation(groups=GROUPS, selection=POWER, evaluate_model="device")
