@@ -72,6 +72,21 @@ def test_a_part_of_the_training_is_its_first_batches() -> None:
     stacks_agree(part.setup, 3)
 
 
+def test_a_part_of_the_training_ends_with_a_step_on_the_batches_that_are_left() -> None:
+    more = {**EPOCHS, "accumulate": 2}
+    part, whole = Reference(slow={"seconds": SECONDS, "deadline": 9.0}, train=more), Reference(train=more)
+    x = whole.first
+    for number, lr, cohort in whole.cohorts():
+        models = []
+        for k in cohort:
+            batches, of_epoch = whole.batches(k, number)[: [3, 9, 4, 3][k]], BATCHES[k] // 3
+            epochs = [batches[i : i + of_epoch] for i in range(0, len(batches), of_epoch)]
+            pairs = [epoch[i : i + 2] for epoch in epochs for i in range(0, len(epoch), 2)]
+            models.append(descend(x, [whole.gradient(k, np.concatenate(pair)) for pair in pairs], lr))
+        x = whole.mean(cohort, models)
+    near(part.flat(part.trained().weights), x)
+
+
 @pytest.mark.parametrize("late", ["partial", "drop"])
 def test_fednova_counts_the_steps_that_were_made(late: str) -> None:
     """Wang et al. 2020, equation 7, with the tau_k of the batches by the deadline."""
