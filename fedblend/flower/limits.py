@@ -35,7 +35,7 @@ SIMULATION_ONLY = {
 }
 """Fields of an experiment that sites with a site file refuse unless they have their default, and why."""
 
-OWN_DATA_ONLY = ("arrival", "fraction")
+OWN_DATA_ONLY = ("arrival", "slow", "fraction")
 """Fields of these that a site without data of its own accepts: it trains on the experiment's data, for trials."""
 
 MOST_HELD_OUT = 0.5

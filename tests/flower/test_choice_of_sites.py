@@ -104,5 +104,3 @@ def test_slow_clients_over_flower(late: str, tmp_path: Path) -> None:
     assert [one.get("late") for one in finished.directory.metrics()[1:]] == [
         one.get("late") for one in by_loop(asked)[1][1:]
     ]
-    with pytest.raises(FedblendError, match="slow: real sites refuse this field of simulations"):
-        federate(Nodes(site_files(tmp_path / "sites", 4)), asked, tmp_path / "real")
