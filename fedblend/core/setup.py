@@ -266,7 +266,8 @@ def cohort_of(
     selection keeps (default: its first table), and ``losses`` asks clients for them. Clients that are ``busy`` with a
     late upload take no part. Raises :class:`FedblendError` if the selection chooses others.
     """
-    selection, clients = setup.experiment.selection, np.setdiff1d(np.flatnonzero(setup.population.sizes), [*busy])
+    selection, clients = setup.experiment.selection, np.flatnonzero(setup.population.sizes)
+    clients = clients[~np.isin(clients, [*busy])] if busy else clients
     table = selection.init_state(len(setup.population)) if state is None else state
     rng, number = stream(setup.experiment.seed, "cohort", round), min(setup.training.cohort, len(clients))
     asked = losses or (lambda candidates: np.full(len(candidates), np.nan))
