@@ -48,6 +48,8 @@ def test_work_by_the_deadline() -> None:
     assert works(slow_setup(seconds=SECONDS, deadline=1.5))[2] == Work(0, True, None, 1.5)
     assert works(slow_setup(seconds=[0.1] * 4, deadline=0.3))[0] == Work(3, seconds=pytest.approx(0.3))
     assert [one.batches for one in works(slow_setup(epochs=[1, 1, 2, 5]))] == [1, 3, 6, 12]
+    steps = setup(images(), GROUPS, slow={"epochs": [1, 1, 2, 5]}, train={**TRAIN, **EPOCHS, "steps": 4})
+    assert [one.batches for one in works(steps)] == [1, 1, 2, 4]
 
 
 def test_a_share_of_the_clients_makes_any_number_of_epochs() -> None:
