@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedblend.core.optimizer import Optimizer, Schedule
     from fedblend.core.protection import Adversary, Protection
     from fedblend.core.registry import Count, Fraction, NonNegative, Positive
+    from fedblend.core.selection import Selection, SelectionContext
     from fedblend.core.server_step import ServerContext, ServerStep
     from fedblend.core.sharing import ClientData, Pool, Sharing, SharingPlan
     from fedblend.core.upload import Upload
@@ -64,6 +65,8 @@ __all__ = [
     "Protection",
     "Result",
     "Schedule",
+    "Selection",
+    "SelectionContext",
     "ServerContext",
     "ServerStep",
     "Sharing",
@@ -96,6 +99,7 @@ _HOMES = {
         "fedblend.core.optimizer": "Optimizer Schedule",
         "fedblend.core.protection": "Adversary Protection",
         "fedblend.core.registry": "Count Fraction NonNegative Positive",
+        "fedblend.core.selection": "Selection SelectionContext",
         "fedblend.core.server_step": "ServerContext ServerStep",
         "fedblend.core.sharing": "ClientData Pool Sharing SharingPlan",
         "fedblend.core.upload": "Upload",
@@ -123,6 +127,7 @@ MODULES |= {
     "upload": "fedblend.methods.uploads",
     "aggregator": "fedblend.methods.aggregators",
     "server_step": "fedblend.methods.server_steps",
+    "selection": "fedblend.methods.selections",
     "channel": "fedblend.methods.channels",
     "protection": "fedblend.methods.protections",
     "adversary": "fedblend.methods.adversaries",

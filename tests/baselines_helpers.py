@@ -15,6 +15,7 @@ from helpers import images, run, setup
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
+from fedblend.core.setup import cohort_of
 from fedblend.core.state import RunState
 from fedblend.engines.loop_engine import LoopEngine
 
@@ -71,7 +72,7 @@ class Reference:
 
     def cohorts(self) -> list[tuple[int, float, list[int]]]:
         """The number, the learning rate and the clients of each round."""
-        return [(round, LR * DECAY**round, self.loop.draw_cohort(round).tolist()) for round in range(ROUNDS)]
+        return [(round, LR * DECAY**round, cohort_of(self.setup, round).tolist()) for round in range(ROUNDS)]
 
     def trained(self) -> RunState:
         """The state after all rounds, by fedblend."""

@@ -52,6 +52,7 @@ FORMS: dict[str, type[requests.Form]] = {
     "query.shares": requests.Shares,
     "query.sign": requests.Unmask,
     "query.unmask": requests.Unmask,
+    "query.loss": requests.Loss,
 }
 """The closed form of each message to a site."""
 

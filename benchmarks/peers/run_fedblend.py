@@ -54,9 +54,9 @@ class JobFederation(RoundLoop):
         clients = len(self.setup.population)
         return RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
 
-    def draw_cohort(self, round: int) -> np.ndarray:
-        """The job's clients."""
-        return self.job.cohorts[round]
+    def draw_cohort(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
+        """The job's clients; nobody has the round's model before."""
+        return self.job.cohorts[state.round], np.empty(0, np.int64)
 
 
 def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) -> Experiment:

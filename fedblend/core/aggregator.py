@@ -18,8 +18,8 @@ WeightedUpload = tuple[Tensors, float]
 class LocalWork:
     """What the server knows of the clients' training in a round, from the experiment and the numbers of samples."""
 
-    steps_of: Callable[[int], int]
-    """Steps of a client with so many samples, on the layers that it sends."""
+    steps_of: Callable[[int, int], int]
+    """Steps of a client with so many samples, on the layers that it sends: steps_of(client, samples)."""
     lr: float
     """The learning rate of the round."""
     momentum: float
@@ -28,8 +28,8 @@ class LocalWork:
     """The sum of mu of the proximal terms."""
     trained: Sequence[str]
     """Names of the tensors that clients train and send."""
-    samples: Sequence[int] = ()
-    """Samples of each client with a good upload; empty before these are known."""
+    good: Sequence[tuple[int, int]] = ()
+    """Client and samples of each good upload; empty before these are known."""
     clients: int = 0
     """Clients that were to send an upload; 0 before the good ones are known."""
     invalid: int = 0
@@ -66,6 +66,10 @@ class Aggregator(Part):
     def for_round(self, work: LocalWork) -> Aggregator:
         """The aggregator of a round; itself, unless it depends on how clients trained."""
         return self
+
+    def weigh(self, client: int, samples: int) -> float:
+        """The weight of a client's upload: the number of its samples."""
+        return float(samples)
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Any:
         """Reduce the uploads of one process, to sums that processes can add or to a list of all."""

@@ -14,10 +14,12 @@ from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
 from fedblend.core.errors import FedblendError, by_reason, listed
+from fedblend.core.late import awaited, delivered
 from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, cohort_of
 from fedblend.core.sharing import Pool
+from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState, RunState
 from fedblend.core.upload import bytes_of
 
@@ -26,6 +28,12 @@ EARLIER = "earlier rounds are kept"
 
 FIRST = "first"
 """Slot of the server's state with the first weights of a warm start, if clients may begin with them."""
+
+SELECTION = "selection"
+"""Slot of the server's state with what the selection keeps."""
+
+LOSS_BYTES = 8
+"""Bytes of a loss: a float64."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class BegunRound:
     """What the engine needs to train clients."""
     cohort: list[int]
     """Clients that take part."""
+    drawn: np.ndarray
+    """Clients that were chosen, int64; some of these may take no part, because they lack the pool."""
 
 
 class Cohorts:
@@ -49,6 +59,40 @@ class Cohorts:
         self.setup, self.engine, self.spec, self.log, self.callbacks = setup, engine, spec, log, callbacks
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
+        slow = self.experiment.slow
+        self._delays = slow is not None and slow.late == "next-round"
+
+    def choose(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients of a round, in order, and those that received its model and sent their loss under it."""
+        asked: list[int] = []
+
+        def losses(candidates: np.ndarray) -> np.ndarray:
+            found = self._ask_losses(state, candidates)
+            asked.extend(found)
+            return np.array([found.get(client, np.nan) for client in candidates.tolist()])
+
+        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses, awaited(state))
+        return cohort, np.array(asked, np.int64)
+
+    def _ask_losses(self, state: RunState, candidates: np.ndarray) -> dict[int, float]:
+        """Send the round's model to clients; return the losses under it that arrive, by client.
+
+        Notes the record's field ``asked``.
+        """
+        setup, log, round = self.setup, self.log, state.round
+        with log.time("select"):
+            model = np.full(len(candidates), bytes_of(setup.shared(state.weights)))
+            reached = candidates[transmit(setup, "down", "loss-downlink", model, candidates, round, log)]
+            log.count("down", "weights", int(model.sum()))
+            replies = self.engine.losses(round, state.weights, reached.tolist(), setup.sizes(round))
+            found = {client: loss for client, loss in replies.items() if not isinstance(loss, str)}
+            sent = np.full(len(found), LOSS_BYTES)
+            arrives = transmit(setup, "up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
+            log.count("up", "local-loss", int(sent.sum()))
+        arrived = {client: found[client] for client, came in zip(found, arrives.tolist(), strict=True) if came}
+        refused = [{"client": c, "reason": reason} for c, reason in replies.items() if isinstance(reason, str)]
+        log.note(asked={"clients": len(candidates), "losses": len(arrived)} | ({"refused": refused} if refused else {}))
+        return arrived
 
     def begin(self, state: RunState, drawn: np.ndarray, pool: Pool, has_model: np.ndarray) -> BegunRound:
         """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""
@@ -65,9 +109,9 @@ class Cohorts:
             state.global_outputs,
             states,
             self._broadcast(state),
-            keeps_uploads=any(callback.reads_uploads for callback in self.callbacks),
+            keeps_uploads=any(callback.reads_uploads for callback in self.callbacks) or self._delays,
         )
-        return BegunRound(state, task, cohort)
+        return BegunRound(state, task, cohort, drawn)
 
     def _download(
         self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray
@@ -143,6 +187,9 @@ class Cohorts:
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with log.time("aggregate"):
             result = self.train(task, clients, lost)
+            if self._delays:
+                result = delivered(self.setup, begun.state, task, result)
+        log.computing = max((work.seconds for work in result.work.values()), default=0.0)
         log.seconds["aggregate"] -= result.seconds
         log.seconds["train"] += result.seconds
         log.count("up", self.method.upload.bytes_kind, result.sent)
@@ -154,15 +201,18 @@ class Cohorts:
         return result
 
     def train(self, task: TrainTask, clients: list[int], lost: Collection[int]) -> CohortResult:
-        """Have the engine train clients; the uploads of those that are ``lost`` do not arrive."""
-        result = self.engine.collect(task, clients, lost)
-        result.cohort, result.lost = clients, lost
+        """Have the engine train clients; the uploads of those that are ``lost``, or never in time, do not arrive."""
+        work = {client: work_of(self.setup, task.round, client, int(task.sizes[client])) for client in clients}
+        result = self.engine.collect(task, clients, {*lost, *(c for c, one in work.items() if one.delay is None)})
+        result.cohort, result.lost, result.work = clients, lost, work
         return result
 
     def require_enough(self, task: TrainTask, result: CohortResult) -> None:
         """Raise :class:`FedblendError` for fewer good uploads than the experiment's ``min_uploads``."""
         if len(result.good) < self.experiment.min_uploads:
             missing = [{"client": client, "reason": "lost by the channel"} for client in sorted(result.lost)]
+            late = [client for client, work in result.work.items() if work.delay != 0]
+            missing += [{"client": client, "reason": "missed the deadline (slow)"} for client in late]
             reasons = _reasons([*result.refused, *missing]) or f"{len(result.cohort)} clients took part"
             raise FedblendError(
                 f"round {task.round + 1}: {len(result.good)} good uploads of {len(result.cohort)}, but min_uploads is "
@@ -180,6 +230,8 @@ def facts_of(result: CohortResult) -> dict[str, Any]:
         "cohort": result.cohort,
         "train_loss": sum(n * loss for n, loss in losses) / samples if samples else None,
         "lost": sorted(result.lost) or None,
+        "late": [client for client, work in result.work.items() if work.is_late] or None,
+        "stale": result.stale or None,
         "refused": result.refused or None,
     }
 

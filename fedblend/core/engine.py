@@ -23,6 +23,7 @@ from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
+from fedblend.core.slow import Work, work_of
 from fedblend.core.state import ClientState
 from fedblend.core.trees import Tensors, add_prefix, without
 from fedblend.core.upload import all_finite, bytes_of, fault_of
@@ -193,6 +194,12 @@ class CohortResult:
     """Clients that trained."""
     lost: Collection[int] = ()
     """Clients of these whose upload did not arrive."""
+    work: Mapping[int, Work] = field(default_factory=dict)
+    """What each of these made by the deadline."""
+    stale: list[int] = field(default_factory=list)
+    """Clients whose upload of an earlier round arrived in this one."""
+    awaited: Tensors | None = None
+    """The uploads that are awaited after the round (:mod:`fedblend.core.late`); ``None`` where these are as before."""
     good: list[tuple[int, int, float | None]] = field(default_factory=list)
     """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -237,9 +244,9 @@ class CohortResult:
         left = replace(
             self,
             good=good,
-            refused=sorted(refused, key=lambda one: self.cohort.index(one["client"])),
+            refused=sorted(refused, key=lambda one: one["client"]),
             invalid=self.invalid + len(reasons),
-            partial=aggregator.partial((self.uploads[client], float(samples)) for client, samples, _ in good),
+            partial=aggregator.partial((self.uploads[c], aggregator.weigh(c, samples)) for c, samples, _ in good),
             extras={},
         )
         for client, _, _ in good if not aggregator.takes_extras else ():
@@ -280,6 +287,10 @@ class Engine(Protocol):
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
     ) -> Iterator[tuple[int, Payload | str]]:
         """Have clients share; a client that sends nothing yields nothing, one that failed the reason."""
+        ...
+
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Return the mean loss of a model over each client's samples, or why a client does not state it."""
         ...
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
@@ -398,7 +409,7 @@ def gather_uploads(
             result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
             if keep:
                 result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
-            yield upload, float(one.samples)
+            yield upload, aggregator.weigh(one.client, one.samples)
 
     result.partial = aggregator.partial(uploads())
 
@@ -409,13 +420,14 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     mu = sum(term.proximal_mu for term in method.terms)
     trained = trained_names(setup)
 
-    def steps_of(samples: int) -> int:
-        return int(method.personal.shared_steps(train.batches_of(samples))) * len(method.objective.phases())
+    def steps_of(client: int, samples: int) -> int:
+        batches = work_of(setup, round, client, samples).batches
+        return int(method.personal.shared_steps(batches)) * len(method.objective.phases())
 
     work = LocalWork(steps_of, train.lr_in(round), train.momentum, mu, trained)
     if result is not None:
-        samples = [samples for _, samples, _ in result.good]
-        work = replace(work, samples=samples, clients=len(result.cohort), invalid=result.invalid)
+        good = [(client, samples) for client, samples, _ in result.good]
+        work = replace(work, good=good, clients=len(result.cohort), invalid=result.invalid)
     aggregator: Aggregator = method.upload.aggregator(method.aggregator)
     return aggregator.for_round(work)
 

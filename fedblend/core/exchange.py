@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,33 +22,28 @@ from fedblend.core.upload import bytes_of, finite_fault
 
 
 class Exchange:
-    """A run's sharing. ``draw_cohort`` gives the clients of a round, for a sharing of the cohort only."""
+    """A run's sharing. A ``cohort`` is that of the round, for a sharing of the cohort only."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        engine: Engine,
-        spec: ModelSpec,
-        log: RoundLog,
-        draw_cohort: Callable[[int], np.ndarray],
-    ) -> None:
-        self.setup, self.engine, self.spec, self.log, self.draw_cohort = setup, engine, spec, log, draw_cohort
+    def __init__(self, setup: Setup, engine: Engine, spec: ModelSpec, log: RoundLog) -> None:
+        self.setup, self.engine, self.spec, self.log = setup, engine, spec, log
         self.experiment: Experiment = setup.experiment
         self.method, self.plan = setup.method, setup.method.sharing.plan
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
 
-    def before_training(self, state: RunState) -> tuple[RunState, np.ndarray]:
+    def before_training(self, state: RunState, cohort: np.ndarray) -> tuple[RunState, np.ndarray]:
         """Share if it is due before training; return the state, and the clients that received the round's model."""
         if self.plan.after_training:
             return state, np.empty(0, np.int64)
-        return self.share_if_due(state, self.setup.sizes(state.round))
+        return self.share_if_due(state, self.setup.sizes(state.round), cohort)
 
-    def after_training(self, state: RunState) -> RunState:
+    def after_training(self, state: RunState, cohort: np.ndarray) -> RunState:
         """Share if it is due after training, under the round's aggregate."""
-        return self.share_if_due(state, self.setup.sizes(state.round))[0] if self.plan.after_training else state
+        return self.share_if_due(state, self.setup.sizes(state.round), cohort)[0] if self.plan.after_training else state
 
-    def share_if_due(self, state: RunState, sizes: np.ndarray) -> tuple[RunState, np.ndarray]:
+    def share_if_due(
+        self, state: RunState, sizes: np.ndarray, cohort: np.ndarray | Sequence[int] = ()
+    ) -> tuple[RunState, np.ndarray]:
         """Have the clients with new data share, if sharing is due (MAFL, Algorithm 1; section 3.4).
 
         All clients share where it depends on the model, ``state.weights``. Returns the state, and the clients that
@@ -59,7 +54,7 @@ class Exchange:
         if due is None:
             return state, nobody
         with self.log.time("share"):
-            shares = self._collect_shares(state.round, state.weights, due, sizes)
+            shares = self._collect_shares(state.round, state.weights, due, sizes, cohort)
             state = self._store_shares(state, shares, due, sizes)
         self.log.note(shared=shares.facts(len(state.entries)))
         return state, shares.asked[shares.reached] if self.plan.sees_model else nobody
@@ -76,12 +71,14 @@ class Exchange:
         due = sharing.shares_in(state.round, self.experiment.rounds) or (wanted and not self.plan.after_training)
         return new if due else None
 
-    def _collect_shares(self, round: int, weights: Tensors, due: np.ndarray, sizes: np.ndarray) -> Shares:
+    def _collect_shares(
+        self, round: int, weights: Tensors, due: np.ndarray, sizes: np.ndarray, cohort: np.ndarray | Sequence[int]
+    ) -> Shares:
         """Ask the clients that are ``due`` for their payloads; count the bytes, and check what arrives."""
         sharing = self.method.sharing
         asked = np.flatnonzero(due & (np.arange(len(due)) != sharing.server))
         if self.plan.who == "cohort":
-            asked = np.intersect1d(asked, self.draw_cohort(round))
+            asked = np.intersect1d(asked, cohort)
         reached = np.ones(len(asked), bool)
         if self.plan.sees_model:
             model = np.full(len(asked), bytes_of(self.setup.shared(weights)))

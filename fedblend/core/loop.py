@@ -1,7 +1,7 @@
 """The round loop, the only one in fedblend. It is engine-agnostic: an engine runs all client work.
 
 share, once or when due:  client.share -> protection -> uplink -> server makes the pool
-every round:  cohort -> downlink -> client.train -> protection -> uplink
+every round:  selection of a cohort -> downlink -> client.train -> protection -> uplink
               -> aggregate -> server step -> evaluate -> record
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
-from fedblend.core.cohort import FIRST, BegunRound, Cohorts
+from fedblend.core.cohort import FIRST, SELECTION, BegunRound, Cohorts
 from fedblend.core.engine import CohortResult, Engine, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.exchange import Exchange
@@ -24,9 +24,9 @@ from fedblend.core.possible import require_possible
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.recorder import Recorder
 from fedblend.core.server import Server
-from fedblend.core.setup import Setup, cohort_of, model_spec
+from fedblend.core.setup import Setup, model_spec
 from fedblend.core.state import RunState, replaced
-from fedblend.core.trees import without
+from fedblend.core.trees import add_prefix, without
 
 StateAndRecord = tuple[RunState, RoundRecord]
 
@@ -42,7 +42,7 @@ class RoundLoop:
         """What ended the run early: names of callbacks, and ``target``; empty after all rounds."""
         self.spec, self.log = model_spec(setup, engine.server_model()), RoundLog()
         require_possible(setup, self.spec, self.callbacks)
-        self.exchange = Exchange(setup, engine, self.spec, self.log, self.draw_cohort)
+        self.exchange = Exchange(setup, engine, self.spec, self.log)
         self.cohorts = Cohorts(setup, engine, self.spec, self.log, self.callbacks)
         self.server = Server(setup, engine, self.spec, self.log)
         self.recorder = Recorder(setup, engine, self.log)
@@ -59,22 +59,23 @@ class RoundLoop:
             return without_extremes(self._finish, self.cohorts, begun, result, str(diverged))
 
     def begin_round(self, state: RunState) -> BegunRound:
-        """Make the round's steps before training: sharing if due, the pool, the cohort and its downlink."""
+        """Make the round's steps before training: the cohort, sharing if due, the pool, and the cohort's downlink."""
         self.log.begin()
-        state, has_model = self.exchange.before_training(state)
+        cohort, asked = self.draw_cohort(state)
+        state, has_model = self.exchange.before_training(state, cohort)
         pool = self.exchange.pool_for_clients(state)
-        return self.cohorts.begin(state, self.draw_cohort(state.round), pool, has_model)
+        return self.cohorts.begin(state, cohort, pool, np.union1d(asked, has_model))
 
     def _finish(self, begun: BegunRound, result: CohortResult | None, bounded: bool = True) -> StateAndRecord:
         """Make the steps of a round after training. Raises :class:`Diverged` if the outcome must be ``bounded``."""
         state = begun.state if result is None else self.server.aggregate(begun, result, bounded)
-        state = self.exchange.after_training(state)
+        state = self.exchange.after_training(state, begun.drawn)
         state = self.server.step(state, begun, result, self.exchange.pool_for_step(state))
         return self.recorder.record(begun, state, result, bounded)
 
-    def draw_cohort(self, round: int) -> np.ndarray:
-        """Return the clients of a round, in order, int64 [clients]. Override this method for another choice."""
-        return cohort_of(self.setup, round)
+    def draw_cohort(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients of a round, in order, and those that received its model before: int64 [clients] each."""
+        return self.cohorts.choose(state)
 
     # A run --------------------------------------------------------------------------------------------------------
 
@@ -87,6 +88,7 @@ class RoundLoop:
             raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")
         weights, clients = weights or self.setup.weights(), len(self.setup.population)
         server_state = first_server_state(self.method, self.spec, weights)
+        server_state |= add_prefix(f"{SELECTION}/", self.experiment.selection.init_state(clients))
         if self.experiment.start is not None and self.experiment.begins_at_clients:
             server_state = replaced(server_state, FIRST, without(weights, self.setup.frozen))
         state = RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64), server_state=server_state)

@@ -48,6 +48,7 @@ PAYLOAD_KINDS = {
         PayloadKind("extras", "what SCAFFOLD's term sends beside a model", by_default=True),
         PayloadKind("loss", "mean loss in training, beside a bare model", by_default=True),
         PayloadKind("metrics", "loss and metrics on held-out samples"),
+        PayloadKind("local-loss", "mean loss of the server's model, for the choice of clients", through_model=True),
         PayloadKind("hidden-means", "means of hidden states", are_means=True, through_model=True, noise="sharing"),
         PayloadKind("map-statistics", "means of hidden maps' statistics (FedFA)", through_model=True),
         PayloadKind("prototypes", "mean embeddings by class", through_model=True),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedblend.core.callbacks import Callback
+from fedblend.core.columns import require_column
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.evaluation import own_tests
@@ -28,6 +29,12 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
             f"train.cohort: {cohort} clients a round, but only {holding} of {len(setup.population)} clients "
             f"hold samples; valid: 1 to {holding}"
         )
+    experiment.selection.require_possible(np.flatnonzero(setup.population.sizes), min(cohort, holding))
+    columns = {f"slow.{name}": getattr(experiment.slow, name, None) for name in ("epochs", "seconds")}
+    columns |= {"method.aggregator.by": getattr(method.aggregator, "by", None)}
+    for field, given in columns.items():
+        if given not in (None, "samples", "clients"):
+            require_column(given, len(setup.population), field)
     reading = [getattr(one, "name", type(one).__name__) for one in callbacks if one.reads_uploads]
     if reading and method.aggregator.secure_aggregated:
         raise FedblendError(

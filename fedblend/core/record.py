@@ -110,6 +110,8 @@ class RoundRecord:
     """Scores on the samples that the server, and the clients, keep for validation."""
     best_round: Whole | None = None
     """The evaluated round so far that is best on validation; only where there is a validation split."""
+    asked: dict[str, Any] | None = None
+    """``clients`` that a selection asked for their loss, ``losses`` that arrived, and clients that ``refused``."""
     uploads: Whole | None = None
     """Good uploads."""
     cohort: list[Whole] | None = None
@@ -118,6 +120,10 @@ class RoundRecord:
     """Mean training loss over the good uploads, weighted by samples, without terms; of clients that send theirs."""
     lost: list[Whole] | None = None
     """Clients whose upload did not arrive."""
+    late: list[Whole] | None = None
+    """Clients that missed the deadline with some of their training."""
+    stale: list[Whole] | None = None
+    """Clients whose upload of an earlier round arrived in this one, and counts."""
     refused: list[Refusal] | None = None
     """Refused uploads."""
     change: Number | None = None
@@ -129,7 +135,7 @@ class RoundRecord:
     channel: dict[str, Amount] | None = None
     """Seconds on the air, ``up`` and ``down``."""
     computing: Amount | None = None
-    """Seconds of computing, where the experiment fixes them."""
+    """Seconds of computing, where the experiment fixes them or states how long batches take."""
     bytes_up: dict[str, Whole] = field(default_factory=dict)
     """Bytes from clients to the server, by kind."""
     bytes_down: dict[str, Whole] = field(default_factory=dict)
@@ -193,6 +199,9 @@ class RoundLog:
         self.bytes: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
         self.channel: dict[str, float] = {}
         self.facts: dict[str, Any] = {}
+        self.computing = 0.0
+        """Seconds until the last client has trained, or until the deadline, where the experiment states how long
+        batches take."""
 
     def note(self, **facts: Any) -> None:
         """Set fields of the round's record."""
@@ -221,8 +230,8 @@ class RoundLog:
         """Set what the round cost in its record; ``compute_seconds`` are the experiment's, where it fixes them."""
         if self.channel:
             record.channel = dict(self.channel)
-        if compute_seconds is not None and record.round:
-            record.computing = compute_seconds
+        if record.round and (compute_seconds is not None or self.computing):
+            record.computing = (compute_seconds or 0.0) + self.computing
         record.bytes_up, record.bytes_down = dict(self.bytes["up"]), dict(self.bytes["down"])
         record.machine = {"seconds": {phase: round(seconds, 4) for phase, seconds in self.seconds.items()}}
         if record.channel is not None and record.computing is None:

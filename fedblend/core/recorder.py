@@ -32,7 +32,7 @@ class Recorder:
         self.setup, self.engine, self.log = setup, engine, log
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
-        self.device = reference_device(setup)
+        self.device = reference_device(setup) if self.experiment.evaluates_device else None
         self.metric, self.signs = criteria(setup)
 
     def record(
@@ -91,9 +91,7 @@ class Recorder:
 
     def _evaluated_weights(self, state: RunState) -> Tensors:
         """Return the weights to evaluate: the server's, or those of the reference device after its training."""
-        if not self.experiment.evaluates_device:
-            return state.weights
-        own = state.client_states.get(self.device)
+        own = None if self.device is None else state.client_states.get(self.device)
         return {**state.weights, **own.model} if own else state.weights
 
     def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedblend.core.cohort import BegunRound, facts_of
+from fedblend.core.cohort import SELECTION, BegunRound, facts_of
 from fedblend.core.context import CohortSummary, ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of, client_parts, extras_sum
 from fedblend.core.errors import FedblendError
 from fedblend.core.extremes import Diverged
+from fedblend.core.late import LATE
 from fedblend.core.method import Experiment
 from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Protection, ReleaseContext
@@ -57,11 +58,14 @@ class Server:
             _require_bounded(before, weights, outputs, server_state)
         else:
             self._require_finite(before, before.weights, weights)
+        # Not checked with the aggregate: a loss may be of any size, and late uploads are checked when they arrive.
+        selected = self.experiment.selection.after_round(before.server_part(SELECTION), result.good)
+        late = before.server_part(LATE) if result.awaited is None else result.awaited
         return replace(
             before,
             weights=weights,
             global_outputs=outputs,
-            server_state=server_state,
+            server_state=replaced(replaced(server_state, SELECTION, selected), LATE, late),
             client_states=self._kept(task, result, before),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from torch import nn
 
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, listed
 from fedblend.core.method import Method, Training
 from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
+from fedblend.core.selection import SelectionContext
 from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
 from fedblend.core.trees import Tensors, digest_of, without
 
@@ -251,20 +253,41 @@ def arrived(full: np.ndarray, arrival: Any, portions: np.ndarray) -> np.ndarray:
     return np.maximum(np.ceil(np.round(share * full, 6)).astype(np.int64), np.minimum(full, 1))
 
 
-def cohort_of(setup: Setup, round: int) -> np.ndarray:
-    """The clients of a round: uniform without replacement among those that hold samples, in order.
+def cohort_of(
+    setup: Setup,
+    round: int,
+    state: Tensors | None = None,
+    losses: Callable[[np.ndarray], np.ndarray] | None = None,
+    busy: Collection[int] = (),
+) -> np.ndarray:
+    """The clients of a round, in order, int64: the choice of the experiment's selection among those that hold samples.
 
-    All of these where they are fewer than a cohort, as real sites with data of their own may be.
+    All of these where they are fewer than a cohort, as real sites with data of their own may be. ``state`` is what the
+    selection keeps (default: its first table), and ``losses`` asks clients for them. Clients that are ``busy`` with a
+    late upload take no part. Raises :class:`FedblendError` if the selection chooses others.
     """
-    rng = stream(setup.experiment.seed, "cohort", round)
-    holding = np.flatnonzero(setup.population.sizes)
-    number = min(setup.training.cohort, len(holding))
-    return np.sort(rng.choice(holding, number, replace=False, shuffle=False))
+    selection, clients = setup.experiment.selection, np.flatnonzero(setup.population.sizes)
+    clients = clients[~np.isin(clients, [*busy])] if busy else clients
+    table = selection.init_state(len(setup.population)) if state is None else state
+    rng, number = stream(setup.experiment.seed, "cohort", round), min(setup.training.cohort, len(clients))
+    asked = losses or (lambda candidates: np.full(len(candidates), np.nan))
+    context = SelectionContext(round, clients, number, setup.sizes(round), table, rng, asked)
+    chosen = np.sort(np.asarray(selection.choose(context), np.int64))
+    if len(np.unique(chosen)) < len(chosen) or not np.isin(chosen, clients).all():
+        told = f"chose {listed(chosen.tolist())} in round {round + 1}"
+        raise FedblendError(f"selection: '{selection.name}' {told}; valid: different clients of context.clients")
+    return chosen
 
 
 def reference_device(setup: Setup) -> int:
     """The client whose model is evaluated if clients keep their own: one of the first cohort, drawn by the seed.
 
-    A client outside of the first cohort would have an untrained model until it is drawn.
+    A client outside of the first cohort would have an untrained model until it is drawn. Raises :class:`FedblendError`
+    where the first cohort is empty, or known only once clients have sent losses.
     """
-    return int(stream(setup.experiment.seed, "device").choice(cohort_of(setup, 0)))
+    if not len(first := cohort_of(setup, 0)):
+        raise FedblendError(
+            f"selection: '{setup.experiment.selection.name}' leaves open which clients are in the first round, one of "
+            'which is evaluated (evaluate_model: device); valid: evaluate_model = "each", or uniform'
+        )
+    return int(stream(setup.experiment.seed, "device").choice(first))

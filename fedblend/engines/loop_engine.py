@@ -34,6 +34,7 @@ from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, O
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
+from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, strip_prefix, without
 from fedblend.core.upload import as_state_and_extras
@@ -134,6 +135,22 @@ class LoopEngine:
             if payload is not None:
                 yield client, payload
 
+    @torch.no_grad()
+    @no_tf32()
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Return the mean loss of a model in evaluation mode over each client's samples."""
+        self.prepare(weights)
+        found: dict[int, float | str] = {}
+        for client in clients:
+            x, y = self.setup.samples(client, int(sizes[client]))
+            batches = zip(x.split(score_batch(x)), y.split(score_batch(x)), strict=True)
+            losses = [
+                self.setup.task.losses(self.model(self.scale(xs.to(self.device))), ys.to(self.device))
+                for xs, ys in batches
+            ]
+            found[client] = float(torch.cat(losses).double().mean())
+        return found
+
     def prepare(self, weights: Tensors) -> None:
         """Load weights and switch to evaluation mode, for hidden states that clients share."""
         self._load(weights)
@@ -188,6 +205,11 @@ class LoopEngine:
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings, rng)
+        ends = group_ends(len(bounds) - 1, 1 if settings.steps else settings.epochs, settings.accumulate)
+        made = work_of(self.setup, task.round, client, samples).batches
+        if made < len(ends):
+            order, bounds, ends = order[: bounds[made]], bounds[: made + 1], ends[:made]
+            ends[-1:] = True
         pool = method.sharing.view(task.pool, client) if task.pool is not None else Pool({}, np.empty(0, np.int64))
         # A client has nothing to mix with where it may use only its own means, and holds too few samples for one.
         plain = bool(method.objective.needs) and not len(pool)
@@ -210,8 +232,6 @@ class LoopEngine:
                     f"method.objective: draw of '{method.objective.name}' returned '{name}' as {found}; valid: a NumPy "
                     f"array with one row for each of the {len(sizes)} steps"
                 )
-        epochs = 1 if settings.steps else settings.epochs
-        ends = group_ends(len(sizes), epochs, settings.accumulate)
         augment = None
         if settings.augment:
             rng = stream(seed, task.purpose("augment"), task.round, client)

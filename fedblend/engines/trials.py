@@ -67,7 +67,7 @@ def with_short_training(setup: Setup, by_sgd: bool = False, epochs: int = TRIAL_
         fewer |= {"optimizer": registry.build("optimizer", "sgd"), "optimizer_state": "reset"}
     if train.steps:
         fewer["steps"] = min(train.steps, epochs * TRIAL_BATCHES)
-    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer)})
+    shortened = setup.experiment.model_copy(update={"train": train.model_copy(update=fewer), "slow": None})
     return replace(setup, experiment=shortened)
 
 

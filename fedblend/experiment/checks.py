@@ -13,7 +13,7 @@ from typing import Any
 from fedblend.core.engine import client_parts
 from fedblend.core.errors import or_valid
 from fedblend.core.objective import ClientPart, Personal, with_bases
-from fedblend.experiment.fields import Method, Policy, Train, Validation
+from fedblend.experiment.fields import Method, Policy, Slow, Train, Validation
 
 
 def refuse(*faults: Iterator[str]) -> None:
@@ -218,6 +218,37 @@ def training_faults(method: Method, train: Train, protection: Any) -> Iterator[s
     if several and (train.momentum or any(term.proximal_mu for term in method.terms)):
         acts = f"how momentum and proximal terms act in the two steps a batch of '{method.objective.name}'"
         yield f"method.aggregator: '{aggregator.name}' does not know {acts}; valid: neither, or another aggregator"
+
+
+def selection_faults(method: Method, selection: Any) -> Iterator[str]:
+    """Losses are those of the server's model, which clients must have."""
+    if selection.asks_losses and (method.stateful_clients or method.personal.keeps_layers):
+        what = "weights (method.stateful_clients)" if method.stateful_clients else "layers (method.personal)"
+        told = f"asks for losses under the server's model, but clients keep {what} of their own"
+        yield f"selection: '{selection.name}' {told}; valid: uniform, size, loss"
+
+
+def slow_faults(method: Method, train: Train, slow: Slow | None) -> Iterator[str]:
+    """A deadline needs a clock, and an upload that is put aside for a later round must be a model alone."""
+    if slow is None:
+        return
+    passes = "train.steps" if train.steps else "train.epochs"
+    if slow.share and (train.steps or train.epochs) == 1:
+        yield f"slow.share: {slow.share:g}, but {passes} is 1, of which there is no part; valid: {passes} of 2 or more"
+    if slow.deadline is not None and slow.seconds is None:
+        yield f"slow.deadline: {slow.deadline:g}, but slow.seconds does not say how long a batch takes at each client"
+    if slow.late != "next-round":
+        return
+    aggregator, step, parts = method.aggregator, method.server_step, client_parts(method).values()
+    needs = {
+        f"method.upload '{method.upload.name}' sends no models": not method.upload.is_model,
+        f"method.aggregator '{aggregator.name}' knows a masked sum only": aggregator.secure_aggregated,
+        f"method.aggregator '{aggregator.name}' counts the steps of one round": aggregator.counts_steps,
+        f"method.server_step '{step.name}' works with single uploads": step.works_on != "aggregate",
+        "parts of the method send more beside the model": any(part.sends for part in parts),
+    }
+    for why in (why for why, holds in needs.items() if holds):
+        yield f"slow.late: 'next-round', but {why}; valid: partial, drop"
 
 
 def client_part_faults(method: Method, train: Train, channel: Any, protection: Any) -> Iterator[str]:

@@ -24,6 +24,7 @@ from fedblend.experiment.fields import (
     FrozenTable,
     Method,
     Policy,
+    Slow,
     Train,
     Validation,
     by_path,
@@ -97,6 +98,8 @@ class Experiment(FrozenTable):
     """Share of each client's samples that is reserved for tests, for accuracy by client."""
     arrival: Arrival | None = None
     """Arrival of data during training (default: all data are available from the start)."""
+    slow: Slow | None = None
+    """Slow clients (default: each client makes all of its epochs)."""
     model: field_of_part("model", before=no_module) = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
     """The network."""
     start: Annotated[str | None, BeforeValidator(_run_folder)] = None
@@ -107,6 +110,8 @@ class Experiment(FrozenTable):
     """Local training."""
     method: Method = Method()
     """The method: a name, or a table."""
+    selection: field_of_part("selection") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
+    """The choice of the clients of each round."""
     channel: field_of_part("channel") = Field(default="ideal", validate_default=True)  # type: ignore[valid-type]
     """The transmission between clients and server."""
     protection: field_of_part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
@@ -178,6 +183,8 @@ class Experiment(FrozenTable):
         checks.check_sums(method)
         checks.refuse(
             checks.training_faults(method, train, self.protection),
+            checks.selection_faults(method, self.selection),
+            checks.slow_faults(method, train, self.slow),
             checks.client_part_faults(method, train, self.channel, self.protection),
             checks.metric_faults(self.metrics, validation, self.target, self.target_metric, self.stop_at_target),
         )
@@ -222,6 +229,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "validation": Validation,
     "policy": Policy,
     "arrival": Arrival,
+    "slow": Slow,
 }
 """Fields of an experiment that are tables of their own."""
 

@@ -10,6 +10,7 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from fedblend.core import registry
+from fedblend.core.columns import Column
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
@@ -256,6 +257,27 @@ class Validation(FrozenTable):
     def active(self) -> bool:
         """Whether there are samples for validation."""
         return bool(self.server or self.clients)
+
+
+class Slow(FrozenTable):
+    """Clients that do not make all of their epochs by the deadline of a round. Where `train.steps` is given, these
+    stand in place of epochs. Of several reasons to be slow the one with the fewest epochs counts.
+    """
+
+    share: Fraction = 0.0
+    """Probability that a client is slow, anew in each round: it then makes a number of epochs by the deadline that is
+    drawn uniformly from 1 to `train.epochs` (FedProx, section 5.2)."""
+    epochs: Column | None = None
+    """Epochs that each client makes by the deadline: a list, or "FILE.csv:COLUMN" with a line for each client."""
+    seconds: Column | None = None
+    """Simulated seconds that a batch takes at each client: a list, or "FILE.csv:COLUMN"."""
+    deadline: Positive | None = None
+    """Seconds of computing after which a round ends, with `seconds` (default: a round waits for all clients)."""
+    late: Literal["partial", "drop", "next-round"] = "partial"
+    """What becomes of a slow client's upload: it has the batches made by the deadline, is not used, or arrives after
+    all epochs in a later round, in whose time the client is busy and takes no part."""
+    staleness: NonNegative = 0.5
+    """Exponent a of the factor (1 + s)^-a on the change in an upload that is s rounds late (FedBuff: 0.5)."""
 
 
 class Arrival(FrozenTable):

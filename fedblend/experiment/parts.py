@@ -25,6 +25,7 @@ BASES = {
     "upload": "fedblend.core.upload:Upload",
     "aggregator": "fedblend.core.aggregator:Aggregator",
     "server_step": "fedblend.core.server_step:ServerStep",
+    "selection": "fedblend.core.selection:Selection",
     "channel": "fedblend.core.channel:Channel",
     "protection": "fedblend.core.protection:Protection",
     "adversary": "fedblend.core.protection:Adversary",

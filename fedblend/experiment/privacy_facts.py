@@ -36,11 +36,12 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
 def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
     """The noise on each kind of payload, "weights" and "means", or why it gives no (epsilon, delta).
 
-    The noise is a table of the fields of :class:`Mechanism`, and ``keeps``: whether clients keep something on which
-    their later uploads depend. "means" is missing where nothing is shared.
+    The noise is a table of the fields of :class:`Mechanism`, and ``keeps``: whether secret cohorts hide nothing more,
+    because clients keep something on which their later uploads depend, or cohorts are not drawn uniformly. "means" is
+    missing where nothing is shared.
     """
     noises = {"weights": _weights_noise(experiment), "means": _means_noise(experiment)}
-    keeps = clients_keep(experiment)
+    keeps = clients_keep(experiment) or not experiment.selection.is_uniform
     return {
         kind: asdict(noise) | {"keeps": keeps} if isinstance(noise, Mechanism) else noise
         for kind, noise in noises.items()
@@ -74,6 +75,10 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
         return f"the server step '{method.server_step.name}' uses raw samples"
     if method.sharing.server is not None:
         return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
+    if experiment.selection.by_losses:
+        return f"losses without noise decide which clients take part (selection '{experiment.selection.name}')"
+    if experiment.slow is not None and experiment.slow.late == "next-round":
+        return "late uploads count in later rounds, for which no guarantee is proven here (slow.late)"
     shared = _means_noise(experiment)
     if isinstance(shared, str) and shared:
         return f"the model is trained on shared data, and {shared}"

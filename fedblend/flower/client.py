@@ -49,10 +49,10 @@ app = ClientApp()
 
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
-LOSS, METRICS = "loss", "metrics"
+LOSS, METRICS, LOCAL_LOSS = "loss", "metrics", "local-loss"
 COUNTS = ("right", "samples")
 """Numbers of samples that leave as scores."""
-ONCE = (UPLOAD, SHARING, ANSWERS, KEYS)
+ONCE = (UPLOAD, SHARING, ANSWERS, KEYS, LOCAL_LOSS)
 """What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 
 
@@ -130,7 +130,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
             raise
         except Exception as error:
             # A server that chooses the model may choose on which samples it fails.
-            if what in (SCORES, ANSWERS) and not isinstance(error, FedblendError):
+            if what in (SCORES, ANSWERS, LOCAL_LOSS) and not isinstance(error, FedblendError):
                 record.record_sent(run, task.round, client, kind, {}, False, once.part, begun=True)
             raise
         reply = pack(plain(reply_fields), to_record(leaving))
@@ -238,7 +238,7 @@ def _record(
 
 
 def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet | None:
-    """Return the samples that scores, mean outputs or prototypes cover, of a site with data and a site file.
+    """Return the samples that scores, a loss, mean outputs or prototypes cover, of a site with data and a site file.
 
     Mean outputs and prototypes have a row for each label. Of what is shared :meth:`_Begin.cover` notes them.
     """
@@ -248,7 +248,7 @@ def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet
         return None
     if what == SCORES and fields["split"] in ("holdout", "validation"):
         rows = population.held_order if fields["split"] == "holdout" else population.validation_order
-    elif what == UPLOAD and upload.content in ("outputs", "embeddings"):
+    elif what == LOCAL_LOSS or (what == UPLOAD and upload.content in ("outputs", "embeddings")):
         rows = population.order
     else:
         return None
@@ -342,6 +342,7 @@ ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work, type[req
     (app.query("shares"), KEYS, masked_site.make_shares, requests.Shares),
     (app.query("sign"), KEYS, masked_site.sign_sites, requests.Unmask),
     (app.query("unmask"), KEYS, masked_site.reveal_shares, requests.Unmask),
+    (app.query("loss"), LOCAL_LOSS, work.local_loss, requests.Loss),
 )
 """Handlers of all messages except the first query: Flower's decorator, kind of payload, function, and closed form."""
 

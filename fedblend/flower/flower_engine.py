@@ -109,8 +109,13 @@ class FlowerEngine:
         good = {client: payload for client, payload in payloads.items() if client not in faults}
         _log_faults(faults, round, bool(good))
         if sharing.plan.sees_model:
-            self._sent_model = (round, frozenset(c for c in asked if replies[c].fault is None))
+            self._note_sent(round, (c for c in asked if replies[c].fault is None))
         yield from (good | faults).items()
+
+    def _note_sent(self, round: int, clients: Iterable[int]) -> None:
+        """Note the clients that have received the round's model before their training."""
+        earlier = self._sent_model[1] if self._sent_model[0] == round else frozenset()
+        self._sent_model = (round, earlier.union(clients))
 
     def _share_sums(self, round: int, sharing: MaskedSums, asked: Sequence[int]) -> Iterator[tuple[int, Payload | str]]:
         """Request masked shared data; keys and shares are counted with the round's training."""
@@ -121,6 +126,23 @@ class FlowerEngine:
         self._extra_bytes = {("up", "keys"): summed.up, ("down", "keys"): summed.down}
         # A site may fail after its mean is in the sum.
         yield from (summed.faults | summed.payloads).items()
+
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Request the mean loss of a model over each client's samples; of sites that refuse or fail return the reason.
+
+        Raises :class:`FedblendError` if no site states it, and one of them has failed.
+        """
+        table = to_record(add_prefix("weights/", self.setup.shared(weights)))
+        replies = self.sites.exchange("query.loss", round, dict.fromkeys(clients, ClientRequest({}, (table,))))
+        found: dict[int, float | str] = {}
+        for client, reply in replies.items():
+            loss = reply.tensors.get("loss", torch.empty(0))
+            stated = loss.shape == () and loss.dtype == torch.float64 and bool(loss.isfinite())
+            found[client] = reply.fault or (float(loss) if stated else "its loss is no finite number")
+        faults = {client: loss for client, loss in found.items() if isinstance(loss, str)}
+        _log_faults(faults, round, len(faults) < len(found), "states no loss", "states its loss")
+        self._note_sent(round, found.keys() - faults.keys())
+        return found
 
     def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
@@ -364,9 +386,11 @@ def _mark(start: Tensors) -> str | None:
     return mark_text(start[MARK]) if MARK in start else None
 
 
-def _log_faults(faults: Mapping[int, str], round: int, others: bool) -> None:
-    """Log clients that share nothing. Raises :class:`FedblendError` if no client shares."""
+def _log_faults(
+    faults: Mapping[int, str], round: int, others: bool, nothing: str = "shares nothing", any: str = "shares anything"
+) -> None:
+    """Log clients that send nothing of what was asked for. Raises :class:`FedblendError` if there are no others."""
     for client, reason in faults.items():
-        log.warning("fedblend: round %s: client %s shares nothing: %s", round + 1, client, reason)
+        log.warning("fedblend: round %s: client %s %s: %s", round + 1, client, nothing, reason)
     if faults and not others:
-        raise FedblendError(f"round {round + 1}: no site shares anything ({summarize_faults(faults)})")
+        raise FedblendError(f"round {round + 1}: no site {any} ({summarize_faults(faults)})")

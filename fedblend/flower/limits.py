@@ -30,11 +30,12 @@ SIMULATION_ONLY = {
     "adversary": "a site that sends a corrupted upload can leave another site's model alone in a sum",
     "channel": "a real network loses messages by itself, and a simulated loss makes sites share again",
     "arrival": "a site's data change when the site changes them",
+    "slow": "a real site is slow by itself, and the federation has a deadline",
     "fraction": "a server that chooses a few of a site's samples can rebuild them",
 }
 """Fields of an experiment that sites with a site file refuse unless they have their default, and why."""
 
-OWN_DATA_ONLY = ("arrival", "fraction")
+OWN_DATA_ONLY = ("arrival", "slow", "fraction")
 """Fields of these that a site without data of its own accepts: it trains on the experiment's data, for trials."""
 
 MOST_HELD_OUT = 0.5
@@ -56,7 +57,7 @@ AT_SITES = (
 
 AT_SERVER = (
     *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
-    *("target_metric", "stop_at_target", "validation.metric"),
+    *("target_metric", "stop_at_target", "validation.metric", "selection"),
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )
 """Fields that sites do not read: the server's own work, and how a simulation computes."""
@@ -230,6 +231,8 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
                 f"this site has sent {sent} {kind} in all runs, and sends no more ({field} in its file); default: "
                 f"{each} times its rounds{'' if limit == math.inf else f', {limit} at most'}"
             )
+    if kind == "local-loss" and (sent := record.times_sent(kind)) >= site.rounds:
+        raise RefusedByPolicy(f"this site has sent {sent} losses in all runs, and sends no more (rounds in its file)")
     if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
         raise RefusedByPolicy(
             f"this site has trained in {rounds} rounds, and takes part in no more (rounds in its site file; default: "

@@ -133,6 +133,10 @@ class Train(_Request):
     total: Number | None = None
 
 
+class Loss(_Request):
+    """State the mean loss of the round's model over all own samples."""
+
+
 class Ask(_Request):
     """Answer the server step's question."""
 
@@ -188,6 +192,7 @@ SITE = "[0-9]{1,8}"
 TENSORS: Mapping[type[Form], str] = {
     StrategyRound: r"x|y",
     Share: rf"weights/.+|sealed/{SITE}",
+    Loss: r"weights/.+",
     Train: rf"(weights|outputs|server|pool)/.+|sealed/{SITE}",
     Ask: r".+",
     Score: r"weights/.+",

@@ -84,8 +84,8 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
             "start: sites that begin with models of their own do not have the earlier run's; valid over Flower: no "
             "start, or a method and a channel with which clients begin each round with the server's model"
         )
-    # Callbacks run at the server alone; sites would refuse those that are not fedblend's own.
-    experiment = {**as_table(setup.experiment), "callbacks": []}
+    # Callbacks and the selection run at the server alone; sites would refuse those that are not fedblend's own.
+    experiment = {**as_table(setup.experiment), "callbacks": [], "selection": "uniform"}
     name = _run_name(setup.folder)
     setup_fields = {"experiment": experiment, "setup": describe_setup(setup), "run": name}
     clients = len(setup.population)

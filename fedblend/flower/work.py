@@ -138,6 +138,24 @@ def shared(
     return made
 
 
+def local_loss(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
+    """Return the mean loss of the round's model over all of the client's samples, for the choice of clients.
+
+    The model is kept: if the client is chosen, its training begins with it.
+    """
+    if task.site.data is not None and task.size < task.site.min_mean:
+        told = f"{task.size} samples, and it tells of {task.site.min_mean} or more together (min_mean in its file)"
+        raise RefusedByPolicy(f"its mean loss would be of {told}")
+    task.memory.keep("model", str(task.round), tensors)
+    losses = task.engine.losses(task.round, _in_order(task, tensors), [task.client], task.setup.sizes(task.round))
+    return {}, {"loss": torch.tensor(_rounded(task, float(losses[task.client])), dtype=torch.float64)}
+
+
+def _rounded(task: ClientTask, value: float) -> float:
+    """Return a number that leaves: of a site's own samples three digits of it, which a curve or a choice needs."""
+    return value if task.site.data is None else float(f"{value:.3g}")
+
+
 def train(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
     """Return the client's upload after training, its number of samples and its loss; or what it lacks to begin."""
     start = _start(task, fields, tensors)
@@ -339,9 +357,7 @@ def _metrics(task: ClientTask, made: Scores, mine: np.ndarray) -> dict[str, floa
     if made.outputs is not None and not (task.site.data is not None and _has_few(task, targets)):
         outputs = made.outputs[mine]
         found |= {metric.label: metric.overall(outputs, targets) for metric in task.setup.experiment.metrics}
-    # Of a site's own samples to three digits: a curve needs no more.
-    digits = 17 if task.site.data is None else 3
-    return {name: float(f"{value:.{digits}g}") for name, value in found.items() if math.isfinite(value)}
+    return {name: _rounded(task, value) for name, value in found.items() if math.isfinite(value)}
 
 
 def _has_few(task: ClientTask, targets: torch.Tensor) -> bool:

@@ -113,11 +113,17 @@ def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[s
         *_counted(groups),
         (str(len(seeds)), "seed" if len(seeds) == 1 else "seeds"),
         (_counts_text(_facts(outcomes, "clients", "number")), "clients"),
-        (_field(outcomes, "train.cohort"), "clients a round"),
+        (_field(outcomes, "train.cohort"), f"clients a round{_chosen(outcomes)}"),
         (_counts_text(o.rounds for o in outcomes), "rounds"),
         (_counts_text(_facts(outcomes, "model", "parameters")), "model weights"),
     ]
     return [(number, word) for number, word in tiles if number]
+
+
+def _chosen(outcomes: Sequence[Outcome]) -> str:
+    """How clients are chosen, where it is not at random."""
+    names = dict.fromkeys(o.config.get("selection", {}).get("name", "uniform") for o in outcomes)
+    return "" if [*names] == ["uniform"] else f", chosen by {', '.join(names)}"
 
 
 def _counted(groups: Sequence[Group]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -12,7 +13,9 @@ from fedblend.report.figures import phases_of
 from fedblend.report.guarantees import Guarantee, shares_raw_samples
 from fedblend.report.sections import DatasetSection
 from fedblend.runs.groups import Group, Outcome
-from fedblend.runs.summary import duration, plus_minus
+from fedblend.runs.summary import NOTHING, duration, plus_minus
+
+MOST_LATE = 5  # Clients that are named as most often late
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def section_tables(section: DatasetSection) -> dict[str, PageTable]:
         "metrics": _page_table(section.rows, metric_columns(section.rows)),
         "bytes": bytes_table(section.rows),
         "clients": client_table(section.groups),
+        "late": late_table(section.groups),
         "time": _page_table(section.rows, [_seconds_column(phase) for phase in phases_of(section.rows)]),
         "privacy": privacy_table(section.guarantees),
     }
@@ -106,6 +110,33 @@ def _over_clients(outcomes: Sequence[Outcome]) -> MethodRow:
     for size in row["sizes"]:
         row[size] = fmean(final["by_size"][size]["mean"] for final in finals if size in final.get("by_size", {}))
     return row
+
+
+def late_table(groups: Sequence[Group]) -> PageTable:
+    """Clients that missed the deadlines of rounds, as means over rounds and runs; empty where none did."""
+    rows: list[MethodRow] = []
+    for g in groups:
+        records = [record for o in g.counted for record in o.records if record.cohort]
+        late = Counter(client for record in records for client in record.late or ())
+        totals = {
+            "late": late.total(),
+            "uploads": sum(record.uploads or 0 for record in records),
+            "stale": sum(len(record.stale or ()) for record in records),
+        }
+        row = {name: total / max(1, len(records)) for name, total in totals.items()}
+        often = ", ".join(f"{client} ({times}x)" for client, times in late.most_common(MOST_LATE)) or NOTHING
+        rows.append(row | {"method": g.name, "often": often, "by_seed": {}, "unsafe": False})
+
+    def number(name: str, heading: str, explanation: str) -> Column:
+        return Column(heading, lambda row: plus_minus(row[name], digits=1), lambda row: row[name], 0, explanation)
+
+    columns = [
+        number("late", "late a round", "clients that missed the deadline with some of their training"),
+        number("uploads", "uploads a round", "uploads that counted"),
+        number("stale", "of earlier rounds", "uploads among these that were made in earlier rounds"),
+        Column("most often late", lambda row: str(row["often"]), lambda row: math.nan, 0, "clients, with their times"),
+    ]
+    return _page_table(rows if any(row["late"] for row in rows) else [], columns)
 
 
 def privacy_table(found: Sequence[Guarantee]) -> PageTable:

@@ -129,7 +129,7 @@ def test_the_list_without_a_word_names_every_list_with_its_length():
         succeeded(here("list", word))
     for kind, number in kinds.items():
         assert f"{kind} {number}" in words_of(shown)
-    assert "a table (experiment, train, method, validation, policy, arrival)" in words_of(shown)
+    assert "a table (experiment, train, method, validation, policy, arrival, slow)" in words_of(shown)
 
 
 DATASETS = ("digits", "shakespeare")

@@ -17,7 +17,7 @@ from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
 from fedblend.core.record import RoundRecord
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Setup, cohort_of
 from fedblend.core.state import RunState
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
@@ -61,7 +61,7 @@ def test_every_hook_is_called_in_order_with_the_rounds_own_cohort() -> None:
 
     state = loop.run(*loop.start())
 
-    first, second = (loop.draw_cohort(round).tolist() for round in range(2))
+    first, second = (cohort_of(made, round).tolist() for round in range(2))
     assert state.round == 2
     assert diary.calls == [
         ("run begins", 0, 4),
@@ -207,7 +207,7 @@ def test_a_callback_that_reads_uploads_has_those_that_the_server_averages(engine
     state = loop.run(*loop.start())
 
     (sent,) = keeps.rounds
-    cohort = loop.draw_cohort(0)
+    cohort = cohort_of(made, 0)
     shares = made.sizes(0)[cohort] / made.sizes(0)[cohort].sum()
     assert list(sent) == cohort.tolist()
     for name, tensor in state.weights.items():

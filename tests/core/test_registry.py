@@ -38,6 +38,8 @@ REQUIRED = {
     ("metric", "torchmetrics"): {"path": "torchmetrics.classification:MulticlassF1Score"},
     ("optimizer", "torch"): {"path": "torch.optim:RMSprop"},
     ("partition", "counts"): {"counts": [[1, 2], [3, 4]]},
+    ("selection", "list"): {"clients": [[0, 1], [2]]},
+    ("selection", "available"): {"trace": "trace.csv"},
 }
 """Options that have no default."""
 

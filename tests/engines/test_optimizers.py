@@ -31,7 +31,7 @@ import fedblend
 from fedblend.core.engine import TrainTask, first_client_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Setup, cohort_of, model_spec
 from fedblend.core.state import to_tensors
 from fedblend.engines.adam import Adam, StackedAdam
 from fedblend.engines.assignment import group_ends
@@ -299,7 +299,7 @@ def test_state_is_kept_by_client_and_only_where_asked_for() -> None:
     )
     state, _ = run(federation_of(kept), 3)
     # The memory follows those that trained.
-    cohorts = {int(c) for r in range(3) for c in federation_of(kept).draw_cohort(r)}
+    cohorts = {int(c) for r in range(3) for c in cohort_of(kept, r)}
     assert set(state.client_states) == cohorts
     names = {n for n, p in kept.model.named_parameters() if p.requires_grad}
     for kept_by in state.client_states.values():

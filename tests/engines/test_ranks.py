@@ -99,6 +99,9 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         {"name": "pfedme", "objective": "fedlc"},
         {"name": "fedproto"},
         {"upload": "silent", "stateful_clients": True},
+        {"selection": {"name": "power-of-choice", "candidates": 6}, "train": {"cohort": 4, "epochs": 2}},
+        {"slow": {"epochs": [2, 1, 2, 1, 2, 1, 2], "late": "next-round"}, "train": {"cohort": 5, "epochs": 2}},
+        {"name": "fednova", "slow": {"epochs": [2, 1, 2, 1, 2, 1, 2]}, "train": {"cohort": 5, "epochs": 2}},
     ],
     ids=[
         "aggenhance",
@@ -109,12 +112,17 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         "pfedme and fedlc",
         "fedproto",
         "silent",
+        "power of choice",
+        "late uploads",
+        "fednova of slow clients",
     ],
 )
 def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
+    rest = {field: method[field] for field in ("selection", "slow", "train") if field in method}
+    method = {field: value for field, value in method.items() if field not in rest}
     file = write(
         tmp_path / "file.toml",
-        {**SETTINGS, "rounds": 2, "holdout": 0.2, "method": {**method, "label": "one"}, "engine": "loop"},
+        {**SETTINGS, "rounds": 2, "holdout": 0.2, **rest, "method": {**method, "label": "one"}, "engine": "loop"},
     )
 
     succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))

@@ -123,6 +123,8 @@ def test_the_listed_ranges_are_those_that_are_checked() -> None:
         "path": "x",
         "dataset": "x",
         "counts": [[1]],
+        "clients": [[0]],
+        "trace": "x",
         "target": "y",
         "of": "digits",
         "model": "efficientnet-lite0",

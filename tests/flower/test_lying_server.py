@@ -277,6 +277,7 @@ SIMULATED = {
     "adversary": {"name": "sign-flip"},
     "channel": {"name": "wireless"},
     "arrival": {"first": 0.5},
+    "slow": {"epochs": [1, 1, 1, 1]},
     "fraction": 0.01,
 }
 

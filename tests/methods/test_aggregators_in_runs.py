@@ -296,7 +296,7 @@ def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str)
 
 
 def test_krums_byzantine_clients_are_fewer_by_the_invalid_uploads() -> None:
-    work = LocalWork(lambda samples: 1, 0.1, 0.0, 0.0, ())
+    work = LocalWork(lambda client, samples: 1, 0.1, 0.0, 0.0, ())
     assert [Krum(byzantine=2).for_round(replace(work, invalid=n)).byzantine for n in range(4)] == [2, 1, 0, 0]
     assert MultiKrum(byzantine=2, kept=3).for_round(replace(work, invalid=1)) == MultiKrum(byzantine=1, kept=3)
 

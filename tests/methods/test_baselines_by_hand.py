@@ -105,9 +105,9 @@ def test_fednova(solver: str) -> None:
 
 def test_fednovas_norm_of_a_site_that_states_any_number_of_samples_takes_no_time() -> None:
     steps, rho, pull = 10**12, 0.9, 0.1 * 2.0
-    momentum = NormalisedMean(LocalWork(lambda samples: steps, 0.1, rho, 0.0, [])).norm(1)
+    momentum = NormalisedMean(LocalWork(lambda client, samples: steps, 0.1, rho, 0.0, [])).norm(0, 1)
     assert momentum == pytest.approx((steps - rho / (1 - rho)) / (1 - rho), rel=1e-12)
-    proximal = NormalisedMean(LocalWork(lambda samples: steps, 0.1, 0.0, 2.0, [])).norm(1)
+    proximal = NormalisedMean(LocalWork(lambda client, samples: steps, 0.1, 0.0, 2.0, [])).norm(0, 1)
     assert proximal == pytest.approx(1 / pull, rel=1e-12)
 
 

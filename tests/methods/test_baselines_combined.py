@@ -147,4 +147,4 @@ def test_fednova_counts_every_step_of_an_objective_that_makes_several_a_batch() 
     for made, steps in ((plain, train.batches_of(25)), (hidden, 2 * train.batches_of(25))):
         aggregator = aggregator_of(made, 0)
         assert isinstance(aggregator, NormalisedMean)
-        assert aggregator.work.steps_of(25) == steps
+        assert aggregator.work.steps_of(0, 25) == steps

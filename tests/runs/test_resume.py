@@ -62,10 +62,12 @@ EVENTFUL = {
     "model": {"name": "mlp", "hidden": [32], "dropout": 0.3},
     "train": {"cohort": 4, "epochs": 1, "batch_size": 20, "lr": 0.05},
     "method": {"name": "fedmix", "sharing": {"samples_per_mean": 5, "refresh": 0.2}},
+    "selection": {"name": "power-of-choice", "candidates": 6},
+    "slow": {"epochs": [1, 1, 0.5, 1, 1, 0.3, 1, 1, 1, 1], "late": "next-round"},
     "engine": "loop",
 }
-"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive; with one
-engine, since `auto` may take another on a machine that is busier."""
+"""All that a run can carry from round to round: dropout, shared means that are renewed, data that arrive, late uploads,
+and losses that choose clients; with one engine, since `auto` may take another on a machine that is busier."""
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def _release(
     """The releases so far: sums of clients drawn in secret from a ``population``, or those of one client's rounds.
 
     Where cohorts are public (``population`` is ``None``), the sums that a client is in are known: those of its rounds.
-    So they count where clients keep something on which their later uploads depend.
+    So they count where clients keep something on which their later uploads depend, or are not drawn uniformly.
     """
     given = noise["distribution"], noise["multiplier"]
     if kind == "means":

@@ -65,6 +65,16 @@ class DistributedEngine:
                 payloads |= payloads_from(*self.ranks.recv_from(rank))
         yield from ((client, payloads[client]) for client in sharing if client in payloads)
 
+    def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
+        """Return the clients' losses, in their order; each rank computes its part."""
+        with self._report_failed_rank():
+            fields = {"command": "losses", "round": round, "clients": list(clients)}
+            self.ranks.broadcast(fields, self._unfrozen(weights))
+            found = self.inner.losses(round, weights, clients[:: self.ranks.size], sizes)
+            for rank in range(1, self.ranks.size):
+                found |= {client: loss for client, loss in self.ranks.recv_from(rank)[0]["losses"]}
+        return {client: found[client] for client in clients}
+
     def _unfrozen(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return what other ranks lack of a model: they receive the frozen tensors once, before all else."""
         if not self._sent_frozen:

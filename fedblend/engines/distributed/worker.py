@@ -100,6 +100,10 @@ def serve(ranks: Ranks, setup: Setup | None = None) -> None:
             frozen = tensors
         elif fields["command"] == "share":
             _share(setup, inner, ranks, fields, {**frozen, **tensors})
+        elif fields["command"] == "losses":
+            own, sizes = fields["clients"][ranks.rank :: ranks.size], setup.sizes(fields["round"])
+            found = inner.losses(fields["round"], {**frozen, **tensors}, own, sizes)
+            ranks.send({"losses": list(found.items())}, {})
         elif fields["command"] == "query":
             ranks.send(*payload_message(dict(inner.query(tensors))))
         elif fields["command"] == "score":

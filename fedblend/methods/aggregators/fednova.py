@@ -52,33 +52,37 @@ class NormalisedMean(Aggregator):
     def __init__(self, work: LocalWork) -> None:
         self.work = work
 
+    def weigh(self, client: int, samples: int) -> float:
+        """n_k / |a_k|_1; 0 of a client without a step on what is shared."""
+        norm = self.norm(client, samples)
+        return samples / norm if norm else 0.0
+
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
-        """The sums with weights n_k / |a_k|_1."""
+        """The weighted sums."""
         sums = Sums()
-        for tensors, samples in uploads:
-            norm = self.norm(int(samples))
-            sums.add(tensors, samples / norm if norm else 0.0)
+        for tensors, weight in uploads:
+            sums.add(tensors, weight)
         return sums
 
     def unrounded(self, partial: Sums) -> Sums:
         """The same sums, whose mean stays in float64."""
         return partial.unrounded()
 
-    def norm(self, samples: int) -> float:
+    def norm(self, client: int, samples: int) -> float:
         """|a_k|_1 of a client with ``samples`` samples: how far gradients of 1 move it, in learning rates."""
         rho, pull = self.work.momentum, self.work.lr * self.work.mu
         # A step takes (velocity v, moved m, 1) to v' = rho v - pull m + 1, m' = m + v'. Powers, not steps: a site may
         # state any number of samples.
         step = np.array([[rho, -pull, 1.0], [rho, 1.0 - pull, 1.0], [0.0, 0.0, 1.0]])
-        return float(np.linalg.matrix_power(step, self.work.steps_of(samples))[1, 2])
+        return float(np.linalg.matrix_power(step, self.work.steps_of(client, samples))[1, 2])
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
         """The global weights after the normalised change; buffers are the mean's."""
         if not partial.weight:  # no client made a step on what is shared
             return dict(weights)
-        mean, samples = partial.mean(), self.work.samples
+        mean, good = partial.mean(), self.work.good
         # tau_eff sum_k p_k / |a_k|_1; the mean is over p_k / |a_k|_1.
-        factor = sum(n * self.norm(n) for n in samples) * partial.weight / sum(samples) ** 2
+        factor = sum(n * self.norm(k, n) for k, n in good) * partial.weight / sum(n for _, n in good) ** 2
         start = {name: weights[name].to(mean[name].device) for name in self.work.trained}
         moved = {name: w + factor * (mean[name] - w) for name, w in start.items()}
         return mean | {name: tensor.to(mean[name].dtype) for name, tensor in moved.items()}

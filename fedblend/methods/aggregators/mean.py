@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
+from fedblend.core.columns import Column, column
 from fedblend.core.registry import part
 
 
@@ -59,19 +61,24 @@ class WeightedMean(Aggregator):
     themselves and the mean lies in their convex hull.
     """
 
-    by: Literal["samples", "clients"] = "samples"
-    """Weights of the mean: the clients' numbers of samples, or equal weights (noise at the server needs these)."""
+    by: Annotated[Literal["samples", "clients"] | Column, Field(union_mode="left_to_right")] = "samples"
+    """Weights of the mean: the clients' numbers of samples, equal weights (noise at the server needs these), or a
+    number for each client: a list, or "FILE.csv:COLUMN"."""
 
     @property
     def is_plain_mean(self) -> bool:
         """Whether clients have equal weights."""
         return self.by == "clients"
 
+    def weigh(self, client: int, samples: int) -> float:
+        """The client's samples or, of one that has some, its number."""
+        return float(samples) if self.by in ("samples", "clients") else float(column(self.by)[client]) * (samples > 0)
+
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
         """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
-            sums.add(tensors, weight if self.by == "samples" else float(weight > 0))
+            sums.add(tensors, float(weight > 0) if self.by == "clients" else weight)
         return sums
 
     def unrounded(self, partial: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -59,6 +59,8 @@ class SecureMean(WeightedMean):
 
     secure_aggregated = True
 
+    by: Literal["samples", "clients"] = "samples"
+    """Weights of the mean: the clients' numbers of samples, or equal weights."""
     range: Positive = 16.0
     """Largest change of a number in one round; a client whose model changed more sends nothing."""
     fewest: Annotated[Int, Field(ge=2)] = 3
