@@ -557,13 +557,16 @@ def init(
 @_command(site_app, "", "site check site.toml")
 def check(
     path: SiteFile = Path("site.toml"),
-    experiment: Annotated[Path | None, typer.Option(help="An experiment file: print its digest, for `agreed`.")] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="An experiment file: its digest (for `agreed`), and all that this site refuses of it."),
+    ] = None,
     run: Annotated[str | None, typer.Option(help="The experiment's run, among several.")] = None,
 ) -> None:
     """Load a site's samples and keys, and show them beside what its file allows; nothing is sent."""
-    from fedblend.cli.federation import check_site, one_experiment
+    from fedblend.cli.federation import check_site
 
-    check_site(path, None if experiment is None else one_experiment(experiment, run))
+    check_site(path, experiment, run)
 
 
 @_command(site_app, "", "site audit site.toml")

@@ -28,10 +28,12 @@ from fedblend.runs.directory import RunDirectory, foreign_code
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
-    from fedblend.flower.site import Site
 
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
+
+NEARLY = 0.9
+"""Share of a limit from which a check warns that it is nearly used up."""
 
 SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|(.+))", re.MULTILINE)
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
@@ -268,18 +270,19 @@ def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, 
         )
 
 
-def check_site(path: Path, experiment: Experiment | None = None) -> None:
+def check_site(path: Path, experiment: Path | None = None, run: str | None = None) -> None:
     """Load a site's samples and keys, and print them beside what its file allows and what its audit log has counted.
 
-    Of an ``experiment`` the digest is printed. Raises :class:`FedblendError` for the first field with which the site
-    could take part in nothing, or not in the experiment.
+    Of an ``experiment`` the digest is printed, and all that the site refuses of it. Raises :class:`FedblendError` for
+    the first field with which the site could take part in nothing, or if it refuses the experiment.
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
-    from fedblend.flower.limits import BOUNDED, most_sent
+    from fedblend.flower.limits import BOUNDED, agreed_digest, most_sent
+    from fedblend.flower.refusals import refusals
     from fedblend.flower.site import read_site, trust_of
 
-    site, console = read_site(path), Console()
+    site, console, held = read_site(path), Console(), None
     if site.data is not None:
         with console.status("loading the samples"):
             try:
@@ -311,25 +314,25 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
         most = {"rounds": site.rounds, "sharings": site.sharings}
         for kind, (field, *_) in BOUNDED.items():
             used[field], most[field] = record.times_sent(kind), most_sent(site, kind)
+        if experiment is not None:
+            with trust_of(site):
+                asked = one_experiment(experiment, run)
+            refused = refusals(site, asked, held, record)
     console.tell(
         f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {used['rounds']:,} of at most "
         f"{site.rounds:,} rounds"
     )
     for field in used:
-        if used[field] >= most[field]:
-            console.tell(f"warning: {field}: used up, {used[field]:,} of at most {most[field]:,} over all runs")
+        if used[field] >= NEARLY * most[field]:
+            word = "used up" if used[field] >= most[field] else "nearly used up"
+            console.tell(f"warning: {field}: {word}, {used[field]:,} of at most {most[field]:,} over all runs")
     if experiment is not None:
-        _check_agreement(site, experiment, console)
+        console.tell(f'agreed = "{agreed_digest(asked)}"')
+        for reason in refused:
+            console.tell(f"refused: {reason}")
+        if refused:
+            raise FedblendError(f"{path}: this site does not take part in {experiment}: {refused[0]}")
     console.tell(f"{path}: no fault found")
-
-
-def _check_agreement(site: Site, experiment: Experiment, console: Console) -> None:
-    """Print the line of a site file that agrees to an experiment. Raises :class:`FedblendError` where it is refused."""
-    from fedblend.flower.limits import agreed_digest, check_agreed, check_experiment
-
-    console.tell(f'agreed = "{agreed_digest(experiment)}"')
-    check_experiment(site, experiment)
-    check_agreed(site, experiment)
 
 
 def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:

@@ -91,7 +91,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
         memory = Memory(context, site, client, fields["run"] or str(context.run_id))
         task = ClientTask(engine, site, client, fields["round"], memory)
         record = AuditLog(site.audit)
-        run, kind = run_of(fields, context), kind_of(engine, what)
+        run, kind = run_of(fields, context), kind_of(engine.setup.experiment.method, what)
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
         begin = _Begin(task, once, what)
         try:
@@ -278,9 +278,8 @@ def samples_digest(engine: LoopEngine) -> str:
     return digest_of({"x": train.x, "y": train.y})
 
 
-def kind_of(engine: LoopEngine, what: str) -> str:
+def kind_of(method: Any, what: str) -> str:
     """Return the kind of a payload, under which its bytes are counted."""
-    method = engine.setup.experiment.method
     upload = "masked" if method.aggregator.secure_aggregated else method.upload.bytes_kind
     shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
     fields = {UPLOAD: upload, SHARING: shared}

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
+from fedblend.core.errors import FedblendError, legible, or_valid, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
@@ -34,6 +34,7 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import read_toml, write_toml
+from fedblend.flower.differences import difference
 from fedblend.flower.requests import SetupForm
 
 KINDS = tuple(PAYLOAD_KINDS)
@@ -149,6 +150,10 @@ class Site(BaseModel):
     `audit.jsonl` beside it.
     """
 
+    def __hash__(self) -> int:
+        # Options of data may be lists and tables.
+        return hash(repr(self))
+
     @property
     def has_file(self) -> bool:
         """Whether there is a site file: a site that has one also has an audit log."""
@@ -255,13 +260,13 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     # Images and features of one shape have other ranges of values, and the server's scale fits only its own kind.
     own = {"kind": data.kind, "shape": list(data.train.x.shape[1:]), "classes": list(data.classes)}
     own |= {"outputs": data.outputs, "labels": list(data.labels), "features": _backbone(data)}
-    if server_setup["table"] and (table := _encoding(data)):
+    if server_setup["table"] and (table := encoding_of(data)):
         own["table"] = table
     for field, value in own.items():
         if value != (given := server_setup[field]):  # type: ignore[literal-required]
-            theirs = brief(given)
-            log.error("fedblend: data: this site's %s: %r; the federation's: %s; valid: the same", field, value, theirs)
-            raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
+            apart = printable(difference(value, given))
+            log.error("fedblend: data: this site's %s differs from the federation's: %s", field, apart)
+            raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states how")
     # The server's validation samples are the server's own.
     at_clients = Validation(clients=experiment.validation.clients)
     one_client = experiment.model_copy(
@@ -310,17 +315,17 @@ def describe_setup(setup: Setup) -> SetupForm:
         "classes": list(setup.data.classes),
         "outputs": setup.data.outputs,
         "labels": list(setup.data.labels),
-        "table": _encoding(setup.data),
+        "table": encoding_of(setup.data),
         "features": _backbone(setup.data),
         "scale": numbers,
         "frozen": setup.frozen_digest(setup.weights()),
     }
 
 
-def _encoding(data: Dataset) -> dict[str, Any]:
-    """Return a table's columns, and its texts by column: which feature has which meaning. Empty for other data."""
+def encoding_of(data: Dataset) -> dict[str, Any]:
+    """Return a table's columns, and its texts and units by column: what a feature means. Empty for other data."""
     form = data.facts.get("table", {})
-    return {name: form[name] for name in ("columns", "categories") if name in form}
+    return {name: form[name] for name in ("columns", "categories", "units") if name in form}
 
 
 def _backbone(data: Dataset) -> str:

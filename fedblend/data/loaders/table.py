@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
 from fedblend.core.registry import FilePath, part
+from fedblend.data.loaders.dictionary import conformed
 from fedblend.data.loaders.files import (
     TestShare,
     draw_test_half,
@@ -82,6 +84,15 @@ class TableFile:
     """
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, for a table without a split."""
+    columns: dict[str, str | list[str]] | None = None
+    """The data dictionary, the same at all sites: the columns in order, target included. A column of numbers has its
+    unit (`age = "years"`, or `""`), a column of text all values that it may have (`ward = ["a", "b"]`), also those that
+    no row has. Other columns of the file are not used.
+    """
+    rename: dict[str, str] = field(default_factory=dict)
+    """Columns of this file that have another name elsewhere, and that name: `Alter = "age"`."""
+    categories: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Texts of this file that are others elsewhere, by column (its new name): `ward = {Station_A = "a"}`."""
 
     def load(self) -> Dataset:
         """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
@@ -90,6 +101,8 @@ class TableFile:
         codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
         frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
         named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
+        if self.columns is not None or self.rename or self.categories:
+            frame = conformed(frame, self.columns, self.rename, self.categories, targets, list(named.values()), path)
         uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
         features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
         faults = Faults()
@@ -124,6 +137,8 @@ class TableFile:
             arrays["labels"] = np.array(targets, str)
         for name in (name for name in [*uses, *features] if frame[name].dtype.kind not in "iufb"):
             warn_of_blanks(frame[name].dropna().astype(str).unique().tolist(), f"{path}: column '{legible(name)}'")
+        if isinstance(classes := (self.columns or {}).get(targets[0], ""), list):
+            arrays["classes"] = np.array(classes, str)
         if by_client:
             if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
                 found = f"'{legible(lacking[0])}' has none ({len(lacking)} such clients)"
@@ -135,12 +150,15 @@ class TableFile:
             for name in features:
                 _require_different(frame[name])
         form = form_of(frame.loc[train, features])
+        listing = {name: values for name, values in (self.columns or {}).items() if name in form["columns"]}
+        form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
         arrays["x"] = encode(frame, form, path)
         data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
         if not self.split:
             group = "client" if self.client else "class" if data.classes else "table"
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
-        data.facts.update(table={**form, "standardize": self.standardize})
+        units = {name: unit for name, unit in listing.items() if isinstance(unit, str) and unit}
+        data.facts.update(table={**form, "standardize": self.standardize, **({"units": units} if units else {})})
         return data
 
     def _training_rows(self, arrays: dict[str, np.ndarray], n: int, path: Path) -> np.ndarray | None:
