@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import RunNotRunningException
 
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
-from fedblend.core.errors import FedblendError, brief, listed
+from fedblend.core.errors import FedblendError, brief, legible, listed
 from fedblend.core.files import locked_folder, write_atomically
 from fedblend.core.paths import from_file, read_text
 from fedblend.core.record import RoundRecord
@@ -28,7 +29,7 @@ from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
-from fedblend.flower.sites import MessageGrid, Sites
+from fedblend.flower.sites import PEERS, MessageGrid, Sites
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.runner import FinishedRun, execute
 
@@ -37,6 +38,9 @@ Counts = Mapping[int, Mapping[str, Any]]
 
 COUNTS = ("samples", "holds_out", "validates")
 """Samples to train on, held out, and kept for validation."""
+
+CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")
+"""Numbers of clients in a message."""
 
 RUN_NAME = "sites.id"
 """File in a run directory: the name of the run at the sites."""
@@ -50,14 +54,25 @@ def main(grid: Grid, context: Context) -> None:
     """Run the experiment that ``flwr run`` submitted, or continue the run in its folder.
 
     The run configuration has ``experiment`` (the path of a resolved experiment file on the server), ``folder`` (the
-    run directory), ``min-sites`` and ``deadline``.
+    run directory), ``min-sites``, ``deadline`` and ``credentials`` (:class:`FederationLimits`).
     """
     end_with_parent()
     config = context.run_config
     experiment = resolve(from_file(read_toml(str(config["experiment"])), str(config["experiment"])))
-    limits = FederationLimits(int(config.get("min-sites", 0)), float(config.get("deadline", DEFAULT_DEADLINE)))
+    credentials = str(config.get("credentials", ""))
+    limits = FederationLimits(
+        int(config.get("min-sites", 0)), float(config.get("deadline", DEFAULT_DEADLINE)), credentials
+    )
+    folder = Path(str(config["folder"]))
     try:
-        finished = run(grid, experiment, Path(str(config["folder"])), limits)
+        log.addFilter(SiteNames(names_of(peers_of(credentials))))
+        finished = run(grid, experiment, folder, limits)
+    except (SystemExit, RunNotRunningException):
+        # Flower ends this process so at `flwr stop`, and where the SuperLink is gone.
+        directory = RunDirectory(folder)
+        if RunDirectory.is_run(folder) and directory.status()["state"] == "killed":
+            directory.set_status("stopped", directory.status()["round"], "by flwr stop, or its SuperLink is gone")
+        raise
     except FedblendError as error:
         log.error("fedblend: error: %s", error)
         raise
@@ -91,18 +106,58 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     clients = len(setup.population)
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
-    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server)
+    peers = peers_of(limits.credentials)
+    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server, peers)
     known = _known_counts(setup)
     if known:
         sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)
     sites.wait_until_connected(len(sites.expected))
     connected = len(sites.nodes.keys() & sites.expected)
+    for client in sorted(sites.expected):
+        node, samples = sites.nodes.get(client), sites.hello_fields.get(client, {}).get("samples")
+        known_by = "not connected" if node is None else f"node {node}"
+        log.info("fedblend: client %s: %s%s", client, known_by, "" if samples is None else f", {samples:,} samples")
     log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
     _keep_run_name(setup.folder, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
+    if peers:
+        names = names_of(peers)
+        notes = federated.population.notes | {"sites": [names.get(client, "") for client in range(clients)]}
+        federated = replace(federated, population=replace(federated.population, notes=notes))
     if federated.population.elsewhere:
         sites.expect(client for client in np.flatnonzero(federated.population.sizes).tolist() if client != server)
     return federated, sites
+
+
+def peers_of(credentials: str) -> dict[int, str]:
+    """Return the lines of the sites' public keys by client; none without a folder of credentials."""
+    if not credentials:
+        return {}
+    return {int(client): str(line) for client, line in read_toml(Path(credentials) / PEERS).items()}
+
+
+def names_of(peers: Mapping[int, str]) -> dict[int, str]:
+    """Return the names of sites: what stands behind their public keys."""
+    return {client: legible(" ".join(line.split()[2:]), 50) for client, line in peers.items()}
+
+
+class SiteNames(logging.Filter):
+    """Writes the names of sites behind the numbers of clients in fedblend's lines of a log."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change a record's text."""
+        text = record.getMessage()
+        if self.names and text.startswith("fedblend: "):
+            record.msg, record.args = CLIENTS.sub(lambda found: re.sub(r"\d+", self._named, found[0]), text), ()
+        return True
+
+    def _named(self, number: re.Match[str]) -> str:
+        name = self.names.get(int(number[0]))
+        return f"{number[0]} ({name})" if name else number[0]
 
 
 def _run_name(folder: Path | None) -> str:
@@ -196,9 +251,7 @@ def _warn_of_changes(own: Counts, known: Counts) -> None:
     """Warn of sites whose numbers of samples are not those with which the run began."""
     for client, fields in own.items():
         before, now = ({f: table.get(f, 0) for f in COUNTS} for table in (known[client], fields))
-        if not before["samples"] and now["samples"]:
-            log.warning("fedblend: client %s was not connected when the run began, and takes no part in it", client)
-        elif before != now:
+        if before != now:
             log.warning(
                 "fedblend: client %s has other samples (%s) than when the run began (%s); its replies with other "
                 "numbers are refused",
