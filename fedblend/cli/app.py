@@ -529,11 +529,46 @@ def app_(
     run: RunName = None,
     min_sites: MinSites = 0,
     deadline: Deadline = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="The server's folder of provision: sites must have their own keys and numbers.")
+    ] = None,
 ) -> None:
     """Write an experiment as a Flower app, which `flwr run APP SUPERLINK` starts; a second start resumes the run."""
     from fedblend.cli.federation import one_experiment, write_app_folder
 
-    write_app_folder(one_experiment(file, run, changes), out, folder, min_sites, deadline)
+    write_app_folder(one_experiment(file, run, changes), out, folder, min_sites, deadline, credentials)
+
+
+@_command(federation_app, "provision:provision", "federation provision sites.toml --out federation")
+def provision(
+    file: Annotated[Path, typer.Argument(help="The coordinator's file: the server's address, the sites' names.")],
+    out: Annotated[Path, typer.Option(help="Folder for what each party needs.")] = Path("federation"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate of the server.")] = False,
+) -> None:
+    """Make what each party of a federation needs: certificates, a folder for each site, the list of keys.
+
+    Again, it adds new sites and their keys, and renews certificates that expire within 30 days.
+    """
+
+
+@_command(site_app, "provision:enroll", "site enroll site.toml")
+def enroll(
+    path: SiteFile = Path("site.toml"),
+    rotate: Annotated[bool, typer.Option("--rotate", help="Make a new key beside the old one.")] = False,
+) -> None:
+    """Make this site's private key, which stays here: print the public key for the coordinator."""
+
+
+@_command(site_app, "", "site start site.toml")
+def start(
+    path: SiteFile = Path("site.toml"),
+    port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for the SuperNode's own processes.")] = 9094,
+) -> None:
+    """Start this site's SuperNode, as a service does: with exit code 3 it has to be started again."""
+    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
+    from fedblend.flower.supervise import start_site
+
+    raise typer.Exit(start_site(path, port))
 
 
 @_command(site_app, "", "site init site.toml --data samples.npz --min-mean 20")

@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -107,13 +108,25 @@ def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadlin
     return FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline)
 
 
-def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
+def write_app_folder(
+    experiment: Experiment,
+    out: Path,
+    folder: Path,
+    min_sites: int,
+    deadline: float | None,
+    credentials: Path | None = None,
+) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
     from fedblend.flower.app_folder import write_app
     from fedblend.flower.site import MOST_ROUNDS
+    from fedblend.flower.sites import PEERS
 
     _require_real(experiment)
     limits = _limits(experiment, getattr(experiment.partition, "clients", None), min_sites, deadline)
+    if credentials is not None:
+        if not (credentials / PEERS).is_file():
+            raise FedblendError(f"--credentials {credentials}: has no {PEERS}; valid: server of federation provision")
+        limits = replace(limits, credentials=str(credentials.absolute()))
     write_app(out, experiment, folder, limits)
     if experiment.rounds > MOST_ROUNDS:
         note(
@@ -278,6 +291,7 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
+    from fedblend.flower.credentials import expiry_warnings
     from fedblend.flower.limits import BOUNDED, agreed_digest, most_sent
     from fedblend.flower.refusals import refusals
     from fedblend.flower.site import read_site, trust_of
@@ -294,6 +308,9 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     else:
         console.tell("Samples: none; the site trains on its client's part of the experiment's data (data, for trials)")
     console.tell(f"May leave: {', '.join(site.allow) or 'nothing'}")
+    if site.federation is not None:
+        warnings = [f"warning: {text}" for text in expiry_warnings([Path(site.federation.ca)])]
+        console.tell("\n".join([f"Site {site.federation.client}: {site.federation.name}", *warnings]))
     if site.key is not None:
         console.tell(_keys_of(path, site.key, site.peers, site.min_sum))
     elif site.peers is not None:

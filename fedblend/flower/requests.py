@@ -112,7 +112,7 @@ class Hello(_OfRun):
     """The first query: who are you? ``clients`` are those that take part in a run that has begun."""
 
     version: Text | None = None
-    clients: list[Client] | None = None
+    clients: Annotated[list[Client], Field(min_length=1)] | None = None
 
 
 class _Request(_OfRun):

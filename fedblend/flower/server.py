@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import logging
 import re
 import secrets
@@ -26,6 +28,7 @@ from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
+from fedblend.flower.credentials import expiry_warnings
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
@@ -87,9 +90,13 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
         why = f"{len(sites.nodes)} of {sites.clients} sites connected"
         return federated, FlowerEngine(federated, sites), EnginePlan("flower", None, 1, "contiguous", why)
 
+    def tell(record: RoundRecord) -> None:
+        warn_of_expiry(limits.credentials, datetime.date.today())
+        _log_round(record)
+
     # Sites receive nothing of a run that another process makes, and its name and its numbers of samples hold.
     with locked_folder(folder, "sites.lock", "this run directory"):
-        return execute(experiment, folder, resume=True, listener=_log_round, federate=federate)
+        return execute(experiment, folder, resume=True, listener=tell, federate=federate)
 
 
 def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
@@ -134,6 +141,13 @@ def peers_of(credentials: str) -> dict[int, str]:
     if not credentials:
         return {}
     return {int(client): str(line) for client, line in read_toml(Path(credentials) / PEERS).items()}
+
+
+@functools.cache
+def warn_of_expiry(credentials: str, today: datetime.date) -> None:
+    """Warn of certificates in the folder of credentials that expire soon, once a day."""
+    for text in expiry_warnings(Path(credentials, f"{name}.crt") for name in ("server", "ca")) if credentials else ():
+        log.warning("fedblend: %s", text)
 
 
 def names_of(peers: Mapping[int, str]) -> dict[int, str]:

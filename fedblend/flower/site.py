@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, legible, or_valid, printable
+from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
 from fedblend.core.paths import absolute, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
@@ -80,6 +80,21 @@ class Withheld(RefusedByPolicy):
             "state which; valid: a larger range (coarser steps)"
         )
         self.why = why
+
+
+class Membership(BaseModel):
+    """A site's place in its federation, as `fedblend federation provision` writes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    """The site's name."""
+    client: Annotated[Int, Field(ge=0)]
+    """The number of the site's client."""
+    server: Annotated[str, Field(pattern=r":\d+$")]
+    """Address and port of the SuperLink."""
+    ca: FilePath
+    """The certificate of the authority that signed the server's."""
 
 
 class Site(BaseModel):
@@ -149,6 +164,8 @@ class Site(BaseModel):
     """The audit log: one JSON line for each payload that leaves; each site needs its own. Default with a site file:
     `audit.jsonl` beside it.
     """
+    federation: Membership | None = None
+    """This site's place in its federation, with which `fedblend site start` starts its SuperNode."""
 
     def __hash__(self) -> int:
         # Options of data may be lists and tables.
@@ -197,7 +214,11 @@ def site_of_node(node_config: Any) -> Site:
     through the server's model, which need a word: ``allow="prototypes"``, with commas between several.
     """
     if (path := node_config.get("site")) is not None:
-        return _read_cached(str(path))
+        site, client = _read_cached(str(path)), node_config.get("partition-id")
+        if site.federation is not None and client != site.federation.client:
+            own = f"{site.federation.client}, that of {site.federation.name} (federation.client in the site file)"
+            raise FedblendError(f"partition-id: {brief(client)}; valid: {own}")
+        return site
     more = str(node_config.get("allow", "")).replace(" ", "").split(",")
     safe = (kind.name for kind in PAYLOAD_KINDS.values() if not kind.through_model)
     try:
@@ -385,7 +406,7 @@ allow = {allow}
 min_mean = {min_mean}
 
 # Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
-min_sum = 3
+min_sum = {min_sum}
 
 # Parts and models that are not fedblend's own run here only if this list names them, as "package.module:Name". A site
 # without data of its own (below) reads a file that the experiment names only if this list has its absolute path.
@@ -396,7 +417,7 @@ sharings = {sharings}
 
 # Masked sums: this site's private key, and the public keys of all sites (0 = "ecdsa-sha2-nistp384 AAAA...", ...).
 # Without these lines the server could take the place of other sites.
-# key = "site-0"
+{key}
 # peers = "peers.toml"
 
 # Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
@@ -445,6 +466,10 @@ NO_DATA = """
 # path = "samples.npz"
 """
 
+FEDERATION = """
+# This site's place in its federation, for `fedblend site start`. Leave it as it is.
+"""
+
 DATA = """
 # This site's samples; their test half stays at this site and is not used.
 """
@@ -459,14 +484,20 @@ def site_text(
     trusted: Sequence[str] = (),
     rounds: int = MOST_ROUNDS,
     table: Mapping[str, Any] = MappingProxyType({}),
+    min_sum: int = 3,
+    key: str | None = None,
+    audit: str | None = None,
+    federation: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data``.
 
-    ``data`` is an ``.npz`` file, or a table with the options ``table``.
+    ``data`` is an ``.npz`` file, or a table with the options ``table``. Other arguments are fields of the file.
     """
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
     kinds = [f"{kind.name + '*' * kind.through_model:15} {kind.meaning}" for kind in PAYLOAD_KINDS.values()]
     samples = NO_DATA if data is None else DATA + write_toml({"data": samples_of(data, table)})
+    if federation is not None:
+        samples = FEDERATION + write_toml({"federation": federation}) + samples
     return SITE_FILE.format(
         path=printable(str(path.absolute())),
         others=others,
@@ -476,7 +507,9 @@ def site_text(
         trusted=_toml_list(trusted),
         sharings=sharings,
         rounds=rounds,
-        audit=_toml(f"{path.stem}.audit.jsonl"),
+        audit=_toml(audit or f"{path.stem}.audit.jsonl"),
+        min_sum=min_sum,
+        key=f"key = {_toml(key)}" if key else '# key = "site-0"',
         data=samples,
         MOST_SECONDS=MOST_SECONDS,
         MOST_WEIGHTS=MOST_WEIGHTS,

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("cryptography", reason="Flower (extra 'flower') is not installed")
 
 from fedblend.core.errors import FedblendError
-from fedblend.flower.trial import LoopbackTrial, make_credentials
+from fedblend.flower.credentials import make_credentials
+from fedblend.flower.trial import LoopbackTrial
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

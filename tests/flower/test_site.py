@@ -107,7 +107,7 @@ def test_a_new_site_file_takes_a_table_with_its_options(tmp_path: Path) -> None:
 
 
 def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path: Path) -> None:
-    trial = pytest.importorskip("fedblend.flower.trial")
+    trial = pytest.importorskip("fedblend.flower.credentials")
     path = tmp_path / "site.toml"
     for name in ("site-0", "site-1", "other"):
         trial.make_site_key(tmp_path / name)
@@ -142,7 +142,7 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
 
 
 def test_a_check_reads_the_keys_of_all_peers(tmp_path: Path) -> None:
-    trial = pytest.importorskip("fedblend.flower.trial")
+    trial = pytest.importorskip("fedblend.flower.credentials")
     path, peers = tmp_path / "site.toml", tmp_path / "peers.toml"
     trial.make_site_key(tmp_path / "own")
     own = (tmp_path / "own.pub").read_text().strip()
