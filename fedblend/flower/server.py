@@ -114,7 +114,8 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
     peers = peers_of(limits.credentials)
-    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server, peers)
+    read_peers = functools.partial(peers_of, limits.credentials)
+    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server, read_peers)
     known = _known_counts(setup)
     if known:
         sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)

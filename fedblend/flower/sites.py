@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
 import httpx
@@ -104,8 +103,8 @@ class Sites:
     ``setup_fields`` are part of every message, because a process at a site keeps nothing of earlier messages: the
     experiment and the result of :func:`~fedblend.flower.site.describe_setup`. ``min_sites`` is the fewest connected
     sites with which an exchange begins, ``deadline`` the seconds that one exchange may take. ``server_client`` is the
-    client that the server itself is, where the server has data of its own; no site is expected for it. ``peers`` are
-    lines with the public keys of clients: only a node that signs with its client's key takes part.
+    client that the server itself is, where the server has data of its own; no site is expected for it. ``peers``
+    returns lines with the public keys of clients: only a node that signs with its client's key takes part.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Sites:
         deadline: float,
         setup_fields: dict[str, Any],
         server_client: int | None = None,
-        peers: Mapping[int, str] = MappingProxyType({}),
+        peers: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self.expected = set(range(clients)) - {server_client}
         """Clients whose sites take part; only these count as connected or missing."""
@@ -295,14 +294,15 @@ class Sites:
         if (version := fields.get("version")) != VERSION:
             has = brief(version) if version else "a version that does not state itself (0.2 or older)"
             return f"its site has {has}, and the server {VERSION}; valid: the same at all"
-        client = fields.get("client")
-        if not self.peers or type(client) is not int:
+        # Read anew, because a site may have another key since the run began.
+        client, peers = fields.get("client"), self.peers()
+        if not peers or type(client) is not int:
             return None
         try:
             text, signed = hello_text(self.setup_fields["run"], node, client), bytes.fromhex(str(fields.get("signed")))
         except ValueError:
             signed = b""
-        if is_signed(self.peers.get(client, ""), text, signed):
+        if is_signed(peers.get(client, ""), text, signed):
             return None
         return f"its key is not that of client {client} in {PEERS}; valid: the number and the key of this site"
 

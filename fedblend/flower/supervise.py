@@ -5,7 +5,6 @@ Flower 1.42 gives up for ever at a certificate that does not verify, and its pro
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import ssl
@@ -64,7 +63,6 @@ def start_site(path: Path, port: int = 9094) -> int:
         env={**os.environ, **NO_REPORTS, **without_proxy()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
         text=True,
         errors="replace",
     )
@@ -105,16 +103,11 @@ def _warn_daily(member: Membership) -> None:
 
 
 def _end(node: subprocess.Popen[str]) -> None:
-    """End a SuperNode with its apps, by SIGKILL after :data:`STOP_S` seconds."""
-    late = threading.Timer(STOP_S, _signal, (node, signal.SIGKILL))
+    """End a SuperNode, by SIGKILL after :data:`STOP_S` seconds; its apps end with it."""
+    late = threading.Timer(STOP_S, node.kill)
     late.daemon = True
     late.start()
-    _signal(node, signal.SIGTERM)
-
-
-def _signal(node: subprocess.Popen[str], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(node.pid, number)
+    node.terminate()
 
 
 def _tell(text: str) -> None:
