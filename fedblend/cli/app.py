@@ -608,6 +608,11 @@ def check(
 def audit(
     path: SiteFile = Path("site.toml"),
     last: Annotated[int | None, typer.Option(min=1, help="Print only the last lines, this many.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Print only lines since this date (UTC), such as 2026-01-31.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Print only lines of this run, or of this experiment's runs.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line of the log.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the log is as the site wrote it.")] = False,
     accept: Annotated[
         bool, typer.Option("--accept", help="Go on with a log that is not as the site wrote it.")
@@ -619,7 +624,7 @@ def audit(
     if verify or accept:
         verify_audit(path, accept)
     else:
-        show_audit(path, last)
+        show_audit(path, last, since, run, json)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -443,14 +444,25 @@ def verify_audit(path: Path, accept: bool) -> None:
         console.tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
 
 
-def show_audit(path: Path, last: int | None) -> None:
-    """Print a site's audit log as a table."""
+def show_audit(
+    path: Path, last: int | None, since: str | None = None, run: str | None = None, as_json: bool = False
+) -> None:
+    """Print a site's audit log as a table, or as lines of JSON; of one run, or since a date. Rounds count from 1."""
     from fedblend.flower.audit import AuditLog, audit_rows
     from fedblend.flower.site import read_site
 
     site = read_site(path)
-    lines = AuditLog(site.audit).lines()
-    table = Table(Column("time", no_wrap=True), "run", "round", "kind", "what", "bytes", "sha256")
+    if since is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d)?Z?)?", since):
+        raise FedblendError(f"--since {since}: is no date; valid: 2026-01-31, or 2026-01-31T13:00")
+    lines = [line for line in AuditLog(site.audit).lines() if line["time"] >= (since or "")]
+    lines = [line for line in lines if run in (None, line["run"], line["run"].partition("/")[0])]
+    if as_json:
+        for line in lines[-last:] if last else lines:
+            print(json.dumps({**line, "round": line["round"] + 1}))
+        return
+    table = Table(
+        Column("time", no_wrap=True), Column("run", overflow="fold"), "round", "kind", "what", "bytes", "sha256"
+    )
     for row in audit_rows(lines[-last:] if last else lines):
         table.add_row(*map(printable, row))
     console = Console()

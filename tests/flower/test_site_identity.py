@@ -61,7 +61,9 @@ def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path:
 def test_sites_and_server_of_two_versions_tell_so_in_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
     asked = experiment(partition={"name": "iid", "clients": 1}, rounds=1)
     monkeypatch.setattr(at_site, "VERSION", "fedblend 9.9")
-    with pytest.raises(FedblendError, match=r"its site has .fedblend 9\.9., and the server fedblend .*; valid: the same"):
+    with pytest.raises(
+        FedblendError, match=r"its site has .fedblend 9\.9., and the server fedblend .*; valid: the same"
+    ):
         run(Nodes([{"partition-id": 0}]), asked, tmp_path / "run", FederationLimits(1, 0.4))
     monkeypatch.undo()
     # A site of version 0.2 refuses the word, and states no version.
