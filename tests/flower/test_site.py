@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,16 @@ def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert second[1:] == ("trial/1", "2", "raw", "refused: no", "", "")
     show_audit(path, None)
     assert "1 payloads, 32 bytes, 1 refusals" in " ".join(capsys.readouterr().out.split())
+    record.record_refused("other/2", 0, 3, "raw", "no")
+
+    def printed(*options: object) -> list[tuple[str, int]]:
+        lines = map(json.loads, succeeded(here("site", "audit", path, "--json", *options)).out.splitlines())
+        return [(line["run"], line["round"]) for line in lines]
+
+    assert printed() == [("trial/1", 1), ("trial/1", 2), ("other/2", 1)]
+    assert printed("--run", "trial") == printed("--run", "trial/1", "--since", "2026-01-31") == printed()[:2]
+    assert printed("--since", "9999-01-01") == []
+    refused(here("site", "audit", path, "--since", "yesterday"), "--since yesterday: is no date; valid: 2026-01-31")
 
 
 @pytest.mark.parametrize(
