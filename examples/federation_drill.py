@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedblend.flower.credentials import make_credentials
+from fedblend.flower.process_guard import PROC, marked_processes
 from fedblend.flower.trial import LINK, LoopbackTrial, free_port, tool
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
@@ -98,17 +99,19 @@ class Service:
                 return
             time.sleep(self.pause)
 
-    def end(self, kill: bool = False) -> None:
+    def end(self) -> None:
         """Stop the unit."""
         self.wanted = False
-        self.signal(signal.SIGKILL if kill else signal.SIGTERM)
+        if self.process is not None:
+            self.process.terminate()
         self.thread.join(BOUND_S)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the site's processes, as systemd does to all of a unit."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
+    def kill(self) -> None:
+        """Kill the site's processes, as a power cut does."""
+        for pid in marked_processes(self.drill.trial.mark):
+            with contextlib.suppress(OSError):
+                if str(self.drill.site_file(self.name)) in (PROC / str(pid) / "cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
 
 
 class Drill:
@@ -335,7 +338,7 @@ def certificates(drill: Drill) -> None:
 def during(drill: Drill) -> None:
     """Faults of sites while the run goes on."""
     with drill.fault("a site is killed", ("run", r"client 1 \(south\) refused")):
-        drill.services["south"].signal(signal.SIGKILL)
+        drill.services["south"].kill()
         drill.wait("a round without it", lambda: drill.run.records()[-1].uploads == 2, True)
         drill.wait_for_full_round()
     with drill.fault("a site's key is rotated"):

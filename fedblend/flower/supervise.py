@@ -63,22 +63,32 @@ def start_site(path: Path, port: int = 9094) -> int:
         env={**os.environ, **NO_REPORTS, **without_proxy()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        # A second SIGTERM, as of a terminal or a service manager to all processes, would end it without a goodbye.
+        start_new_session=True,
         text=True,
         errors="replace",
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _end(node))
     threading.Thread(target=_warn_daily, args=(member,), daemon=True).start()
+    gave_up = threading.Event()
+    reader = threading.Thread(target=_read, args=(node, member, gave_up), daemon=True)
+    reader.start()
+    # Its own processes end with it once it is waited for, and they hold its output until then.
+    code = node.wait()
+    reader.join(STOP_S)
+    return RESTART if gave_up.is_set() else abs(code)
+
+
+def _read(node: subprocess.Popen[str], member: Membership, gave_up: threading.Event) -> None:
+    """Print a SuperNode's log, and end it once it has given up."""
     assert node.stdout is not None
-    gave_up = False
     for line in node.stdout:
         print(line, end="", flush=True)
-        if not gave_up and any(sign in line for sign in GAVE_UP):
-            gave_up = True
+        if not gave_up.is_set() and any(sign in line for sign in GAVE_UP):
+            gave_up.set()
             _tell(f"the SuperNode has given up its connection, and ends; {server_certificate(member)}")
             _end(node)
-    code = node.wait()
-    return RESTART if gave_up else abs(code)
 
 
 def server_certificate(member: Membership) -> str:
