@@ -100,6 +100,7 @@ Baseline = Annotated[
     typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
 ]
 Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds in which sites must answer (default: 600).")]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve numbers for Prometheus on this port of 127.0.0.1.")]
 SiteFile = Annotated[Path, typer.Argument(help="A site file.")]
 
 
@@ -551,6 +552,15 @@ def provision(
     """
 
 
+@_command(federation_app, "provision:watch", "federation watch /var/lib/fedblend/runs --credentials /etc/fedblend")
+def watch(
+    runs: Annotated[Path, typer.Argument(help="The folder of the server's runs.")],
+    credentials: Annotated[Path, typer.Option(help="The server's folder of provision, with the certificates.")],
+    metrics_port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for Prometheus.")] = 9464,
+) -> None:
+    """Serve numbers of the newest run and of the server's certificates for Prometheus, until Ctrl-C."""
+
+
 @_command(site_app, "provision:enroll", "site enroll site.toml")
 def enroll(
     path: SiteFile = Path("site.toml"),
@@ -563,12 +573,13 @@ def enroll(
 def start(
     path: SiteFile = Path("site.toml"),
     port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for the SuperNode's own processes.")] = 9094,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Start this site's SuperNode, as a service does: with exit code 3 it has to be started again."""
     import fedblend.flower  # noqa: F401  (raises where Flower is missing)
     from fedblend.flower.supervise import start_site
 
-    raise typer.Exit(start_site(path, port))
+    raise typer.Exit(start_site(path, port, metrics_port))
 
 
 @_command(site_app, "", "site init site.toml --data samples.npz --min-mean 20")

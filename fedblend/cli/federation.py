@@ -293,7 +293,7 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
     from fedblend.flower.credentials import expiry_warnings
-    from fedblend.flower.limits import BOUNDED, agreed_digest, most_sent
+    from fedblend.flower.limits import agreed_digest, used_limits
     from fedblend.flower.refusals import refusals
     from fedblend.flower.site import read_site, trust_of
 
@@ -328,22 +328,19 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
     with record.verified() as found:
-        used = {"rounds": len(record.rounds_trained()), "sharings": record.times_shared()}
-        most = {"rounds": site.rounds, "sharings": site.sharings}
-        for kind, (field, *_) in BOUNDED.items():
-            used[field], most[field] = record.times_sent(kind), most_sent(site, kind)
+        limits = used_limits(site, record)
         if experiment is not None:
             with trust_of(site):
                 asked = one_experiment(experiment, run)
             refused = refusals(site, asked, held, record)
     console.tell(
-        f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {used['rounds']:,} of at most "
+        f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {limits['rounds'][0]:,} of at most "
         f"{site.rounds:,} rounds"
     )
-    for field in used:
-        if used[field] >= NEARLY * most[field]:
-            word = "used up" if used[field] >= most[field] else "nearly used up"
-            console.tell(f"warning: {field}: {word}, {used[field]:,} of at most {most[field]:,} over all runs")
+    for field, (used, most) in limits.items():
+        if used >= NEARLY * most:
+            word = "used up" if used >= most else "nearly used up"
+            console.tell(f"warning: {field}: {word}, {used:,} of at most {most:,} over all runs")
     if experiment is not None:
         console.tell(f'agreed = "{agreed_digest(asked)}"')
         for reason in refused:

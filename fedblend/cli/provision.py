@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from rich.table import Table
@@ -58,6 +59,15 @@ def enroll(path: Path, rotate: bool = False) -> None:
         console.tell(
             f"Once it is registered: mv {key} {site.key}, mv {key.with_suffix('.pub')} likewise; restart the site"
         )
+
+
+def watch(runs: Path, credentials: Path, metrics_port: int = 9464) -> None:
+    """Serve numbers of the server for Prometheus until the process is ended."""
+    from fedblend.flower.metrics import serve, server_numbers
+
+    serve(metrics_port, lambda: server_numbers(runs, credentials))
+    Console().tell(f"http://127.0.0.1:{metrics_port}/metrics")
+    threading.Event().wait()
 
 
 def fingerprint_of(path: Path) -> str:

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from fedblend.core.errors import FedblendError
 from fedblend.flower.credentials import days_left, expiry_warning, expiry_warnings
+from fedblend.flower.metrics import serve, site_numbers
 from fedblend.flower.site import Membership, Site, read_site
 from fedblend.flower.trial import NO_REPORTS, STOP_S, tool, without_proxy
 
@@ -42,8 +43,8 @@ def member_of(path: Path, site: Site) -> Membership:
     return site.federation
 
 
-def start_site(path: Path, port: int = 9094) -> int:
-    """Run a site's SuperNode until it ends, and return an exit code.
+def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) -> int:
+    """Run a site's SuperNode until it ends, and return an exit code; with ``metrics_port`` serve numbers of the site.
 
     Raises :class:`FedblendError` for a site file with which none can run.
     """
@@ -52,6 +53,8 @@ def start_site(path: Path, port: int = 9094) -> int:
     for file, what in ((key, "fedblend site enroll makes it"), (Path(member.ca), "the coordinator sends it")):
         if not file.is_file():
             raise FedblendError(f"{path}: {file}: no such file; {what}")
+    if metrics_port is not None:
+        serve(metrics_port, lambda: site_numbers(site, [Path(member.ca)]))
     command = [
         tool("flower-supernode"),
         *("--superlink", member.server, "--root-certificates", member.ca, "--auth-supernode-private-key", str(key)),

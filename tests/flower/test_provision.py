@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import datetime
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_helpers import here, refused, succeeded
-from flower_helpers import experiment
+from flower_helpers import experiment, federate, nodes, refuses
 from test_credentials import handshake
 from test_sites_at_start import DICTIONARY, write_table
 
+from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
 from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.flower import credentials, supervise
+from fedblend.flower.audit import AuditLog
 from fedblend.flower.server import warn_of_expiry
 from fedblend.flower.site import read_site
+from fedblend.flower.trial import free_port
 
 SITES = 'server = "fl.example.org:8000"\n[sites]\n0 = "north"\n1 = "south"\n[policy]\nmin_mean = 20\n'
 
@@ -187,3 +191,35 @@ def test_a_supernode_that_has_given_up_is_ended_and_is_to_be_started_again(
     assert 'partition-id=0 site="' in shown.out
     assert "intranet,127.0.0.1,localhost,::1" in shown.out
     assert "has given up its connection, and ends; the certificate is of another authority" in shown.err
+
+
+def test_numbers_for_prometheus_are_of_limits_rounds_and_certificates(coordinator: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="the extra 'watch' is not installed")
+    from fedblend.flower import metrics
+
+    provision(coordinator)
+    site = read_site(coordinator.parent / "out" / "sites" / "north" / "site.toml").model_copy(
+        update={"audit": str(coordinator.parent / "audit.jsonl")}
+    )
+    AuditLog(site.audit).record_sent("trial/1", 0, 0, "weights", {}, True)
+    port = free_port()
+    metrics.serve(port, lambda: metrics.site_numbers(site, [Path(site.federation.ca)]))
+    shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    assert 'fedblend_site_used{of="rounds"} 1.0' in shown
+    assert 'fedblend_site_limit{of="rounds"} 1000.0' in shown
+    assert 'fedblend_certificate_days{of="ca.crt"} 3649.0' in shown
+    with pytest.raises(FedblendError, match=f"--metrics-port {port}: "):
+        metrics.serve(port, list)
+
+
+def test_a_servers_numbers_are_of_its_newest_run(coordinator: Path) -> None:
+    from fedblend.flower import metrics
+
+    provision(coordinator)
+    server = coordinator.parent / "out" / "server"
+    asked = experiment(partition={"name": "iid", "clients": 4}, rounds=1, train={"cohort": 4, "lr": 0.1})
+    federate(nodes().lying("train", {2}, refuses), asked, coordinator.parent / "runs" / "first")
+    numbers = {name: of for name, _, of in metrics.server_numbers(coordinator.parent / "runs", server)}
+    assert numbers["run_round"] == numbers["run_rounds"] == {"first": 1}
+    assert numbers["run_missing_upload"] == {"2": 1}
+    assert numbers["certificate_days"] == {"server.crt": 364, "ca.crt": 3649}
