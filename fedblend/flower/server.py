@@ -33,8 +33,8 @@ from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
 from fedblend.flower.sites import PEERS, MessageGrid, Sites
-from fedblend.runs.directory import OWN_DATA, RunDirectory
-from fedblend.runs.runner import FinishedRun, execute
+from fedblend.runs.directory import CONFIG, OWN_DATA, STATUS, RunDirectory
+from fedblend.runs.runner import FinishedRun, execute, keep_failure
 
 Counts = Mapping[int, Mapping[str, Any]]
 """Numbers of samples by client and by :data:`COUNTS`."""
@@ -86,7 +86,12 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
     """Run an experiment with the sites behind ``grid``, or continue the run in ``folder``."""
 
     def federate(setup: Setup) -> tuple[Setup, Engine, EnginePlan]:
-        federated, sites = connect(grid, setup, limits)
+        try:
+            federated, sites = connect(grid, setup, limits)
+        except FedblendError as error:
+            # Scripts read the status of a run that has not begun, too.
+            keep_failure(folder, experiment, str(error))
+            raise
         why = f"{len(sites.nodes)} of {sites.clients} sites connected"
         return federated, FlowerEngine(federated, sites), EnginePlan("flower", None, 1, "contiguous", why)
 
@@ -96,6 +101,10 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
 
     # Sites receive nothing of a run that another process makes, and its name and its numbers of samples hold.
     with locked_folder(folder, "sites.lock", "this run directory"):
+        if RunDirectory.is_run(folder) and not RunDirectory.has_begun(folder):
+            # It failed before it began, and is no run until it begins.
+            for name in (STATUS, CONFIG):
+                (folder / name).unlink(missing_ok=True)
         return execute(experiment, folder, resume=True, listener=tell, federate=federate)
 
 

@@ -53,6 +53,7 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     caplog.set_level("INFO", "flwr")
     with pytest.raises(FedblendError, match=why):
         run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+    assert "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", tmp_path / "run")).out
     assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
     assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
     assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
