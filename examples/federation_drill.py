@@ -43,10 +43,10 @@ TABLES = {
     "server": ("age,pulse,ward,ill", ("surgery", "medicine"), ("no", "yes"), ""),
     "north": ("age,pulse,ward,ill", ("surgery", "medicine"), ("no", "yes"), ""),
     "south": (
-        "Alter,Puls,Station,krank",
+        "Alter,pulse,Station,krank",
         ("Chirurgie", "Innere"),
         ("nein", "ja"),
-        '[data.rename]\nAlter = "age"\nPuls = "pulse"\nStation = "ward"\nkrank = "ill"\n'
+        '[data.rename]\nAlter = "age"\nStation = "ward"\nkrank = "ill"\n'
         '[data.categories]\nward = {Chirurgie = "surgery", Innere = "medicine"}\nill = {nein = "no", ja = "yes"}\n',
     ),
     "west": (
