@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import here, succeeded
 from flower_helpers import Nodes, experiment, fields_only
 from flower_sites import OwnSite
 from flwr.app import Message
@@ -17,6 +18,9 @@ from fedblend.flower.credentials import make_site_key
 from fedblend.flower.messages import VERSION, unpack
 from fedblend.flower.server import SiteNames, log, names_of, peers_of, run
 from fedblend.flower.sites import PEERS
+from fedblend.report.page import page
+from fedblend.report.sections import dataset_sections
+from fedblend.runs.groups import read
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -52,10 +56,11 @@ def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path:
     assert told in caplog.text
     assert "fedblend: client 2 (west): not connected" in caplog.text
     assert finished.directory.facts()["partition"]["sites"] == list(NAMES)
-    refused = "in 1 of 1 rounds (its site is not connected)"
-    from fedblend.runs.groups import read
-
-    assert read(finished.directory).missing_uploads == f"client 2 (west) {refused}"
+    missing = "client 2 (west) in 1 of 1 rounds (its site is not connected)"
+    assert read(finished.directory).missing_uploads == missing
+    for command in ("inspect", "compare"):
+        assert missing in " ".join(succeeded(here(command, finished.directory.path)).out.split())
+    assert missing in page(dataset_sections([finished.directory]))
 
 
 def test_sites_and_server_of_two_versions_tell_so_in_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
