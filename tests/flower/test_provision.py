@@ -61,7 +61,8 @@ def test_a_federation_is_provisioned_from_one_file_and_keys_are_made_at_sites(co
     private = {path.name: path.stat().st_mode & 0o777 for path in out.rglob("*.key")}
     assert private == {"ca.key": 0o600, "server.key": 0o600}
     unit = (out / "server" / "fedblend-superlink.service").read_text()
-    assert "--port 8000" in unit
+    assert "--port 8000 " in unit
+    assert "$" not in unit
     assert "NO_PROXY=127.0.0.1" in unit
 
     lines = {name: enroll(coordinator, name) for name in ("north", "south")}
