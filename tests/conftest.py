@@ -51,6 +51,17 @@ def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` time all candidates, of runs of any length, and remember nothing."""
+    for name, value in {
+        "MIN_SECONDS": 0.0,
+        "TUNING_SHARE": 1e9,
+        "_plan_file": lambda *_: Path(os.devnull, "none"),
+    }.items():
+        monkeypatch.setattr(f"fedblend.engines.autotune.{name}", value)
+
+
+@pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server's clock jump over its pauses. The replies of nodes in one process are there, or never come."""
     from fedblend.flower import sites

@@ -85,12 +85,13 @@ def remove_temporaries(folder: Path, names: Collection[str] | None = None) -> No
 
 
 @contextmanager
-def waiting_lock(path: Path) -> Iterator[None]:
+def waiting_lock(path: Path, seconds: float | None = None) -> Iterator[None]:
     """Wait for the lock of a file or folder, which is the file ``PATH.lock`` beside it, and hold it.
 
     Only its owner can open the lock, so that no other user can hold it. Raises :class:`FedblendError` if it cannot be
-    opened or locked, or if another process holds it for :data:`LOCK_S`.
+    opened or locked, or if another process holds it for ``seconds`` (default: :data:`LOCK_S`).
     """
+    seconds = LOCK_S if seconds is None else seconds
     beside = path.with_name(f"{path.name}.lock")
     with contextlib.suppress(OSError):
         beside.chmod(0o600)
@@ -101,7 +102,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
             f"{beside}: cannot be written: {error.strerror}; keep the audit log where this site's user can write"
         ) from None
     with handle:
-        end = time.monotonic() + LOCK_S
+        end = time.monotonic() + seconds
         while True:
             try:
                 lock(handle)
@@ -109,7 +110,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise FedblendError(
-                        f"{beside}: {_holder(handle)} has held this lock for {LOCK_S:g} seconds; end it if it "
+                        f"{beside}: {_holder(handle)} has held this lock for {seconds:g} seconds; end it if it "
                         "hangs, or is not this site's own"
                     ) from None
                 time.sleep(0.01)
@@ -128,9 +129,9 @@ def _holder(file: IO[Any]) -> str:
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
+def sole_writer(folder: Path, seconds: float | None = None) -> Iterator[None]:
     """Wait until no other process writes files of a folder, and remove what killed writers have left there."""
-    with waiting_lock(folder):
+    with waiting_lock(folder, seconds):
         remove_temporaries(folder)
         yield
 

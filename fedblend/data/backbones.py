@@ -27,7 +27,7 @@ CLASSIFIERS = ("fc", "classifier", "head", "heads")
 
 
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0, trained on ImageNet, up to its pooling: pictures [n, 3, H, W] to features [n, 1280].
+    """EfficientNet-Lite0, trained on ImageNet, up to its pooling: pictures [n, 3, H, W] (or grey) to [n, 1280].
 
     Code and weights come from packages (extra ``pretrained``). The package's ``set_swish(False)`` must not be called:
     it replaces the network's ReLU6 too.
@@ -46,7 +46,7 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of pictures."""
-        features: Tensor = self.net.extract_features(x).mean((2, 3))
+        features: Tensor = self.net.extract_features(x.expand(-1, 3, -1, -1)).mean((2, 3))
         return features
 
 

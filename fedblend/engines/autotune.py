@@ -4,37 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 import math
+import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pooch
 import torch
 from torch import nn
 
+from fedblend import __version__
 from fedblend._kernels import build
 from fedblend.core.engine import ClientUpdate
 from fedblend.core.errors import FedblendError
+from fedblend.core.files import write_atomically
 from fedblend.core.setup import Setup
+from fedblend.engines.distributed.forks import can_fork
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import allow_tf32, no_tf32
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.layers import CannotStack
 from fedblend.engines.trials import (
     MAX_STEP_RATIO,
+    TRIAL_BATCHES,
+    TRIAL_EPOCHS,
     faster_kernels,
     make_trial,
     seconds_per_step,
     train_trial,
     with_short_training,
 )
+from fedblend.experiment.config import as_table
 
-MIN_SECONDS_TO_TUNE = 20.0
-"""Estimated seconds of a run below which tuning takes longer than it saves."""
+MIN_SECONDS = 5.0
+"""Estimated seconds of a run below which it is not worth choosing."""
 
-MIN_SECONDS_FOR_RANKS = 60.0
-"""Estimated seconds of a run from which further ranks save time; each imports PyTorch and reads the data."""
+TUNING_SHARE = 0.05
+"""Largest share of a run's estimated time in which candidates are timed."""
+
+RANK_SECONDS = {"copy": 0.4, "process": 5.0}
+"""Seconds until a further rank works: a copy of this process, or a new one that imports PyTorch and reads the data."""
+
+ROUND_SECONDS = 0.004
+"""Seconds that several ranks need in a round to give each other work and results."""
 
 TOLERANCE = {"float32": 0.02, "tf32": 0.02, "bfloat16": 0.3}
 """Largest relative difference between the updates of the stacked engine and the loop in a trial, by precision."""
@@ -47,6 +65,9 @@ TIMED_CLIENTS = 2
 
 GPU_STACKS = (64, 256)
 """Stack sizes to time on GPUs."""
+
+LIKELY_STACKS = {"cpu": 8, "cuda": 256}
+"""Stack sizes that are fastest most often, which are timed first."""
 
 MEMORY_SHARE = 0.25
 """Share of the free memory for the stacks of all ranks; on a GPU, for one stack."""
@@ -172,19 +193,42 @@ def plan_engine(
     if not experiment.method.upload.trains:
         engine: Literal["loop", "stacked"] = "loop" if unstackable(setup) else "stacked"
         return EnginePlan(engine, 1, ranks or 1, memory_format, "no client trains")
-    loop = LoopEngine(short, experiment.device)
-    step = seconds_per_step(loop, 1)
+    once = LoopEngine(with_short_training(setup, epochs=1), experiment.device)
+    step = seconds_per_step(once, 1, batches=1, limit=1.0)
     total = step * rounds * _steps_a_round(setup)
-    if total < MIN_SECONDS_TO_TUNE:
+    if total < MIN_SECONDS:
         why = f"the loop needs about {total:.0f} s for the whole run, less than finding a faster way would take"
         return EnginePlan("loop", None, ranks or 1, memory_format, why)
     if experiment.device.startswith("cuda"):
         # One rank a GPU: processes that share a GPU slow each other down.
         processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
-    ranks = ranks or (min(processors, experiment.train.cohort) if total >= MIN_SECONDS_FOR_RANKS else 1)
-    timings = _time_candidates(short, loop, step, ranks, on_timing)
-    listed = "; ".join(f"{_label(candidate)} {1000 * seconds:.2f}" for candidate, seconds in timings)
-    return replace(_fastest(short, timings), why=f"milliseconds per client step: {listed}")
+    ranks = ranks or _worthwhile_ranks(min(processors, experiment.train.cohort), total, rounds)
+    limit, file = TUNING_SHARE * total / ranks, _plan_file(setup, ranks)
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["limit"] >= limit / 2:
+            return EnginePlan(**kept["plan"])
+    plan = _fastest(short, step, ranks, limit, on_timing)
+    with contextlib.suppress(OSError, FedblendError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"limit": limit, "plan": plan.table()}))
+    return plan
+
+
+def _worthwhile_ranks(most: int, total: float, rounds: int) -> int:
+    """Return ``most`` ranks if they save more than they cost of a run of ``total`` seconds, else 1."""
+    cost = (most - 1) * RANK_SECONDS["copy" if can_fork() else "process"] + rounds * ROUND_SECONDS
+    return most if total * (1 - 1 / max(1, most)) > cost else 1
+
+
+def _plan_file(setup: Setup, ranks: int) -> Path:
+    """The file in fedblend's cache that keeps the plan for this model, training, clients, machine and versions."""
+    table, data = as_table(setup.experiment), setup.data.train
+    of_run = [table.get(name) for name in ("model", "train", "method", "device", "precision", "memory_format", "stack")]
+    of_data = [len(setup.population), int(setup.population.sizes.max(initial=0)), *data.x.shape[1:], str(data.x.dtype)]
+    machine = [ranks, torch.get_num_threads(), platform.node(), platform.processor(), torch.__version__, __version__]
+    digest = hashlib.sha256(json.dumps([of_run, of_data, machine], sort_keys=True).encode()).hexdigest()
+    return Path(pooch.os_cache("fedblend")) / "engines" / f"{digest[:20]}.json"
 
 
 def _label(plan: EnginePlan) -> str:
@@ -193,55 +237,45 @@ def _label(plan: EnginePlan) -> str:
     return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
-def _time_candidates(
-    setup: Setup, loop: LoopEngine, step: float, ranks: int, on_timing: Callable[[str], Any]
-) -> list[tuple[EnginePlan, float]]:
-    """Return every valid plan with its seconds per client step; ``step`` is the loop engine's."""
-    experiment = setup.experiment
-    timings = []
-    if experiment.memory_format != "channels_last":
-        timings.append((EnginePlan("loop", None, ranks, "contiguous", ""), step))
-    if experiment.memory_format != "contiguous" and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()):
-        plan = EnginePlan("loop", None, ranks, "channels_last", "")
-        on_timing(_label(plan))
-        other = LoopEngine(setup, experiment.device, "channels_last")
-        timings.append((plan, seconds_per_step(other, 1)))
-    if not unstackable(setup):
-        faster: dict[int, dict[str, str] | None] = {}
-        for stack in _stacks(setup, ranks):
-            plan = EnginePlan("stacked", stack, ranks, "contiguous", "")
-            on_timing(_label(plan))
-            clients = min(stack, TIMED_CLIENTS)
-            if clients not in faster:
-                faster[clients] = faster_kernels(setup, clients)
-            timings.append(_timed(setup, replace(plan, kernels=faster[clients])))
-        fastest = min((plan for plan in timings if plan[0].engine == "stacked"), key=lambda timing: timing[1])[0]
-        if fastest.kernels:
-            plan = replace(fastest, kernels={})
-            on_timing(_label(plan))
-            timings.append(_timed(setup, plan))
-    return timings
+def _fastest(setup: Setup, step: float, ranks: int, limit: float, on_timing: Callable[[str], Any]) -> EnginePlan:
+    """Return the fastest of the plans that ``limit`` seconds allow to time, the likeliest first.
 
-
-def _timed(setup: Setup, plan: EnginePlan) -> tuple[EnginePlan, float]:
-    engine = inner_engine(setup, plan.table(), tested=True)
-    return plan, seconds_per_step(engine, plan.stack or 1)
-
-
-def _fastest(setup: Setup, timings: Sequence[tuple[EnginePlan, float]]) -> EnginePlan:
-    """Return the fastest plan; a stacked one must be clearly faster than the loop when both are timed again in turn.
-
-    Candidates are timed one after another, and another process may have slowed down the loop meanwhile.
+    ``step`` is the loop engine's. A stack must be clearly faster than the loop, which is timed again after it: another
+    process may have slowed down the loop meanwhile.
     """
-    loops, stacks = ([one for one in timings if one[0].engine == engine] for engine in ("loop", "stacked"))
-    loop, loop_seconds = min(loops, key=lambda timing: timing[1])
-    if not stacks:
-        return loop
-    stacked, seconds = min(stacks, key=lambda timing: timing[1])
-    if seconds >= MAX_STEP_RATIO * loop_seconds:
-        return loop
-    again = [_timed(setup, plan)[1] for plan in (stacked, loop)]
-    return stacked if again[0] < MAX_STEP_RATIO * again[1] else loop
+    experiment, end, timings = setup.experiment, time.monotonic() + limit, []
+
+    def allows(clients: int) -> bool:
+        return time.monotonic() + 2 * clients * step * TRIAL_BATCHES * TRIAL_EPOCHS < end
+
+    def timed(plan: EnginePlan) -> tuple[float, EnginePlan]:
+        on_timing(_label(plan))
+        engine = inner_engine(setup, plan.table(), tested=True)
+        timings.append((seconds_per_step(engine, plan.stack or 1, limit=end - time.monotonic()), plan))
+        return timings[-1]
+
+    def fastest() -> tuple[float, EnginePlan] | None:
+        return min((one for one in timings if one[1].engine == "stacked"), key=lambda one: one[0], default=None)
+
+    loop = EnginePlan("loop", None, ranks, experiment.memory_format or "contiguous", "")
+    timings.append((step, loop))
+    if experiment.memory_format is None and any(isinstance(m, nn.Conv2d) for m in setup.model.modules()) and allows(2):
+        timings.clear()
+        timed(loop)
+        timed(replace(loop, memory_format="channels_last"))
+    chosen = min(timings, key=lambda one: one[0])[1]
+    if allows(4) and not unstackable(setup):
+        kernels = faster_kernels(setup, TIMED_CLIENTS) if allows(4 * TIMED_CLIENTS) else None
+        likely = LIKELY_STACKS["cpu" if experiment.device == "cpu" else "cuda"]
+        for stack in sorted(_stacks(setup, ranks), key=lambda stack: abs(math.log(stack / likely))):
+            if allows(stack):
+                timed(EnginePlan("stacked", stack, ranks, "contiguous", "", kernels if stack > 1 else None))
+        if (best := fastest()) and best[1].kernels and allows(best[1].stack or 1):
+            timed(replace(best[1], kernels={}))
+        if (best := fastest()) and best[0] < MAX_STEP_RATIO * timed(chosen)[0]:
+            chosen = best[1]
+    listed = "; ".join(f"{_label(plan)} {1000 * seconds:.2f}" for seconds, plan in timings)
+    return replace(chosen, why=f"milliseconds per client step: {listed}")
 
 
 def _stacks(setup: Setup, ranks: int) -> list[int]:

@@ -220,3 +220,22 @@ def test_advice_says_who_receives_what_clients_share(tmp_path: Path) -> None:
         "statmix": (("statistics",), True),
         "virtual-seeds": (("seeds",), True),
     }
+
+
+@pytest.mark.parametrize(("sharing", "least", "most"), [("moments", 1.0, 1.0), ("secure-moments", 0.15, 0.9)])
+def test_the_second_moment_of_fewer_samples_than_features_tells_them_all(sharing, least, most, tmp_path: Path) -> None:
+    """20 samples of 36 random pixels span 20 dimensions, in which no other sample lies; 100 samples span them all."""
+    made = {"name": "fed3r", "sharing": {"name": sharing, **({"clients": 5} if sharing != "moments" else {})}}
+    file = tmp_path / "own.npz"
+    rng = np.random.default_rng(0)
+    draw = lambda n: {"x": rng.normal(size=(n, 36)).astype("float32"), "y": np.arange(n) % 2}  # noqa: E731
+    train, test = draw(100), draw(400)
+    np.savez(file, **train, **{f"{name}_test": value for name, value in test.items()})
+    data = {"name": "npz", "path": str(file)}
+    table = {"data": data, "scale": "none", "method": made, "rounds": 1, "partition": {"name": "iid", "clients": 5}}
+    run = tmp_path / "run"
+    api.run(resolve(table | {"model": {"name": "mlp", "hidden": []}, "train": {"cohort": 5, "lr": 0.1}}), run)
+
+    found = {leak.kind: leak.membership for leak in leak_report(RunDirectory(run)).leaks}["statistics"]
+
+    assert least <= found <= most

@@ -99,7 +99,7 @@ torch.conv2d(torch.randn(10, 64, 16, 16), torch.randn(128, 64, 3, 3))
     assert f"cpu,isa:{onednn}" in done.stdout
 
 
-def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch):
+def test_the_table_of_speeds_has_what_users_type_beside_the_fastest_peer(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = script("benchmarks/page.py")
 
@@ -107,15 +107,17 @@ def test_the_table_of_speeds_takes_the_fastest_of_each_side(monkeypatch):
         repeats = [{"median_s": seconds * slower} for slower in (1, 2, 1)]
         return dict(label=f"{kind} {seconds}", kind=kind, median_s=seconds, disturbed=disturbed, repeats=repeats)
 
-    times = ("base", 9), ("peer", 4), ("peer", 3, True), ("fedblend", 2), ("fedblend", 1), ("method", 0.5)
-    timed = {str(i): one(*given) for i, given in enumerate(times)}
-    job = {"contestants": timed, "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"}}
+    times = ("base", 9), ("peer", 4), ("peer", 3, True), ("fedblend", 0.9), ("method", 0.5)
+    timed = {str(i): one(*given) for i, given in enumerate(times)} | {"auto": one("auto", 1)}
+    job = {
+        "contestants": timed,
+        "date": "today",
+        "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"},
+    }
     monkeypatch.setattr(page, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
 
     some = "Some with AVX2 (limited to it)"
-    assert page.speed_rows() == [
-        [some, "B: pfl's CNN", "peer 3", "3.000 (disturbed)", "fedblend 1", "1.000", "3.0", "2: met"]
-    ]
+    assert page.speed_rows() == [[some, "today", "B: pfl's CNN", "peer 3", "3.00 (disturbed)", "1.00", "3.0"]]
     assert page.brief_section() == (
         "In the fastest other framework (peer 3) a round of federated averaging takes 3.0 to 3.0 times as long "
         "([1 models](docs/benchmarks.md))."

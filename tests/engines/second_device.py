@@ -150,7 +150,7 @@ def main(library: str) -> None:
         bound = 10.0 if device == "cuda" and name in CHAOTIC else 1e-3
         if found := faults_of(fields, device, bound):
             faults[name] = found
-    autotune.MIN_SECONDS_TO_TUNE = 0.0
+    autotune.MIN_SECONDS, autotune.TUNING_SHARE = 0.0, 1e9
     plan = plan_engine(setup(images(side=8), method="fedmix", model=CNN, engine="auto", device=device), 1, 2)
     made = setup(images(side=8), model={"name": "module", "path": "own_models:Frozen"})
     sums = LoopEngine(made, device).collect(TrainTask(0, made.weights(), None, made.sizes(0)), [0, 1, 2], ()).partial

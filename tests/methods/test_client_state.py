@@ -92,8 +92,8 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("method", slow_except(["scaffold", "fedper"], METHODS.values()), ids=METHODS)
-def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "MIN_SECONDS_TO_TUNE", 0.0)
+@pytest.mark.usefixtures("all_timed")
+def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any) -> None:
     made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)
     plan = autotune.plan_engine(made, 1, 1000)
     assert "stacked" in plan.why

@@ -18,7 +18,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.setup import model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, gather
-from fedblend.methods.server_steps.closed_head import RIDGES, Sums, _cof, _least_error
+from fedblend.methods.server_steps.closed_head import RIDGES, Sums, _cof
 from fedblend.methods.sharing.moments import SENSITIVITY, Moments, SecureMoments, projection
 
 WIDTH, CLASSES = 5, 3
@@ -124,7 +124,7 @@ def test_a_projection_commutes_with_sums() -> None:
     torch.testing.assert_close(small.gram, turned.T @ whole.gram @ turned, rtol=1e-5, atol=1e-5)
 
 
-def test_the_ridge_is_chosen_by_the_error_on_the_other_half() -> None:
+def test_the_ridge_is_chosen_by_generalised_cross_validation() -> None:
     x, y = features(60)
     rng = np.random.default_rng(0)
     # Targets that no feature explains need more of it.
@@ -132,19 +132,17 @@ def test_the_ridge_is_chosen_by_the_error_on_the_other_half() -> None:
     found = []
     for f, labels in ((x, y), wild):
         pool = gather({k: shared(f[rows], labels[rows]) or {} for k, rows in enumerate(IID)})
-        found.append(_least_error(pool.tensors))
-        halves = [Sums.of(pool.tensors, slice(first, None, 2)) for first in (0, 1)]
+        total = Sums.of(pool.tensors)
+        found.append(total.least_error())
+        rows = [row for client in IID for row in client]
+        design = torch.cat([f[rows], torch.ones(len(rows), 1)], 1).double()
+        hot, a = nn.functional.one_hot(labels[rows], CLASSES).double(), design.T @ design
         errors = []
         for part in RIDGES:
-            errors.append(0.0)
-            for k, other in ((0, 1), (1, 0)):
-                rows = [row for client in (other, other + 2) for row in IID[client]]
-                w, b = halves[k].ridge(part)
-                hot = nn.functional.one_hot(labels[rows], CLASSES)
-                errors[-1] += float((f[rows].double() @ w.T + b - hot).square().sum())
+            hat = design @ torch.linalg.inv(a + part * a.diagonal()[:-1].mean() * torch.eye(len(a))) @ design.T
+            errors.append(float((hot - hat @ hot).square().sum() / (1 - hat.trace() / len(rows)) ** 2))
         assert found[-1] == RIDGES[int(np.argmin(errors))]
     assert found[0] < found[1]
-    assert _least_error({n: t[:1] for n, t in pool.tensors.items()}) == 1e-3
 
 
 def test_one_sample_in_place_of_another_changes_scaled_sums_by_at_most_the_sensitivity() -> None:

@@ -27,12 +27,14 @@ from fedblend.analysis.privacy.similarity import (
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.payload import PAYLOAD_KINDS
-from fedblend.core.setup import Setup
+from fedblend.core.random import stream
+from fedblend.core.setup import Setup, model_spec
 from fedblend.core.state import RunState
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
 from fedblend.methods.sharing.features import Features
 from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
+from fedblend.methods.sharing.moments import Moments, SecureMoments, unpacked
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
@@ -155,6 +157,8 @@ def _leak_report(run: RunDirectory) -> LeakReport:
             found, by_size = ([(left_out, {})], []) if setup is None else _from_sharing(setup, sharing, state)
             if setup is not None and state is not None and (compared := _compared(setup, sharing, state)) is not None:
                 base = replace(base, membership=membership.of_entries(setup, *compared, state.shared_sizes))
+            elif setup is not None and state is not None and isinstance(sharing, Moments | SecureMoments):
+                base = replace(base, membership=_of_sums(setup, sharing, state))
         else:
             found = []
         possible = setup is None or _has_images(setup)
@@ -279,6 +283,26 @@ def _compared(
     if isinstance(sharing, SharedMeans) and sharing.scale == "unit":
         return setup.scale.from_unit(x), setup.scale
     return x if sharing.plan.form == "inputs" else setup.scale(x), setup.scale
+
+
+def _of_sums(setup: Setup, sharing: Moments | SecureMoments, state: RunState) -> float:
+    """The membership advantage against sums of features as the server has them; NaN for sums of a trained model."""
+    if state.shared_round:
+        return math.nan
+    spec, rng = model_spec(setup, setup.model), stream(setup.experiment.seed, "leaks")
+    pool = setup.pool(spec, state.entries, state.shared_sizes, rng)
+    moments = sharing.moments if isinstance(sharing, SecureMoments) else sharing
+    read = lambda x: moments.features(setup.model.eval(), setup.scale, x)  # noqa: E731
+    if "gram" not in pool.tensors:
+        sums = pool.tensors["sums"].flatten(0, -2)
+        means = sums[sums[:, -1] >= 1]
+        return membership.of_entries(setup, means[:, :-1] / means[:, -1:], read, state.shared_sizes)
+    owners = np.unique(pool.owner)
+    grams = {
+        None if owner < 0 else int(owner): unpacked(pool.tensors["gram"][torch.from_numpy(pool.owner == owner)])
+        for owner in rng.permutation(owners)[: membership.CLIENTS]
+    }
+    return membership.of_second_moments(setup, grams, read, state.shared_sizes)
 
 
 def _from_sharing(setup: Setup, sharing: Any, state: RunState | None) -> tuple[Measures, list[dict[str, Any]]]:

@@ -1,15 +1,15 @@
 """Membership advantage: how well samples that were used can be told from samples that were not.
 
 An attacker has a sample and asks whether a client holds it. It compares a score of the sample with a threshold (Yeom et
-al. 2018). Of the final model the score is the sample's loss, of shared entries the distance to the nearest of them. The
-advantage is the true minus the false positive rate, from 0 (guessing) to 1.
+al. 2018). Of the final model the score is the sample's loss, of shared entries the distance to the nearest of them, of
+second moments the leverage. The advantage is the true minus the false positive rate, from 0 (guessing) to 1.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedblend.core.trees import Tensors
 SAMPLES = 2000  # Most samples of each half, training and test, that are scored
 ENOUGH = 200  # Fewest samples that clients hold out for them to be scored as the half that was not used
 AT_ONCE = 250  # Samples in one forward pass, or in one table of distances
+CLIENTS = 10  # Most clients whose sums are attacked one by one
 
 
 def of_model(
@@ -68,6 +69,32 @@ def of_entries(
     if not len(members[1]):
         return math.nan
     return advantage(*(np.concatenate([nearest(x).numpy() for x, _ in _parts(*half)]) for half in (members, others)))
+
+
+def of_second_moments(
+    setup: Setup,
+    grams: Mapping[int | None, torch.Tensor],
+    read: Callable[[torch.Tensor], torch.Tensor],
+    sizes: np.ndarray,
+) -> float:
+    """The mean advantage against second moments G = sum f f^T of features, float64 [d, d] by client (``None``: of all).
+
+    The score of a sample is its leverage f^T G^-1 f, at most 1 where f is a term of G. Fewer samples than features span
+    a subspace, outside of which G is nearly 0 and a stranger's leverage large. Eigenvalues below 1e-6 of their mean, or
+    no larger than those that noise made negative, are raised to that. ``read`` makes features of stored samples.
+    """
+    found = []
+    for client, gram in grams.items():
+        values, vectors = torch.linalg.eigh(gram)
+        floor = max(1e-6 * float(values.clamp(min=0).mean()), -float(values[0]))
+        root = vectors * values.clamp(min=floor).rsqrt()
+        halves = _halves(setup, None if client is None else [client], sizes, same_classes=True)
+        if len(halves[0][1]):
+            scores = [
+                torch.cat([(read(x).double() @ root).square().sum(1) for x, _ in _parts(*half)]) for half in halves
+            ]
+            found.append(advantage(*(score.numpy() for score in scores)))
+    return float(np.mean(found)) if found else math.nan
 
 
 def advantage(members: np.ndarray, others: np.ndarray) -> float:

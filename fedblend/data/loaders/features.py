@@ -151,7 +151,7 @@ class BackboneFeatures:
             if features is not None:
                 done(len(rows))
             else:
-                with sole_writer(folder):
+                with sole_writer(folder, math.inf):  # however long the other one computes
                     features = _read(path, len(rows))  # another process may have written them meanwhile
                     if features is None:
                         features = self._compute(encoder, rows, done)

@@ -13,7 +13,7 @@ from torch import nn
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Float, NonNegative, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
-from fedblend.methods.sharing.moments import projection, width_of
+from fedblend.methods.sharing.moments import projection, unpacked, width_of
 from fedblend.models.layers import last_layer
 
 RIDGES = tuple(10.0**power for power in range(-5, 1))
@@ -48,8 +48,8 @@ class ClosedHead(ServerStep):
     head: Literal["ridge", "lda", "ncm", "cof"] = "ridge"
     """The kind of head."""
     ridge: NonNegative | None = None
-    """The factor lambda over the mean eigenvalue of G, at least that of the noise (default: of 1e-5 to 1 the one whose
-    solution on one half of the clients has the least squared error on the other; 1e-3 where one sum arrives).
+    """The factor lambda over the mean eigenvalue of G, at least that of the noise (default: of 1e-5 to 1 the one of
+    least error by generalised cross-validation, Golub, Heath and Wahba 1979, which needs the sums alone).
     """
     shrinkage: Annotated[Float, Field(ge=0, le=1)] = 0.05
     """Share a of the identity in the covariance of ``lda``."""
@@ -81,7 +81,7 @@ class ClosedHead(ServerStep):
             )
         total, kept = Sums.of(tensors), {}
         if self.head == "ridge":
-            ridge = self.ridge if self.ridge is not None else _least_error(tensors)
+            ridge = self.ridge if self.ridge is not None else total.least_error()
             kept = {"ridge": torch.tensor(ridge, dtype=torch.float64)}
             w, b = total.ridge(ridge)
         elif self.head == "lda":
@@ -115,16 +115,11 @@ class Sums:
     """Standard deviation of the noise on numbers of ``gram``."""
 
     @classmethod
-    def of(cls, tensors: Tensors, rows: slice = slice(None)) -> Sums:
-        """The sums of some entries of a pool."""
-        by_class, gram = tensors["sums"][rows].double().sum(0), None
-        if "gram" in tensors:
-            width = by_class.shape[1] - 1
-            row, column = torch.triu_indices(width, width)
-            gram = by_class.new_zeros(width, width)
-            gram[row, column] = gram[column, row] = tensors["gram"][rows].double().sum(0)
-        noise = tensors["noise"][rows].double().square().sum().sqrt() if "noise" in tensors else 0.0
-        return cls(by_class, gram, float(noise))
+    def of(cls, tensors: Tensors) -> Sums:
+        """The sums of the entries of a pool."""
+        gram = unpacked(tensors["gram"]) if "gram" in tensors else None
+        noise = tensors["noise"].double().square().sum().sqrt() if "noise" in tensors else 0.0
+        return cls(tensors["sums"].double().sum(0), gram, float(noise))
 
     @property
     def counts(self) -> torch.Tensor:
@@ -139,10 +134,29 @@ class Sums:
     def ridge(self, part: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Ridge regression with lambda = ``part`` of the mean eigenvalue, but not below the noise's largest one."""
         a = self.augmented()
-        width = len(a) - 1
-        smallest = max(part * float(a.diagonal()[:-1].mean()), math.sqrt(2 * width) * self.noise)
-        solved = torch.linalg.solve(a + smallest * torch.eye(width + 1, dtype=a.dtype), self.by_class.T)
+        solved = torch.linalg.solve(a + self.factor(a, part) * torch.eye(len(a), dtype=a.dtype), self.by_class.T)
         return solved[:-1].T, solved[-1]
+
+    def factor(self, a: torch.Tensor, part: float) -> float:
+        """The lambda that is added to the augmented moment ``a``."""
+        return max(part * float(a.diagonal()[:-1].mean()), math.sqrt(2 * (len(a) - 1)) * self.noise)
+
+    def least_error(self) -> float:
+        """The ridge of least error by generalised cross-validation: |Y - X W|^2 / (1 - tr H / N)^2.
+
+        With A = U diag(v) U^T and B = U^T S, the error |Y - X W|^2 = N - sum (v + 2 lambda) / (v + lambda)^2 B^2, and
+        the trace of the hat matrix H = X (A + lambda I)^-1 X^T is sum v / (v + lambda).
+        """
+        a, total = self.augmented(), float(self.counts.sum())
+        values, vectors = torch.linalg.eigh(a)
+        values, explained = values.clamp(min=0), (vectors.T @ self.by_class.T).square().sum(1)
+
+        def error(part: float) -> float:
+            raised = values + (added := self.factor(a, part))
+            residual = total - float(((values + 2 * added) / raised.square() * explained).sum())
+            return residual / (1 - float((values / raised).sum()) / total) ** 2
+
+        return min(RIDGES, key=error)
 
     def augmented(self) -> torch.Tensor:
         """The sum of (f, 1)(f, 1)^T, [d + 1, d + 1]."""
@@ -163,26 +177,6 @@ class Sums:
         sigma = (1 - share) * within + share * within.trace() / width * eye
         w = torch.linalg.solve(sigma, means.T).T
         return w, (counts.clamp(min=1) / total.clamp(min=1)).log() - (means * w).sum(1) / 2
-
-
-def _least_error(tensors: Tensors) -> float:
-    """The ridge whose solution on one half of the entries has the least squared error on the other half.
-
-    The error of W on sums (A, S, N) is tr(W^T A W) - 2 tr(W^T S) + N.
-    """
-    if len(tensors["sums"]) < 2:
-        return 1e-3
-    halves = [Sums.of(tensors, slice(first, None, 2)) for first in (0, 1)]
-
-    def error(part: float) -> float:
-        found = 0.0
-        for here, there in (halves, halves[::-1]):
-            w, b = here.ridge(part)
-            whole = torch.cat([w, b[:, None]], 1)
-            found += float(((whole @ there.augmented()) * whole).sum() - 2 * (whole * there.by_class).sum())
-        return found
-
-    return min(RIDGES, key=error)
 
 
 def _cof(sums: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:

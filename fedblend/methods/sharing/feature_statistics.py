@@ -30,8 +30,8 @@ class FeatureStatistics(Sharing):
     these are 14,632 bytes, with d = 512 (resnet18) 527,376. With `covariance = "diagonal"` they are 16 + 8 d: 688 and
     4,112.
 
-    The mean and the covariance of two samples give both feature vectors, those of n samples give them up to a rotation
-    in n - 1 dimensions. A class of fewer than `min_samples` samples, or than `policy.min_mean`, is left out.
+    The mean and the covariance of n <= d samples give their features up to a rotation, and exactly where these are not
+    negative (see `moments`). A class of fewer than `min_samples` samples, or than `policy.min_mean`, is left out.
     """
 
     bytes_kind = "statistics"

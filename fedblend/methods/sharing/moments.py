@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedblend.core.context import ModelSpec
+from fedblend.core.context import ModelSpec, Scale
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Int, NonNegative, Positive, part
@@ -34,6 +34,16 @@ def projection(width: int, to: int) -> torch.Tensor:
     return torch.linalg.qr(torch.from_numpy(np.random.default_rng(0).standard_normal((width, to))))[0]
 
 
+def unpacked(grams: torch.Tensor) -> torch.Tensor:
+    """The sum, float64 [d, d], of second moments whose upper triangles are the rows of ``grams``."""
+    upper = grams.double().sum(0)
+    width = math.isqrt(2 * len(upper))
+    row, column = torch.triu_indices(width, width)
+    whole = upper.new_zeros(width, width)
+    whole[row, column] = whole[column, row] = upper
+    return whole
+
+
 @part("sharing", "moments")
 class Moments(Sharing):
     """Share sums of features f, the inputs of the model's last layer, once (Fed3R, Fanì et al. 2024).
@@ -43,9 +53,9 @@ class Moments(Sharing):
     depend on who holds which sample. G takes 2 d (d + 1) bytes, S 4 C (d + 1): with d = 1280 and ten classes these are
     3.3 MB and 51 kB. All clients that hold samples receive the model for it. The server step `closed-head` reads them.
 
-    The sum of one sample is its feature vector, and features can be inverted. G of n samples gives their features up to
-    a rotation in n dimensions, and for n < d the space that they span. Classes of fewer samples than `min_samples`, or
-    than `policy.min_mean`, are left out, in G too.
+    The sum of one sample is its feature vector, and features can be inverted. G of n < d samples gives their features
+    up to a rotation, and exactly where these are not negative: treat the G of one client as its features, and prefer
+    `secure-moments`. Classes of fewer samples than `min_samples`, or than `policy.min_mean`, are left out, in G too.
 
     With `multiplier` each sum gets Gaussian noise. Features are scaled to at most the length `clip`, so that all of
     z z^T and z by class, of z = (f / clip, 1) / sqrt(2), change by at most 2 where one sample replaces another: their
@@ -95,15 +105,8 @@ class Moments(Sharing):
         part_of, is_used = self._parts(local)
         if not is_used.any():
             return None
-        model = local.model
-        assert model is not None
-        device = next(model.parameters()).device
-        found = [with_features(model, local.scale(x).to(device))[1].cpu() for x in local.x.split(CHUNK)]
-        f = torch.cat(found).double()
-        if self.project is not None:
-            f = f @ projection(f.shape[1], self.project)
-        if self.clip is not None:
-            f = f * (self.clip / f.norm(dim=1, keepdim=True)).clamp(max=1)
+        assert local.model is not None
+        f = self.features(local.model, local.scale, local.x)
         width, classes = f.shape[1], local.task.outputs
         upper = torch.triu_indices(width, width).unbind()
         sums, grams = torch.zeros(self.parts, classes, width + 1, dtype=torch.float64), []
@@ -123,6 +126,15 @@ class Moments(Sharing):
                 drawn = 2 * self.clip**2 * deviation * draw(gram.shape)
                 grams[number] = gram + (drawn + drawn.T) / 2
         return {"sums": sums.float()} | ({"gram": torch.stack(grams)[:, upper[0], upper[1]].float()} if grams else {})
+
+    @torch.no_grad()
+    def features(self, model: nn.Module, scale: Scale, x: torch.Tensor) -> torch.Tensor:
+        """Features of stored samples, projected and clipped, float64 [n, d]."""
+        device = next(model.parameters()).device
+        f = torch.cat([with_features(model, scale(part).to(device))[1].cpu() for part in x.split(CHUNK)]).double()
+        if self.project is not None:
+            f = f @ projection(f.shape[1], self.project)
+        return f if self.clip is None else f * (self.clip / f.norm(dim=1, keepdim=True)).clamp(max=1)
 
     def pool(self, entries: Pool, rng: np.random.Generator) -> Pool:
         """All entries, with the standard deviation of the noise on their second moments, "noise" [entries]."""
