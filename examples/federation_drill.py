@@ -226,10 +226,13 @@ class Drill:
         self.failed += bool(ended)
         self.rows.append((name, ended or "as expected", f"{time.monotonic() - start:.0f}", str(lost), lines))
 
-    def restart_link(self) -> None:
-        """Restart the SuperLink, as systemd does."""
+    def restart_link(self, sites: bool = True) -> None:
+        """Restart the SuperLink, as systemd does, and wait for the sites, unless its certificate is a wrong one."""
         self.trial.stop_one("superlink")
         self.trial.start_link()
+        if sites:
+            nodes = ("supernode", "list", LINK, "--format", "json")
+            self.wait("all sites are connected", lambda: self.trial.flwr(*nodes).count('"online"') == len(SITES))
 
     def report(self) -> None:
         """Print the table."""
@@ -321,7 +324,7 @@ def certificates(drill: Drill) -> None:
         make_credentials(drill.out / "other", 0)
         for name in kept:
             shutil.copy(drill.out / "other" / name, drill.server / name)
-        drill.restart_link()
+        drill.restart_link(sites=False)
         drill.wait("all sites give up", lambda: all(drill.said(name, gave_up) for name in SITES))
         for name, content in kept.items():
             (drill.server / name).write_bytes(content)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core.errors import FedblendError, by_reason, listed, or_valid
 from fedblend.core.files import write_atomically
+from fedblend.core.paths import from_file
 from fedblend.core.registry import Count, FilePath, Int, explain
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.toml_tables import read_toml, write_toml
@@ -80,7 +81,7 @@ def read_federation(path: Path) -> Federation:
         if field not in Federation.model_fields:
             raise FedblendError(f"{path}: {field}: unknown key{or_valid(field, Federation.model_fields)}")
     try:
-        return Federation(**table)
+        return Federation(**from_file(table, path))
     except pydantic.ValidationError as error:
         raise FedblendError(f"{path}: {explain(error)}") from None
 

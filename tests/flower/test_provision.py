@@ -83,7 +83,7 @@ def test_site_files_have_the_data_dictionary_of_the_experiment(coordinator: Path
     asked = experiment(data=data, partition={"name": "iid", "clients": 2})
     file = coordinator.parent / "experiment.toml"
     file.write_text(write_toml(as_table(asked)))
-    coordinator.write_text(f'experiment = "{file}"\n{SITES}')
+    coordinator.write_text(f'experiment = "{file.name}"\n{SITES}')
     provision(coordinator)
     path = coordinator.parent / "out" / "sites" / "north" / "site.toml"
     write_table(coordinator.parent / "own.csv", "ab", header="Alter,ward,ill")
