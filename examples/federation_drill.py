@@ -179,6 +179,8 @@ class Drill:
         """Submit the app, or submit it again."""
         if "run" in self.trial.processes:
             self.trial.stop_one("run", kill=True)
+            # A ServerApp ends some seconds after its SuperLink.
+            self.wait("the run is free", lambda: not self.run.is_locked())
         app = self.out / "app"
         limits = ("--min-sites", min_sites, "--deadline", deadline, "--credentials", self.server)
         self.fedblend("federation", "app", self.experiment, "--out", app, "--folder", self.run.path, *limits)
