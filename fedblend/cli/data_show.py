@@ -66,6 +66,8 @@ def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
 
 def feature_lines(form: Mapping[str, Any]) -> list[str]:
     """How a table's columns become numbers, in one line for columns of numbers and one for columns of text."""
+    if "text" in form:
+        return [f"Texts: column {legible(form['text'])}, tokens by {legible(form['tokenizer'])}"]
     texts = form.get("categories", {})
     numbers = [legible(name) for name in form.get("columns", ()) if name not in texts]
     lines = [f"Columns of numbers: {listed(numbers)}"] if numbers else []

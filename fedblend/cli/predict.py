@@ -18,7 +18,7 @@ from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
 from fedblend.data.loaders.table import SUFFIXES as TABLES
-from fedblend.data.loaders.table import encode, form_of, guesses, read_frame
+from fedblend.data.loaders.table import encode, form_of, guesses, read_frame, texts_of
 from fedblend.runs.directory import only_run
 from fedblend.runs.predictor import Predictor
 
@@ -95,6 +95,10 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
         x = as_inputs(read_arrays(path, needed=("x",))["x"], path, "tokens" if kind == "tokens" else None)[1]
         return [f"{path.name}[{i}]" for i in range(len(x))], x
     is_row = len(shape) == 1 and kind != "tokens"
+    if path.suffix.lower() in TABLES and predictor.tokens:
+        column = predictor.description["table"]["text"]
+        texts = texts_of(read_frame(path, categories=[column]), column, path)
+        return [f"{path.name}[{i}]" for i in range(len(texts))], predictor.tokens(texts)
     if path.suffix.lower() in TABLES and is_row:
         return _read_table(path, predictor.description)
     if kind == "image":
@@ -107,7 +111,7 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
                 raise FedblendError(f"{path}: holds no pictures; valid: {', '.join(SUFFIXES)}")
         stacked = np.stack([_read_picture(one, *shape) for one in pictures])
         return [str(one) for one in pictures], stacked
-    also = ", or a table (.csv, .tsv, .parquet) with its columns" if is_row else ""
+    also = ", or a table (.csv, .tsv, .parquet) with its columns" if is_row or predictor.tokens else ""
     raise FedblendError(f"{path}: is no file of {kind} samples; valid: an .npz file with the array x{also}")
 
 

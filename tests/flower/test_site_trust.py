@@ -290,3 +290,51 @@ def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_tru
             held = torch.cat([setup.data.train.x, setup.data.test.x])
         assert (expected[:, None] - held).norm(dim=2).amin(1).max() < 1e-4
     assert "'backbone_of_site:Net' is not code of fedblend's own and is not trusted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("own", "fault"),
+    [
+        ({}, ""),
+        ({"length": 8}, "this site's table differs"),
+        ({"tokenizer": "letters_of_site:capitals"}, "this site's t"),
+    ],
+)
+def test_a_site_makes_the_servers_tokens_of_its_own_texts(
+    own: dict[str, Any], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "letters_of_site", raising=False)
+    text = "import torch\ndef letters(texts, length):\n    return [[*map(ord, t)][:length] for t in texts]\n"
+    text += "def capitals(texts, length):\n    return letters([t.upper() for t in texts], length)\n"
+    text += "class Net(torch.nn.Module):\n    def forward(self, x):\n"
+    text += "        return (x[:, 0] * x[:, 1]).sum(1, True) / 1e3\n"
+    (tmp_path / "letters_of_site.py").write_text(text)
+    for name in ("own", "server"):
+        rows = "".join(f"{name} {i},{'ab'[i % 2]}\n" for i in range(20))
+        (tmp_path / f"{name}.csv").write_text(f"text,kind\n{rows}")
+
+    def data(name: str, **options: Any) -> dict[str, Any]:
+        table = {"name": "table", "path": str(tmp_path / f"{name}.csv"), "text": "text", "target": "kind", "length": 9}
+        return {
+            **table,
+            "tokenizer": "letters_of_site:letters",
+            "features": {"model": "letters_of_site:Net"},
+            **options,
+        }
+
+    asked = experiment(data=data("server"), partition={"name": "iid", "clients": 4})
+    told = describe_setup(make_setup(asked))
+    trusted = [f"letters_of_site:{name}" for name in ("letters", "capitals", "Net")]
+    path = tmp_path / "site.toml"
+    path.write_text(write_toml({"trusted": trusted, "data": data("own", **own)}))
+    site = read_site(path)
+    with trust_of(site):
+        if fault:
+            with pytest.raises(FedblendError, match=fault):
+                setup_at_site(site, asked, 0, told)
+            return
+        made = setup_at_site(site, asked, 0, told).data
+    sums = sorted(sum(map(ord, f"own {i}")) / 1e3 for i in range(20))
+    assert sorted(torch.cat([made.train.x, made.test.x]).flatten().tolist()) == pytest.approx(sums)

@@ -28,7 +28,7 @@ from fedblend.core.files import sole_writer, write_atomically
 from fedblend.core.random import lent_generator
 from fedblend.core.registry import Count, Positive, part
 from fedblend.core.trees import digest_of
-from fedblend.data.backbones import LITE0, LITE0_SIZE, Encoder, backbone
+from fedblend.data.backbones import LITE0, LITE0_SIZE, MINILM, Encoder, backbone
 from fedblend.data.loaders.files import check
 
 ROWS = 512
@@ -41,9 +41,11 @@ REMEDY = "free disk space, or name another folder for caches in XDG_CACHE_HOME"
 
 
 def _known(model: str) -> str:
-    if model != LITE0 and ":" not in model:
-        raise ValueError(f"unknown backbone{or_valid(model, (LITE0, 'timm:NAME', 'torchvision:NAME', 'module:Class'))}")
-    return model if model == LITE0 else registry.require_trusted(model, "data.features.model")
+    own = (LITE0, MINILM)
+    if model not in own and ":" not in model:
+        others = ("timm:NAME", "torchvision:NAME", "transformers:NAME", "module:Class")
+        raise ValueError(f"unknown backbone{or_valid(model, (*own, *others))}")
+    return model if model in own else registry.require_trusted(model, "data.features.model")
 
 
 @part("dataset", "features")
@@ -61,8 +63,9 @@ class BackboneFeatures:
     ]
     """The data set with the samples."""
     model: Annotated[str, AfterValidator(_known)]
-    """The backbone: "efficientnet-lite0" (extra `pretrained`), "timm:NAME" or "torchvision:NAME" (pretrained, without
-    their classifiers; the package must be installed), or the path of an `nn.Module` as `package.module:Class`.
+    """The backbone: "efficientnet-lite0" for pictures or "minilm" for texts (both in the extra `pretrained`);
+    "timm:NAME" or "torchvision:NAME" (pretrained, without their classifiers), or "transformers:NAME" for texts (the
+    package must be installed); or the path of an `nn.Module` as `package.module:Class`.
     """
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of its constructor, by name, such as the file of its weights."""
@@ -176,6 +179,9 @@ def features_of(spec: Any) -> Any:
     of, given = {key: value for key, value in spec.items() if key != "features"}, spec["features"]
     if not isinstance(given, Mapping):
         raise FedblendError(f'data.features: {given!r} is not valid; write a table, such as {{ model = "{LITE0}" }}')
+    model = given.get("model")
+    if "text" in of and isinstance(model, str) and (model == MINILM or model.startswith("transformers:")):
+        of = {"tokenizer": model} | of
     return registry.build("dataset", {"of": of, **given, "name": "features"}, "data.features")
 
 

@@ -8,13 +8,15 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator
 
 from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
-from fedblend.core.registry import FilePath, part
+from fedblend.core.paths import absolute_file
+from fedblend.core.registry import Count, FilePath, part
 from fedblend.data.loaders.dictionary import conformed
 from fedblend.data.loaders.files import (
     TestShare,
@@ -26,6 +28,7 @@ from fedblend.data.loaders.files import (
     warn_of_blanks,
 )
 from fedblend.data.loaders.npz import dataset_of, test_rows
+from fedblend.data.texts import PANGRAM, known_tokenizer, tokens_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +63,8 @@ class TableFile:
     point, or with ``task = "regression"``. Several targets of 0 and 1, or true and false, are labels, of which a sample
     may have any number. Missing targets are refused. Without a column for the split, ``test_share`` of each client's
     samples (without clients: of each class's) is test.
+
+    With ``text``, a sample is a text of this column: ids of tokens and their mask, int64 [n, 2, length].
     """
 
     path: FilePath
@@ -74,9 +79,18 @@ class TableFile:
     """The column with the half of each sample: 0 or "train", 1 or "test"."""
     features: list[str] | None = None
     """The columns of the features (default: all that are neither target, client nor split)."""
+    text: str | None = None
+    """The column of texts that are the samples; other columns are no features then."""
+    tokenizer: Annotated[str, BeforeValidator(absolute_file), AfterValidator(known_tokenizer)] | None = None
+    """What makes ids of tokens of texts: "minilm" (extra `pretrained`), "transformers:NAME", a `tokenizer.json` of the
+    package `tokenizers`, or the path of a function as `package.module:function`, which takes a list of texts and the
+    `length`, and returns a list of ids for each (default: the tokenizer of the encoder in `features`).
+    """
+    length: Count = 128
+    """Most tokens of a text; a longer text is cut."""
     missing: Literal["refuse", "mean", "drop"] = "refuse"
     """What to do with empty cells of features: refuse the file, put the training mean of the column (a column of text:
-    none of its values), or drop the row.
+    none of its values; not for `text`), or drop the row.
     """
     standardize: Literal["no", "client"] = "no"
     """Whether each client scales its columns of numbers by the mean and deviation of its own training samples; the
@@ -95,21 +109,28 @@ class TableFile:
     """Texts of this file that are others elsewhere, by column (its new name): `ward = {Station_A = "a"}`."""
 
     def load(self) -> Dataset:
-        """Load x float32 [n, d], and y int64 [n], or float32 [n, L] or [n, q]."""
+        """Load x float32 [n, d] or, of texts, int64 [n, 2, length], and y int64 [n], or float32 [n, L] or [n, q]."""
+        if self.text:
+            self._require_options_of_text()
         path = existing_path(self.path, "data.path")
         targets = [self.target] if isinstance(self.target, str) else self.target
         codes = [self.client, *(targets if len(targets) == 1 and self.task == "auto" else [])]
-        frame = read_frame(path, "at least two are needed, one to train and one to test on", codes=codes)
+        texts = [self.text] if self.text else []
+        frame = read_frame(path, "at least two are needed, one to train and one to test on", texts, codes)
         named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
         if self.columns is not None or self.rename or self.categories:
             frame = conformed(frame, self.columns, self.rename, self.categories, targets, list(named.values()), path)
         uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
-        features = [name for name in frame.columns if name not in uses] if self.features is None else self.features
+        others = [name for name in frame.columns if name not in uses]
+        features = texts or (others if self.features is None else self.features)
+        inputs = "text" if texts else "features"
         faults = Faults()
-        _require_columns(frame, {"target": targets, **{k: [c] for k, c in named.items()}, "features": features}, faults)
-        with faults.of("data.features"):
-            self._require_features(features, uses, path)
+        _require_columns(frame, {"target": targets, **{k: [c] for k, c in named.items()}, inputs: features}, faults)
+        with faults.of(f"data.{inputs}"):
+            self._require_features(features, uses, path, inputs)
         faults.require_none()
+        if self.text:
+            frame[self.text] = frame[self.text].where(frame[self.text].astype(str).str.strip() != "")
         if self.missing == "drop":
             frame = frame.dropna(subset=features).reset_index(drop=True)
         arrays: dict[str, np.ndarray] = {use: _labels(frame[column]) for use, column in named.items()}
@@ -123,19 +144,21 @@ class TableFile:
         by_client = self.standardize == "client" and self.client is not None
         for name in features:
             with faults.of(f"'{name}'"):
-                if frame[name].dtype.kind not in "iufb":
+                if name == self.text:
+                    texts_of(frame.dropna(subset=[name]), name, path)
+                elif frame[name].dtype.kind not in "iufb":
                     _require_categories(name, frame[name].dropna())
                 else:
                     _require_finite(frame[name], path)
                     if not by_client:
                         _require_different(frame[name])
-                if train is not None:
+                if train is not None and not self.text:
                     form_of(frame.loc[train, [name]])
         faults.require_none()
         assert train is not None
         if arrays["y"].dtype == bool:
             arrays["labels"] = np.array(targets, str)
-        for name in (name for name in [*uses, *features] if frame[name].dtype.kind not in "iufb"):
+        for name in (name for name in [*uses, *features] if name != self.text and frame[name].dtype.kind not in "iufb"):
             warn_of_blanks(frame[name].dropna().astype(str).unique().tolist(), f"{path}: column '{legible(name)}'")
         if isinstance(classes := (self.columns or {}).get(targets[0], ""), list):
             arrays["classes"] = np.array(classes, str)
@@ -149,17 +172,43 @@ class TableFile:
             frame = _standardized(frame, features, arrays["client"], train)
             for name in features:
                 _require_different(frame[name])
-        form = form_of(frame.loc[train, features])
-        listing = {name: values for name, values in (self.columns or {}).items() if name in form["columns"]}
-        form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
-        arrays["x"] = encode(frame, form, path)
-        data = dataset_of(arrays, path.stem, path, self.test_share, {path.name: sha256_file(path)})
+        listing = {name: values for name, values in (self.columns or {}).items() if name in features}
+        form: dict[str, Any]
+        if self.text:
+            form = {"text": self.text, "tokenizer": self.tokenizer, "length": self.length}
+            form["pangram"] = self.tokens([PANGRAM])[0, 0].tolist()
+            arrays["x"] = self.tokens(frame[self.text].tolist())
+        else:
+            form = form_of(frame.loc[train, features])
+            form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
+            arrays["x"] = encode(frame, form, path)
+        sha256 = {path.name: sha256_file(path)}
+        data = dataset_of(arrays, path.stem, path, self.test_share, sha256, "tokens" if self.text else None)
         if not self.split:
             group = "client" if self.client else "class" if data.classes else "table"
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
         units = {name: unit for name, unit in listing.items() if isinstance(unit, str) and unit}
         data.facts.update(table={**form, "standardize": self.standardize, **({"units": units} if units else {})})
         return data
+
+    def tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Return ids of tokens and their mask, int64 [n, 2, length] (:func:`.tokens_of`)."""
+        assert self.tokenizer is not None
+        return tokens_of(texts, self.tokenizer, self.length)
+
+    def _require_options_of_text(self) -> None:
+        """Raise :class:`FedblendError` for options that texts do not have, and without a tokenizer."""
+        for option, valid in (("features", [None]), ("missing", ["refuse", "drop"]), ("standardize", ["no"])):
+            if (given := getattr(self, option)) not in valid:
+                raise FedblendError(
+                    f"data.{option}: {given!r} is for columns of numbers and categories, but the samples are the texts "
+                    f"of data.text = '{self.text}'; leave it out"
+                )
+        if self.tokenizer is None:
+            raise FedblendError(
+                'data.tokenizer: is missing; valid: "minilm", "transformers:NAME", a file tokenizer.json, '
+                'module:function, or data.features = { model = "minilm" } for embeddings'
+            )
 
     def _training_rows(self, arrays: dict[str, np.ndarray], n: int, path: Path) -> np.ndarray | None:
         """The training rows, bool [n]; the split is drawn if there is none, and ``None`` if what it needs is wrong."""
@@ -172,14 +221,14 @@ class TableFile:
             arrays["split"] = draw_test_half(numbers, self.test_share, path.name).astype(np.int64)
         return ~test_rows(arrays["split"], path)
 
-    def _require_features(self, features: Sequence[str], uses: Mapping[str, str], path: Path) -> None:
+    def _require_features(self, features: Sequence[str], uses: Mapping[str, str], path: Path, inputs: str) -> None:
         """Raise :class:`FedblendError` without features, for columns of another use, and for those without a name."""
         valid = "one or more, beside target, client and split"
         if not features:
             raise FedblendError(f"data.features: no column is left in {path}; valid: {valid}")
         if taken := [name for name in features if name in uses]:
             valid = "columns that are neither target, client nor split"
-            raise FedblendError(f"data.features: column '{taken[0]}' is already data.{uses[taken[0]]}; valid: {valid}")
+            raise FedblendError(f"data.{inputs}: column '{taken[0]}' is already data.{uses[taken[0]]}; valid: {valid}")
         # pandas gives a column without a name this one.
         if self.features is None and (unnamed := [name for name in features if name.startswith("Unnamed: ")]):
             raise FedblendError(
@@ -194,7 +243,8 @@ class TableFile:
         if found := {name: int(count) for name, count in gaps.items() if count}:
             column, count = next(iter(found.items()))
             empty = f"column '{legible(column)}' is empty in {_rows(count)} (with gaps: {listed(list(found))})"
-            valid = "data.missing = 'mean' or 'drop' for features; " if self.missing == "refuse" else ""
+            drop = "'drop' for texts" if self.text else "'mean' or 'drop' for features"
+            valid = f"data.missing = {drop}; " if self.missing == "refuse" else ""
             raise FedblendError(f"{path}: {empty}; valid: {valid}targets, clients and splits must be there")
 
 
@@ -406,6 +456,17 @@ def _require_finite(column: pd.Series[Any], path: Path) -> None:
         raise FedblendError(f"{path}: column '{legible(column.name)}' {found}; valid: finite numbers")
 
 
+def texts_of(frame: pd.DataFrame, name: str, path: Path) -> list[str]:
+    """The texts of a column. Raises :class:`FedblendError` for a missing column, and for cells that are no text."""
+    if name not in frame.columns:
+        raise FedblendError(f"{path}: has no column '{legible(name)}' of texts{or_valid(name, frame.columns)}")
+    cells = frame[name].tolist()
+    if count := sum(not isinstance(cell, str) or not cell.strip() for cell in cells):
+        found = f"column '{legible(name)}' is empty or no text in {_rows(count)}"
+        raise FedblendError(f"{path}: {found}; valid: a text in each cell")
+    return cells
+
+
 def _require_different(column: pd.Series[Any]) -> None:
     """Raise :class:`FedblendError` for a column of which float32 leaves few levels, and not half of its numbers."""
     kinds: dict[str, Any] = {"i": np.int64, "u": np.uint64, "f": np.float64}
@@ -440,7 +501,8 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
         raise _unfit(name, found, "write digits and decimal points only")
     if len(words) > max(MAX_CODES, OWN_TEXTS * len(cells)):
         found = f"has {len(words)} different texts in {len(cells)} rows, such as {brief(words.iloc[0])}"
-        raise _unfit(name, f"{found}: it names rows")
+        remedy = f"valid: data.features without it, or data.text = '{legible(name)}' for texts to learn from"
+        raise _unfit(name, f"{found}: it names rows", remedy)
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
