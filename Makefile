@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup lock demo demo-pretrained federation-demo test test-all test-matrix fuzz lint docs docs-serve notebooks bench gpu evidence clean
+.PHONY: setup lock demo demo-pretrained federation-demo federation-drill test test-all test-matrix fuzz lint docs docs-serve notebooks bench gpu evidence clean
 
 # Three environments in one folder, each with more: what fedblend needs (`make demo`), what its tests need, and all. Exact
 # versions with their hashes are in locks/; PyTorch is the version of constraints.txt, in the build that pip finds: with
@@ -45,6 +45,10 @@ demo-pretrained: .venv/.base
 # Real processes on loopback, with TLS: three sites, and four hospitals where FEDBLEND_DATA has them. Some minutes.
 federation-demo: .venv/.tests
 	$(BIN)/python examples/federation_demo.py
+
+# A year of a federation on loopback: certificates, keys and sites that fail on purpose. Some ten minutes.
+federation-drill: .venv/.tests
+	$(BIN)/python examples/federation_drill.py
 
 # With the compiled files of earlier runs, whatever the environment says: they spare each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal

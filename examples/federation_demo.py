@@ -38,8 +38,9 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.audit import AuditLog
+from fedblend.flower.credentials import make_site_key
 from fedblend.flower.site import read_site
-from fedblend.flower.trial import LoopbackTrial, make_site_key
+from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import one_thread

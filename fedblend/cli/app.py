@@ -100,6 +100,7 @@ Baseline = Annotated[
     typer.Option(help="The method that others are compared with over the same seeds (default: fedavg, or the first)."),
 ]
 Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds in which sites must answer (default: 600).")]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve numbers for Prometheus on this port of 127.0.0.1.")]
 SiteFile = Annotated[Path, typer.Argument(help="A site file.")]
 
 
@@ -529,11 +530,56 @@ def app_(
     run: RunName = None,
     min_sites: MinSites = 0,
     deadline: Deadline = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="The server's folder of provision: sites must have their own keys and numbers.")
+    ] = None,
 ) -> None:
     """Write an experiment as a Flower app, which `flwr run APP SUPERLINK` starts; a second start resumes the run."""
     from fedblend.cli.federation import one_experiment, write_app_folder
 
-    write_app_folder(one_experiment(file, run, changes), out, folder, min_sites, deadline)
+    write_app_folder(one_experiment(file, run, changes), out, folder, min_sites, deadline, credentials)
+
+
+@_command(federation_app, "provision:provision", "federation provision sites.toml --out federation")
+def provision(
+    file: Annotated[Path, typer.Argument(help="The coordinator's file: the server's address, the sites' names.")],
+    out: Annotated[Path, typer.Option(help="Folder for what each party needs.")] = Path("federation"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate of the server.")] = False,
+) -> None:
+    """Make what each party of a federation needs: certificates, a folder for each site, the list of keys.
+
+    Again, it adds new sites and their keys, and renews certificates that expire within 30 days.
+    """
+
+
+@_command(federation_app, "provision:watch", "federation watch /var/lib/fedblend/runs --credentials /etc/fedblend")
+def watch(
+    runs: Annotated[Path, typer.Argument(help="The folder of the server's runs.")],
+    credentials: Annotated[Path, typer.Option(help="The server's folder of provision, with the certificates.")],
+    metrics_port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for Prometheus.")] = 9464,
+) -> None:
+    """Serve numbers of the newest run and of the server's certificates for Prometheus, until Ctrl-C."""
+
+
+@_command(site_app, "provision:enroll", "site enroll site.toml")
+def enroll(
+    path: SiteFile = Path("site.toml"),
+    rotate: Annotated[bool, typer.Option("--rotate", help="Make a new key beside the old one.")] = False,
+) -> None:
+    """Make this site's private key, which stays here: print the public key for the coordinator."""
+
+
+@_command(site_app, "", "site start site.toml")
+def start(
+    path: SiteFile = Path("site.toml"),
+    port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for the SuperNode's own processes.")] = 9094,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Start this site's SuperNode, as a service does: with exit code 3 it has to be started again."""
+    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
+    from fedblend.flower.supervise import start_site
+
+    raise typer.Exit(start_site(path, port, metrics_port))
 
 
 @_command(site_app, "", "site init site.toml --data samples.npz --min-mean 20")
@@ -557,19 +603,27 @@ def init(
 @_command(site_app, "", "site check site.toml")
 def check(
     path: SiteFile = Path("site.toml"),
-    experiment: Annotated[Path | None, typer.Option(help="An experiment file: print its digest, for `agreed`.")] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="An experiment file: its digest (for `agreed`), and all that this site refuses of it."),
+    ] = None,
     run: Annotated[str | None, typer.Option(help="The experiment's run, among several.")] = None,
 ) -> None:
     """Load a site's samples and keys, and show them beside what its file allows; nothing is sent."""
-    from fedblend.cli.federation import check_site, one_experiment
+    from fedblend.cli.federation import check_site
 
-    check_site(path, None if experiment is None else one_experiment(experiment, run))
+    check_site(path, experiment, run)
 
 
 @_command(site_app, "", "site audit site.toml")
 def audit(
     path: SiteFile = Path("site.toml"),
     last: Annotated[int | None, typer.Option(min=1, help="Print only the last lines, this many.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Print only lines since this date (UTC), such as 2026-01-31.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Print only lines of this run, or of this experiment's runs.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line of the log.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the log is as the site wrote it.")] = False,
     accept: Annotated[
         bool, typer.Option("--accept", help="Go on with a log that is not as the site wrote it.")
@@ -581,7 +635,7 @@ def audit(
     if verify or accept:
         verify_audit(path, accept)
     else:
-        show_audit(path, last)
+        show_audit(path, last, since, run, json)
 
 
 @app.callback(invoke_without_command=True)

@@ -109,6 +109,7 @@ def _summary(outcome: Outcome) -> dict[str, str]:
 
     return {
         "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.status_text,
+        **({"missing": missing} if (missing := outcome.missing_uploads) else {}),
         "checkpoint": f"round {saved}" if (saved := checkpoint.round_of(outcome.path)) is not None else "none intact",
         "result": ", ".join(scores) or "none yet",
         **({"privacy": "; ".join(claims)} if claims else {}),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -28,10 +30,12 @@ from fedblend.runs.directory import RunDirectory, foreign_code
 if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
-    from fedblend.flower.site import Site
 
 POLL_S = 0.5
 """Seconds between two reads of the run's records."""
+
+NEARLY = 0.9
+"""Share of a limit from which a check warns that it is nearly used up."""
 
 SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|(.+))", re.MULTILINE)
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
@@ -105,13 +109,25 @@ def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadlin
     return FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline)
 
 
-def write_app_folder(experiment: Experiment, out: Path, folder: Path, min_sites: int, deadline: float | None) -> None:
+def write_app_folder(
+    experiment: Experiment,
+    out: Path,
+    folder: Path,
+    min_sites: int,
+    deadline: float | None,
+    credentials: Path | None = None,
+) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
     from fedblend.flower.app_folder import write_app
     from fedblend.flower.site import MOST_ROUNDS
+    from fedblend.flower.sites import PEERS
 
     _require_real(experiment)
     limits = _limits(experiment, getattr(experiment.partition, "clients", None), min_sites, deadline)
+    if credentials is not None:
+        if not (credentials / PEERS).is_file():
+            raise FedblendError(f"--credentials {credentials}: has no {PEERS}; valid: server of federation provision")
+        limits = replace(limits, credentials=str(credentials.absolute()))
     write_app(out, experiment, folder, limits)
     if experiment.rounds > MOST_ROUNDS:
         note(
@@ -268,18 +284,20 @@ def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, 
         )
 
 
-def check_site(path: Path, experiment: Experiment | None = None) -> None:
+def check_site(path: Path, experiment: Path | None = None, run: str | None = None) -> None:
     """Load a site's samples and keys, and print them beside what its file allows and what its audit log has counted.
 
-    Of an ``experiment`` the digest is printed. Raises :class:`FedblendError` for the first field with which the site
-    could take part in nothing, or not in the experiment.
+    Of an ``experiment`` the digest is printed, and all that the site refuses of it. Raises :class:`FedblendError` for
+    the first field with which the site could take part in nothing, or if it refuses the experiment.
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
-    from fedblend.flower.limits import BOUNDED, most_sent
+    from fedblend.flower.credentials import expiry_warnings
+    from fedblend.flower.limits import agreed_digest, used_limits
+    from fedblend.flower.refusals import refusals
     from fedblend.flower.site import read_site, trust_of
 
-    site, console = read_site(path), Console()
+    site, console, held = read_site(path), Console(), None
     if site.data is not None:
         with console.status("loading the samples"):
             try:
@@ -291,6 +309,9 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
     else:
         console.tell("Samples: none; the site trains on its client's part of the experiment's data (data, for trials)")
     console.tell(f"May leave: {', '.join(site.allow) or 'nothing'}")
+    if site.federation is not None:
+        warnings = [f"warning: {text}" for text in expiry_warnings([Path(site.federation.ca)])]
+        console.tell("\n".join([f"Site {site.federation.client}: {site.federation.name}", *warnings]))
     if site.key is not None:
         console.tell(_keys_of(path, site.key, site.peers, site.min_sum))
     elif site.peers is not None:
@@ -307,29 +328,26 @@ def check_site(path: Path, experiment: Experiment | None = None) -> None:
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
     with record.verified() as found:
-        used = {"rounds": len(record.rounds_trained()), "sharings": record.times_shared()}
-        most = {"rounds": site.rounds, "sharings": site.sharings}
-        for kind, (field, *_) in BOUNDED.items():
-            used[field], most[field] = record.times_sent(kind), most_sent(site, kind)
+        limits = used_limits(site, record)
+        if experiment is not None:
+            with trust_of(site):
+                asked = one_experiment(experiment, run)
+            refused = refusals(site, asked, held, record)
     console.tell(
-        f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {used['rounds']:,} of at most "
+        f"Audit log: {log}: payloads: {found['payloads']:,}; trained in {limits['rounds'][0]:,} of at most "
         f"{site.rounds:,} rounds"
     )
-    for field in used:
-        if used[field] >= most[field]:
-            console.tell(f"warning: {field}: used up, {used[field]:,} of at most {most[field]:,} over all runs")
+    for field, (used, most) in limits.items():
+        if used >= NEARLY * most:
+            word = "used up" if used >= most else "nearly used up"
+            console.tell(f"warning: {field}: {word}, {used:,} of at most {most:,} over all runs")
     if experiment is not None:
-        _check_agreement(site, experiment, console)
+        console.tell(f'agreed = "{agreed_digest(asked)}"')
+        for reason in refused:
+            console.tell(f"refused: {reason}")
+        if refused:
+            raise FedblendError(f"{path}: this site does not take part in {experiment}: {refused[0]}")
     console.tell(f"{path}: no fault found")
-
-
-def _check_agreement(site: Site, experiment: Experiment, console: Console) -> None:
-    """Print the line of a site file that agrees to an experiment. Raises :class:`FedblendError` where it is refused."""
-    from fedblend.flower.limits import agreed_digest, check_agreed, check_experiment
-
-    console.tell(f'agreed = "{agreed_digest(experiment)}"')
-    check_experiment(site, experiment)
-    check_agreed(site, experiment)
 
 
 def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
@@ -423,14 +441,25 @@ def verify_audit(path: Path, accept: bool) -> None:
         console.tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
 
 
-def show_audit(path: Path, last: int | None) -> None:
-    """Print a site's audit log as a table."""
+def show_audit(
+    path: Path, last: int | None, since: str | None = None, run: str | None = None, as_json: bool = False
+) -> None:
+    """Print a site's audit log as a table, or as lines of JSON; of one run, or since a date. Rounds count from 1."""
     from fedblend.flower.audit import AuditLog, audit_rows
     from fedblend.flower.site import read_site
 
     site = read_site(path)
-    lines = AuditLog(site.audit).lines()
-    table = Table(Column("time", no_wrap=True), "run", "round", "kind", "what", "bytes", "sha256")
+    if since is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d)?Z?)?", since):
+        raise FedblendError(f"--since {since}: is no date; valid: 2026-01-31, or 2026-01-31T13:00")
+    lines = [line for line in AuditLog(site.audit).lines() if line["time"] >= (since or "")]
+    lines = [line for line in lines if run in (None, line["run"], line["run"].partition("/")[0])]
+    if as_json:
+        for line in lines[-last:] if last else lines:
+            print(json.dumps({**line, "round": line["round"] + 1}))
+        return
+    table = Table(
+        Column("time", no_wrap=True), Column("run", overflow="fold"), "round", "kind", "what", "bytes", "sha256"
+    )
     for row in audit_rows(lines[-last:] if last else lines):
         table.add_row(*map(printable, row))
     console = Console()

@@ -322,7 +322,7 @@ def locked_folder(folder: Path, name: str, what: str) -> Iterator[None]:
         except BlockingIOError:
             raise FedblendError(
                 f"{folder}: {what} is in use by another process; wait for it, stop it, or give another folder "
-                "(--out on the command line)"
+                "(--out, or --folder of federation app)"
             ) from None
         except OSError as error:
             warnings.warn(

@@ -28,6 +28,8 @@ class FederationLimits:
     """Sites that must be connected before an exchange begins; 0: all clients."""
     deadline: float = DEFAULT_DEADLINE
     """Seconds that sites have to connect, and to reply to one message."""
+    credentials: str = ""
+    """The server's folder of `fedblend federation provision`, with the sites' public keys and the certificates."""
 
 
 def write_app(folder: Path, experiment: Experiment, run: Path, limits: FederationLimits) -> None:
@@ -46,6 +48,7 @@ def write_app(folder: Path, experiment: Experiment, run: Path, limits: Federatio
         "folder": str(run.absolute()),
         "min-sites": limits.min_sites,
         "deadline": limits.deadline,
+        "credentials": limits.credentials,
     }
     components = {"serverapp": "fedblend.flower:server_app", "clientapp": "fedblend.flower:client_app"}
     project = {

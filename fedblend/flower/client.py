@@ -38,10 +38,11 @@ from fedblend.flower.limits import (
     check_training,
     check_work,
 )
-from fedblend.flower.messages import Tensors, pack, to_record, unpack
+from fedblend.flower.messages import VERSION, Tensors, pack, to_record, unpack
 from fedblend.flower.requests import read_request
 from fedblend.flower.sample_sets import FewDiffer, SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import masking_site as masked_site
+from fedblend.flower.secure_aggregation.masks import hello_text, sign
 from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
 from fedblend.runs.runner import one_thread
 
@@ -58,14 +59,30 @@ ONCE = (UPLOAD, SHARING, ANSWERS, KEYS, LOCAL_LOSS)
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Reply with the node's client and, with data of its own, its number of samples; or with its client and a fault."""
-    stated: dict[str, Any] = {}
+    """Reply with the node's client and, with data of its own, its number of samples; or with its client and a fault.
+
+    With a key the reply is signed: no other site can take this site's number.
+    """
+    stated: dict[str, Any] = {"version": VERSION}
     try:
         stated["client"] = client = client_of(context)
-        site, fields = site_of_node(context.node_config), read_request(requests.Hello, *unpack(message.content))
+        site, (fields, tensors) = site_of_node(context.node_config), unpack(message.content)
+        # Another version's words may not be readable here.
+        if (theirs := fields.get("version", VERSION)) != VERSION:
+            raise FedblendError(
+                f"version: {VERSION} at this site, {brief(theirs)} at the server; valid: the same at all"
+            )
+        fields = read_request(requests.Hello, fields, tensors)
+        if site.key is not None:
+            stated["signed"] = sign(site.key, hello_text(fields["run"] or "", context.node_id, client)).hex()
+        if fields["clients"] is not None and client not in fields["clients"]:
+            raise FedblendError(
+                "the run began without this site, and goes on without it; it takes part in a run that is begun again "
+                "in another folder"
+            )
         with AuditLog(site.audit).lock():
             pass  # A site whose log is not as it wrote it says so before a run begins.
-        reply_fields: dict[str, Any] = {"client": client, "samples": None}
+        reply_fields: dict[str, Any] = stated | {"samples": None}
         if site.data is not None:
             engine = engine_for(site, client, fields, context, HELLO)
             check_experiment(site, engine.setup.experiment)
@@ -91,7 +108,7 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
         memory = Memory(context, site, client, fields["run"] or str(context.run_id))
         task = ClientTask(engine, site, client, fields["round"], memory)
         record = AuditLog(site.audit)
-        run, kind = run_of(fields, context), kind_of(engine, what)
+        run, kind = run_of(fields, context), kind_of(engine.setup.experiment.method, what)
         once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
         begin = _Begin(task, once, what)
         try:
@@ -278,9 +295,8 @@ def samples_digest(engine: LoopEngine) -> str:
     return digest_of({"x": train.x, "y": train.y})
 
 
-def kind_of(engine: LoopEngine, what: str) -> str:
+def kind_of(method: Any, what: str) -> str:
     """Return the kind of a payload, under which its bytes are counted."""
-    method = engine.setup.experiment.method
     upload = "masked" if method.aggregator.secure_aggregated else method.upload.bytes_kind
     shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
     fields = {UPLOAD: upload, SHARING: shared}

@@ -207,6 +207,12 @@ most of that default.
 """
 
 
+def used_limits(site: Site, record: AuditLog) -> dict[str, tuple[int, int]]:
+    """Return how much of each limit over all runs is used, and the limit, by its field in the site file."""
+    used = {"rounds": (len(record.rounds_trained()), site.rounds), "sharings": (record.times_shared(), site.sharings)}
+    return used | {field: (record.times_sent(kind), most_sent(site, kind)) for kind, (field, *_) in BOUNDED.items()}
+
+
 def most_sent(site: Site, kind: str) -> int:
     """Return how many payloads of a kind of :data:`BOUNDED` a site sends at most, over all runs."""
     field, each, limit = BOUNDED[kind]

@@ -11,12 +11,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import flwr
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+import fedblend
 from fedblend.core.errors import FedblendError, by_reason, legible, listed
 from fedblend.core.trees import Tensors
 from fedblend.core.upload import is_finite
+
+VERSION = f"fedblend {fedblend.__version__} with Flower {flwr.__version__}"
+"""What server and sites compare before anything else."""
 
 FIELDS = "fields"
 """Name of the record that holds a message's fields, and of the entry that holds them as JSON."""

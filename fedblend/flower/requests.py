@@ -102,15 +102,20 @@ class SetupForm(TypedDict):
     frozen: Digest
 
 
-class Hello(Form):
-    """The first query: who are you?"""
-
+class _OfRun(Form):
     experiment: dict[str, Any]
     setup: SetupForm
     run: Digest | None = None
 
 
-class _Request(Hello):
+class Hello(_OfRun):
+    """The first query: who are you? ``clients`` are those that take part in a run that has begun."""
+
+    version: Text | None = None
+    clients: Annotated[list[Client], Field(min_length=1)] | None = None
+
+
+class _Request(_OfRun):
     client: Client
     round: Round
 

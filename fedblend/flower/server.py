@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import logging
 import re
 import secrets
@@ -13,10 +15,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import RunNotRunningException
 
 from fedblend.core.dataset import Population
 from fedblend.core.engine import Engine
-from fedblend.core.errors import FedblendError, brief, listed
+from fedblend.core.errors import FedblendError, brief, legible, listed
 from fedblend.core.files import locked_folder, write_atomically
 from fedblend.core.paths import from_file, read_text
 from fedblend.core.record import RoundRecord
@@ -25,18 +28,22 @@ from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
+from fedblend.flower.credentials import expiry_warnings
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
-from fedblend.flower.sites import MessageGrid, Sites
-from fedblend.runs.directory import OWN_DATA, RunDirectory
-from fedblend.runs.runner import FinishedRun, execute
+from fedblend.flower.sites import PEERS, MessageGrid, Sites
+from fedblend.runs.directory import CONFIG, OWN_DATA, STATUS, RunDirectory
+from fedblend.runs.runner import FinishedRun, execute, keep_failure
 
 Counts = Mapping[int, Mapping[str, Any]]
 """Numbers of samples by client and by :data:`COUNTS`."""
 
 COUNTS = ("samples", "holds_out", "validates")
 """Samples to train on, held out, and kept for validation."""
+
+CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")
+"""Numbers of clients in a message."""
 
 RUN_NAME = "sites.id"
 """File in a run directory: the name of the run at the sites."""
@@ -50,14 +57,25 @@ def main(grid: Grid, context: Context) -> None:
     """Run the experiment that ``flwr run`` submitted, or continue the run in its folder.
 
     The run configuration has ``experiment`` (the path of a resolved experiment file on the server), ``folder`` (the
-    run directory), ``min-sites`` and ``deadline``.
+    run directory), ``min-sites``, ``deadline`` and ``credentials`` (:class:`FederationLimits`).
     """
     end_with_parent()
     config = context.run_config
     experiment = resolve(from_file(read_toml(str(config["experiment"])), str(config["experiment"])))
-    limits = FederationLimits(int(config.get("min-sites", 0)), float(config.get("deadline", DEFAULT_DEADLINE)))
+    credentials = str(config.get("credentials", ""))
+    limits = FederationLimits(
+        int(config.get("min-sites", 0)), float(config.get("deadline", DEFAULT_DEADLINE)), credentials
+    )
+    folder = Path(str(config["folder"]))
     try:
-        finished = run(grid, experiment, Path(str(config["folder"])), limits)
+        log.addFilter(SiteNames(names_of(peers_of(credentials))))
+        finished = run(grid, experiment, folder, limits)
+    except (SystemExit, RunNotRunningException):
+        # Flower ends this process so at `flwr stop`, and where the SuperLink is gone.
+        directory = RunDirectory(folder)
+        if RunDirectory.is_run(folder) and directory.status()["state"] == "killed":
+            directory.set_status("stopped", directory.status()["round"], "by flwr stop, or its SuperLink is gone")
+        raise
     except FedblendError as error:
         log.error("fedblend: error: %s", error)
         raise
@@ -68,13 +86,26 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
     """Run an experiment with the sites behind ``grid``, or continue the run in ``folder``."""
 
     def federate(setup: Setup) -> tuple[Setup, Engine, EnginePlan]:
-        federated, sites = connect(grid, setup, limits)
+        try:
+            federated, sites = connect(grid, setup, limits)
+        except FedblendError as error:
+            # Scripts read the status of a run that has not begun, too.
+            keep_failure(folder, experiment, str(error))
+            raise
         why = f"{len(sites.nodes)} of {sites.clients} sites connected"
         return federated, FlowerEngine(federated, sites), EnginePlan("flower", None, 1, "contiguous", why)
 
+    def tell(record: RoundRecord) -> None:
+        warn_of_expiry(limits.credentials, datetime.date.today())
+        _log_round(record)
+
     # Sites receive nothing of a run that another process makes, and its name and its numbers of samples hold.
     with locked_folder(folder, "sites.lock", "this run directory"):
-        return execute(experiment, folder, resume=True, listener=_log_round, federate=federate)
+        if RunDirectory.is_run(folder) and not RunDirectory.has_begun(folder):
+            # It failed before it began, and is no run until it begins.
+            for name in (STATUS, CONFIG):
+                (folder / name).unlink(missing_ok=True)
+        return execute(experiment, folder, resume=True, listener=tell, federate=federate)
 
 
 def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
@@ -91,18 +122,66 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     clients = len(setup.population)
     server = setup.experiment.method.sharing.server
     expected = clients - (server is not None)
-    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server)
+    peers = peers_of(limits.credentials)
+    read_peers = functools.partial(peers_of, limits.credentials)
+    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server, read_peers)
     known = _known_counts(setup)
     if known:
         sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)
     sites.wait_until_connected(len(sites.expected))
     connected = len(sites.nodes.keys() & sites.expected)
+    for client in sorted(sites.expected):
+        node, samples = sites.nodes.get(client), sites.hello_fields.get(client, {}).get("samples")
+        known_by = "not connected" if node is None else f"node {node}"
+        log.info("fedblend: client %s: %s%s", client, known_by, "" if samples is None else f", {samples:,} samples")
     log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
     _keep_run_name(setup.folder, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
+    if peers:
+        names = names_of(peers)
+        notes = federated.population.notes | {"sites": [names.get(client, "") for client in range(clients)]}
+        federated = replace(federated, population=replace(federated.population, notes=notes))
     if federated.population.elsewhere:
         sites.expect(client for client in np.flatnonzero(federated.population.sizes).tolist() if client != server)
     return federated, sites
+
+
+def peers_of(credentials: str) -> dict[int, str]:
+    """Return the lines of the sites' public keys by client; none without a folder of credentials."""
+    if not credentials:
+        return {}
+    return {int(client): str(line) for client, line in read_toml(Path(credentials) / PEERS).items()}
+
+
+@functools.cache
+def warn_of_expiry(credentials: str, today: datetime.date) -> None:
+    """Warn of certificates in the folder of credentials that expire soon, once a day."""
+    for text in expiry_warnings(Path(credentials, f"{name}.crt") for name in ("server", "ca")) if credentials else ():
+        log.warning("fedblend: %s", text)
+
+
+def names_of(peers: Mapping[int, str]) -> dict[int, str]:
+    """Return the names of sites: what stands behind their public keys."""
+    return {client: legible(" ".join(line.split()[2:]), 50) for client, line in peers.items()}
+
+
+class SiteNames(logging.Filter):
+    """Writes the names of sites behind the numbers of clients in fedblend's lines of a log."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change a record's text."""
+        text = record.getMessage()
+        if self.names and text.startswith("fedblend: "):
+            record.msg, record.args = CLIENTS.sub(lambda found: re.sub(r"\d+", self._named, found[0]), text), ()
+        return True
+
+    def _named(self, number: re.Match[str]) -> str:
+        name = self.names.get(int(number[0]))
+        return f"{number[0]} ({name})" if name else number[0]
 
 
 def _run_name(folder: Path | None) -> str:
@@ -196,9 +275,7 @@ def _warn_of_changes(own: Counts, known: Counts) -> None:
     """Warn of sites whose numbers of samples are not those with which the run began."""
     for client, fields in own.items():
         before, now = ({f: table.get(f, 0) for f in COUNTS} for table in (known[client], fields))
-        if not before["samples"] and now["samples"]:
-            log.warning("fedblend: client %s was not connected when the run began, and takes no part in it", client)
-        elif before != now:
+        if before != now:
             log.warning(
                 "fedblend: client %s has other samples (%s) than when the run began (%s); its replies with other "
                 "numbers are refused",

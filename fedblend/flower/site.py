@@ -35,6 +35,7 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import read_toml, write_toml
+from fedblend.flower.differences import difference
 from fedblend.flower.requests import SetupForm
 
 KINDS = tuple(PAYLOAD_KINDS)
@@ -80,6 +81,21 @@ class Withheld(RefusedByPolicy):
             "state which; valid: a larger range (coarser steps)"
         )
         self.why = why
+
+
+class Membership(BaseModel):
+    """A site's place in its federation, as `fedblend federation provision` writes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    """The site's name."""
+    client: Annotated[Int, Field(ge=0)]
+    """The number of the site's client."""
+    server: Annotated[str, Field(pattern=r":\d+$")]
+    """Address and port of the SuperLink."""
+    ca: FilePath
+    """The certificate of the authority that signed the server's."""
 
 
 class Site(BaseModel):
@@ -149,6 +165,12 @@ class Site(BaseModel):
     """The audit log: one JSON line for each payload that leaves; each site needs its own. Default with a site file:
     `audit.jsonl` beside it.
     """
+    federation: Membership | None = None
+    """This site's place in its federation, with which `fedblend site start` starts its SuperNode."""
+
+    def __hash__(self) -> int:
+        # Options of data may be lists and tables.
+        return hash(repr(self))
 
     @property
     def has_file(self) -> bool:
@@ -193,7 +215,11 @@ def site_of_node(node_config: Any) -> Site:
     through the server's model, which need a word: ``allow="prototypes"``, with commas between several.
     """
     if (path := node_config.get("site")) is not None:
-        return _read_cached(str(path))
+        site, client = _read_cached(str(path)), node_config.get("partition-id")
+        if site.federation is not None and client != site.federation.client:
+            own = f"{site.federation.client}, that of {site.federation.name} (federation.client in the site file)"
+            raise FedblendError(f"partition-id: {brief(client)}; valid: {own}")
+        return site
     more = str(node_config.get("allow", "")).replace(" ", "").split(",")
     safe = (kind.name for kind in PAYLOAD_KINDS.values() if not kind.through_model)
     try:
@@ -256,13 +282,13 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     # Images and features of one shape have other ranges of values, and the server's scale fits only its own kind.
     own = {"kind": data.kind, "shape": list(data.train.x.shape[1:]), "classes": list(data.classes)}
     own |= {"outputs": data.outputs, "labels": list(data.labels), "features": _backbone(data)}
-    if server_setup["table"] and (table := _encoding(data)):
+    if server_setup["table"] and (table := encoding_of(data)):
         own["table"] = table
     for field, value in own.items():
         if value != (given := server_setup[field]):  # type: ignore[literal-required]
-            theirs = brief(given)
-            log.error("fedblend: data: this site's %s: %r; the federation's: %s; valid: the same", field, value, theirs)
-            raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states both")
+            apart = printable(difference(value, given))
+            log.error("fedblend: data: this site's %s differs from the federation's: %s", field, apart)
+            raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states how")
     # The server's validation samples are the server's own.
     at_clients = Validation(clients=experiment.validation.clients)
     one_client = experiment.model_copy(
@@ -311,20 +337,20 @@ def describe_setup(setup: Setup) -> SetupForm:
         "classes": list(setup.data.classes),
         "outputs": setup.data.outputs,
         "labels": list(setup.data.labels),
-        "table": _encoding(setup.data),
+        "table": encoding_of(setup.data),
         "features": _backbone(setup.data),
         "scale": numbers,
         "frozen": setup.frozen_digest(setup.weights()),
     }
 
 
-def _encoding(data: Dataset) -> dict[str, Any]:
-    """Return a table's columns, and its texts by column: which feature has which meaning. Empty for other data.
+def encoding_of(data: Dataset) -> dict[str, Any]:
+    """Return a table's columns, and its texts and units by column: what a feature means. Empty for other data.
 
     Of a column of free texts these are the length of a sample, and what the tokenizer makes of one text.
     """
     form = data.facts.get("table", {})
-    return {name: form[name] for name in ("columns", "categories", "length", "pangram") if name in form}
+    return {name: form[name] for name in ("columns", "categories", "units", "length", "pangram") if name in form}
 
 
 def _backbone(data: Dataset) -> str:
@@ -384,7 +410,7 @@ allow = {allow}
 min_mean = {min_mean}
 
 # Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
-min_sum = 3
+min_sum = {min_sum}
 
 # Parts and models that are not fedblend's own run here only if this list names them, as "package.module:Name". A site
 # without data of its own (below) reads a file that the experiment names only if this list has its absolute path.
@@ -395,7 +421,7 @@ sharings = {sharings}
 
 # Masked sums: this site's private key, and the public keys of all sites (0 = "ecdsa-sha2-nistp384 AAAA...", ...).
 # Without these lines the server could take the place of other sites.
-# key = "site-0"
+{key}
 # peers = "peers.toml"
 
 # Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
@@ -444,6 +470,10 @@ NO_DATA = """
 # path = "samples.npz"
 """
 
+FEDERATION = """
+# This site's place in its federation, for `fedblend site start`. Leave it as it is.
+"""
+
 DATA = """
 # This site's samples; their test half stays at this site and is not used.
 """
@@ -458,14 +488,20 @@ def site_text(
     trusted: Sequence[str] = (),
     rounds: int = MOST_ROUNDS,
     table: Mapping[str, Any] = MappingProxyType({}),
+    min_sum: int = 3,
+    key: str | None = None,
+    audit: str | None = None,
+    federation: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data``.
 
-    ``data`` is an ``.npz`` file, or a table with the options ``table``.
+    ``data`` is an ``.npz`` file, or a table with the options ``table``. Other arguments are fields of the file.
     """
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
     kinds = [f"{kind.name + '*' * kind.through_model:15} {kind.meaning}" for kind in PAYLOAD_KINDS.values()]
     samples = NO_DATA if data is None else DATA + write_toml({"data": samples_of(data, table)})
+    if federation is not None:
+        samples = FEDERATION + write_toml({"federation": federation}) + samples
     return SITE_FILE.format(
         path=printable(str(path.absolute())),
         others=others,
@@ -475,7 +511,9 @@ def site_text(
         trusted=_toml_list(trusted),
         sharings=sharings,
         rounds=rounds,
-        audit=_toml(f"{path.stem}.audit.jsonl"),
+        audit=_toml(audit or f"{path.stem}.audit.jsonl"),
+        min_sum=min_sum,
+        key=f"key = {_toml(key)}" if key else '# key = "site-0"',
         data=samples,
         MOST_SECONDS=MOST_SECONDS,
         MOST_WEIGHTS=MOST_WEIGHTS,

@@ -16,7 +16,8 @@ from flwr.app import ArrayRecord, Message
 
 from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
 from fedblend.data.partitions.prepare import divided
-from fedblend.flower.messages import pack, unpack
+from fedblend.flower.messages import VERSION, pack, unpack
+from fedblend.flower.secure_aggregation.masks import hello_text, is_signed
 
 POLL_S = (0.05, 1.0)
 """Shortest and longest pause between two polls for replies, in seconds; Flower's own loop polls every 3 seconds."""
@@ -40,6 +41,9 @@ MOST_WORDS = 100_000
 """Most characters of a reply's fields; a good reply has some hundreds."""
 
 HELLO = "query.hello"
+
+PEERS = "peers.toml"
+"""File in the server's folder with the public key and name of each client: `0 = "ecdsa-sha2-nistp384 AAAA NAME"`."""
 
 FAILURES = {
     5: "its site is no longer connected",
@@ -99,7 +103,8 @@ class Sites:
     ``setup_fields`` are part of every message, because a process at a site keeps nothing of earlier messages: the
     experiment and the result of :func:`~fedblend.flower.site.describe_setup`. ``min_sites`` is the fewest connected
     sites with which an exchange begins, ``deadline`` the seconds that one exchange may take. ``server_client`` is the
-    client that the server itself is, where the server has data of its own; no site is expected for it.
+    client that the server itself is, where the server has data of its own; no site is expected for it. ``peers``
+    returns lines with the public keys of clients: only a node that signs with its client's key takes part.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class Sites:
         deadline: float,
         setup_fields: dict[str, Any],
         server_client: int | None = None,
+        peers: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self.expected = set(range(clients)) - {server_client}
         """Clients whose sites take part; only these count as connected or missing."""
@@ -121,7 +127,7 @@ class Sites:
         if not 0 < deadline < math.inf:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
         self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
-        self.setup_fields = setup_fields
+        self.setup_fields, self.server_client, self.peers = setup_fields, server_client, peers
         self.nodes: dict[int, int] = {}
         """Node of each connected client."""
         self.hello_fields: dict[int, dict[str, Any]] = {}
@@ -239,12 +245,16 @@ class Sites:
         failed = max(0, min(self._failed_hellos[node] for node in new) + 1 - HELLO_ATTEMPTS)
         seconds = min(self.deadline, HELLO_S * max(0.5**failed, 1 / 60))
         log.info("fedblend: new nodes: %s; each has %g seconds to reply with its client", len(new), seconds)
-        requests = dict.fromkeys(new, ClientRequest(self.setup_fields))
+        clients = [*self.expected, *([] if self.server_client is None else [self.server_client])]
+        fields = {**self.setup_fields, "version": VERSION, "clients": clients}
+        requests = dict.fromkeys(new, ClientRequest(fields))
         for node, reply in self._send(HELLO, 0, requests, seconds).items():
             self._add_node(node, reply)
 
     def _add_node(self, node: int, reply: Reply) -> None:
         client = reply.fields.get("client")
+        if fault := self._fault_of_site(node, reply.fields):
+            reply = Reply(reply.fields, fault=fault)
         if reply.fault is not None:
             stated = client if type(client) is int and 0 <= client < self.clients else None
             self._refusals[node] = (stated, reply.fault)
@@ -276,6 +286,25 @@ class Sites:
             self._refusals.pop(node, None)
             self.nodes[client] = node
             self.hello_fields[client] = reply.fields
+
+    def _fault_of_site(self, node: int, fields: Mapping[str, Any]) -> str | None:
+        """Return why a node that replied is of another version, or not of the site whose number it states."""
+        if not fields:
+            return None
+        if (version := fields.get("version")) != VERSION:
+            has = brief(version) if version else "a version that does not state itself (0.2 or older)"
+            return f"its site has {has}, and the server {VERSION}; valid: the same at all"
+        # Read anew, because a site may have another key since the run began.
+        client, peers = fields.get("client"), self.peers()
+        if not peers or type(client) is not int:
+            return None
+        try:
+            text, signed = hello_text(self.setup_fields["run"], node, client), bytes.fromhex(str(fields.get("signed")))
+        except ValueError:
+            signed = b""
+        if is_signed(peers.get(client, ""), text, signed):
+            return None
+        return f"its key is not that of client {client} in {PEERS}; valid: the number and the key of this site"
 
     def _send(self, kind: str, round: int, requests: Mapping[int, ClientRequest], seconds: float) -> dict[int, Reply]:
         """Send each node its request; a reply that does not arrive in ``seconds`` is a reply with a fault."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import secrets
 import signal
@@ -17,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
 
 from fedblend.core.errors import FedblendError, missing_package
 from fedblend.flower import process_guard
+from fedblend.flower.credentials import make_credentials
 
 NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 """Environment in which neither Flower nor Ray sends reports to its makers."""
@@ -44,20 +38,19 @@ START_S = 300.0
 STOP_S = 10.0
 """Seconds between SIGTERM and SIGKILL to a process."""
 
-VALID_DAYS = 30
-"""A trial's certificates expire soon, so that they are not used outside the trial."""
-
 
 class LoopbackTrial:
     """The processes of a federation; their credentials, Flower home and logs are in ``folder``.
 
     A context manager. All processes end when the context is left, also by SIGTERM or SIGHUP. On Linux they also end
-    when this process is killed: a guard process waits for its end (:mod:`fedblend.flower.process_guard`).
+    when this process is killed: a guard process waits for its end (:mod:`fedblend.flower.process_guard`). ``keys`` is
+    a folder with the server's certificates; without it there are new ones, and keys of the sites.
     """
 
-    def __init__(self, folder: Path, sites: int) -> None:
+    def __init__(self, folder: Path, sites: int, keys: Path | None = None) -> None:
         self.folder, self.sites = folder.absolute(), sites
-        self.keys, self.logs, self.home = (self.folder / name for name in ("credentials", "logs", "flower"))
+        self.logs, self.home = self.folder / "logs", self.folder / "flower"
+        self.keys, self._own_keys = keys or self.folder / "credentials", keys is None
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.mark = secrets.token_hex(16)
@@ -88,7 +81,8 @@ class LoopbackTrial:
             folder.mkdir(parents=True, exist_ok=True)
         # The database of an earlier trial in this folder has other keys.
         (self.folder / "superlink.db").unlink(missing_ok=True)
-        make_credentials(self.keys, self.sites)
+        if self._own_keys:
+            make_credentials(self.keys, self.sites)
         link = {"address": f"127.0.0.1:{self.port}", "root-certificates": str(self.keys / "ca.crt")}
         (self.home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}), encoding="utf-8"
@@ -211,7 +205,14 @@ class LoopbackTrial:
             "PYTHONUNBUFFERED": "1",
             process_guard.VARIABLE: self.mark,
         }
-        return {**FAST_POLL, **os.environ, **NO_REPORTS, **own}
+        return {**FAST_POLL, **os.environ, **NO_REPORTS, **without_proxy(), **own}
+
+
+def without_proxy() -> dict[str, str]:
+    """Return variables with which no request to this machine goes to a proxy: the SuperNode's own ones are in clear."""
+    given = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    hosts = ",".join(filter(None, [given, "127.0.0.1,localhost,::1"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _exit(number: int, frame: object) -> None:
@@ -235,75 +236,3 @@ def free_port() -> int:
 
 def _toml(value: Any) -> str:
     return tomli_w.dumps({"v": value}).partition("=")[2].strip()
-
-
-def make_credentials(folder: Path, sites: int) -> None:
-    """Write ``ca.crt``, ``server.crt``, ``server.key``, and ``site-K.key`` and ``site-K.pub`` for each site.
-
-    Certificates are valid for 127.0.0.1 and localhost only. Keys are on the curve P-384, and only their owner can read
-    them. The authority's own key is not kept.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedblend trial server")])
-    ca = _certificate(issuer, issuer, authority, authority)
-    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    # Python 3.13 and later refuse an authority whose certificate has no keyUsage with keyCertSign.
-    ca = ca.add_extension(_key_usage(signs_certificates=True), critical=True)
-    _write_new(folder / "ca.crt", ca.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    certificate = _certificate(subject, issuer, server, authority)
-    certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    certificate = certificate.add_extension(_key_usage(signs_certificates=False), critical=True)
-    _write_new(folder / "server.crt", certificate.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
-    private = server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _write_new(folder / "server.key", private, OWNER_ONLY)
-    for site in range(sites):
-        make_site_key(folder / f"site-{site}")
-
-
-def make_site_key(path: Path) -> None:
-    """Write a site's private key ``path.key`` and its public key ``path.pub``, both in OpenSSH's format."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    _write_new(path.with_suffix(".key"), private, OWNER_ONLY)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write_new(path.with_suffix(".pub"), public + b"\n")
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
-
-
-def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Return the key usage of an authority, or of a TLS server."""
-    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
-    usage = dict.fromkeys((*unused, "decipher_only", "crl_sign"), False)
-    return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **usage)
-
-
-OWNER_ONLY = 0o600
-"""The mode of a file that only its owner can read."""
-
-
-def _write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a new file, also where a file with another mode, a link, or a named pipe is in its place."""
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)

@@ -113,6 +113,7 @@ def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
         "unsafe": section.unsafe,
         "only_class": section.groups[0].outcomes[0].only_class,
         "unfinished": section.unfinished,
+        "missing_uploads": [text for g in section.groups for text in g.missing_uploads],
         "tables": section_tables(section),
         "legend": [
             (name, keys[name], Markup(inline_svg(legend_sample(section.styles[name]), f"key-{key}", name)))

@@ -132,6 +132,7 @@ def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool,
     rows = [row | {"guarantee": stated.get(row["method"])} for row in method_rows(groups)]
     notes = [f"* {g.name}: {status(g) if reasons else progress(g)}" for g in groups if g.unfinished]
     notes += [f"! {g.name}: {PRIVACY_NOTE}, it shares raw samples" for g in groups if shares_raw_samples(g.outcomes[0])]
+    notes += [f"! uploads are missing, {text}" for g in groups for text in g.missing_uploads]
     if (only := groups[0].outcomes[0].only_class) is not None:
         notes.append(f"! all samples are of one class, '{only}': there is nothing to classify")
     notes += filter(None, [rounds_note(groups), evaluations_note(rows)])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, legible
 from fedblend.core.record import RoundRecord
-from fedblend.runs.directory import CONFIG, METRICS, RunDirectory, how_to_resume
+from fedblend.runs.directory import CONFIG, METRICS, OWN_DATA, RunDirectory, how_to_resume
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")
 """Fields that say nothing about a run's numbers."""
@@ -21,6 +21,9 @@ EXECUTION = ("engine", "stack", "ranks", "memory_format", "device", "cuda_graphs
 
 `callbacks` are not among them, because a callback may end a run.
 """
+
+MAX_MISSING = 5
+"""Most clients whose missing uploads are told."""
 
 MAX_FIELDS_IN_NAME = 2
 """Largest number of differing fields in a group's name; beyond it, the name has the folder."""
@@ -105,6 +108,24 @@ class Outcome:
         return self.state == "failed" and self.round == 0
 
     @property
+    def missing_uploads(self) -> str:
+        """Whose uploads were refused or did not arrive, in how many of the client's rounds, and why the last time."""
+        partition = self.facts.get("partition", {})
+        names, reasons = partition.get("sites", []), defaultdict[int, list[str]](list)
+        for record in self.records:
+            for one in record.refused or ():
+                reasons[one["client"]].append(one["reason"])
+        asked = Counter(client for record in self.records for client in record.cohort or ())
+        often = sorted(reasons.items(), key=lambda one: -len(one[1]))
+        found = [(c, f"in {len(whys)} of {asked[c]} rounds ({legible(whys[-1], 150)})") for c, whys in often]
+        if partition.get("rule") == OWN_DATA:
+            absent = [client for client, samples in enumerate(partition.get("samples", [])) if not samples]
+            found += [(client, "in all rounds (it was not connected when the run began)") for client in absent]
+        lines = [f"client {c}{f' ({names[c]})' if c < len(names) and names[c] else ''} {why}" for c, why in found]
+        more = [f"and {len(lines) - MAX_MISSING} more clients"] if len(lines) > MAX_MISSING else []
+        return "; ".join([*lines[:MAX_MISSING], *more])
+
+    @property
     def data(self) -> str:
         """The name of the data set."""
         return str(self.facts.get("data", {}).get("name", self.config["data"]["name"]))
@@ -132,6 +153,11 @@ class Group:
     def unfinished(self) -> list[Outcome]:
         """The runs that are not finished."""
         return [o for o in self.outcomes if not o.finished]
+
+    @property
+    def missing_uploads(self) -> list[str]:
+        """What is missing of the runs, each with its seed."""
+        return [f"{self.name}, seed {o.seed}: {o.missing_uploads}" for o in self.outcomes if o.missing_uploads]
 
     @property
     def config(self) -> dict[str, Any]:

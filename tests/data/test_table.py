@@ -219,6 +219,23 @@ def test_classes_and_clients_with_leading_zeros_are_texts(tmp_path: Path) -> Non
     assert (data.classes, data.client_names) == (("0", "1"), ("1", "2", "10"))
 
 
+def test_a_table_that_does_not_conform_to_its_dictionary_is_refused_with_all_faults(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"Age": range(40), "ward": [1, 2] * 20, "dose": ["5 mg"] * 40, "ill": ["no", "yes"] * 20})
+    columns = {"age": "years", "ward": ["a", "b"], "dose": "mg", "ill": ["no", "yes"]}
+    options: dict[str, Any] = {"client": None, "split": None, "columns": columns}
+    load = table(tmp_path / "p.csv", frame, **options).load
+    fault("has no column 'age' (did you mean 'Age'?); data.rename gives a column", load)
+    options["rename"] = {"Age": "age"}
+    fault(
+        "data.columns: 'ward' holds '1', '2' in 40 rows; valid: a, b", table(tmp_path / "p.csv", frame, **options).load
+    )
+    fault("'dose' holds text; valid: numbers (mg)", table(tmp_path / "p.csv", frame, **options).load)
+    options["categories"] = {"wards": {}}
+    fault("data.columns: 'wards' is missing (did you mean 'ward'?)", table(tmp_path / "p.csv", frame, **options).load)
+    for rename, said in (({"ag": "age"}, "has no column 'ag'"), ({"Age": "ward"}, "two columns become 'ward'")):
+        fault(f"data.rename: {said}" if "two" in said else said, table(tmp_path / "p.csv", frame, rename=rename).load)
+
+
 def test_rows_with_gaps_are_dropped_where_asked(tmp_path: Path) -> None:
     data = table(tmp_path / "p.csv", missing="drop").load()
     assert data.train.x[:, 0].tolist() == [40, 60, 70]

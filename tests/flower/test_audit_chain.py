@@ -284,7 +284,7 @@ def test_a_folder_of_secrets_that_others_can_read_stops_the_site(tmp_path: Path)
 
 
 def test_a_check_refuses_loose_keys_and_sums_that_no_federation_has(tmp_path: Path) -> None:
-    from fedblend.flower.trial import make_site_key
+    from fedblend.flower.credentials import make_site_key
 
     for client in range(3):
         make_site_key(tmp_path / f"site-{client}")

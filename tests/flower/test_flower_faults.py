@@ -498,7 +498,7 @@ def test_a_second_server_of_a_run_sends_sites_nothing_while_the_first_one_is_at_
 
     assert faults == [
         f"{tmp_path / 'run'}: this run directory is in use by another process; wait for it, stop it, or give another "
-        "folder (--out on the command line)"
+        "folder (--out, or --folder of federation app)"
     ]
     assert second.sent == []
     assert finished.state.round == 1

@@ -107,9 +107,9 @@ def test_policy_bounds_single_samples_of_any_kind() -> None:
     raw, mixed = (
         experiment({"name": name, "sharing": {"samples": 4}, "server_step": {"steps": 1}}) for name in ("fld", "mixfld")
     )
-    assert [at_site.kind_of(task_of(one).engine, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
+    assert [at_site.kind_of(one.method, "sharing") for one in (raw, mixed)] == ["raw", "seeds"]
     features = task_of(experiment({"name": "flea", "sharing": {"fraction": 1}}), max_seeds=1)
-    assert at_site.kind_of(features.engine, "sharing") == "features"
+    assert at_site.kind_of(features.setup.experiment.method, "sharing") == "features"
     weights = add_prefix("weights/", features.setup.weights())
     with pytest.raises(RefusedByPolicy, match=r"single samples \(features\), and its policy gives 1"):
         work.share(features, ASKED, weights)

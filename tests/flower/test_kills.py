@@ -154,10 +154,12 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
 
         # All sites are down: the run stops, and its message names the missing sites.
         planned.begin(min_sites=3, deadline=1)
-        planned.wait(lambda: "min_sites: 3, but" in trial.log_of("run"), "all sites down")
+        planned.wait(lambda: "min_sites: 3, but" in trial.log_of("run"), "all sites down", ("failed",))
         log = trial.log_of("run")
         assert "fedblend: error: min_sites: 3, but only 0 of 3 sites are connected after 1 seconds (deadline)" in log
-        assert not RunDirectory.is_run(planned.run.path)
+        assert planned.run.status()["state"] == "failed"
+        assert not RunDirectory.has_begun(planned.run.path)
+        (planned.run.path / "config.toml").unlink()
 
         # Round 1: site 1 sends NaN, site 2 another shape. Round 2: the ServerApp is killed while site 0 trains.
         planned.plan(client1_0="nan", client2_0="shape", client0_1="wait")

@@ -23,13 +23,13 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.credentials import make_site_key
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
-from fedblend.flower.trial import make_site_key
 from fedblend.methods.aggregators.secure import SecureMean, Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")

@@ -12,7 +12,8 @@ from flower_helpers import by_loop, experiment
 from flower_sites import audit, site_files
 
 from fedblend.flower.app_folder import FederationLimits, write_app
-from fedblend.flower.trial import LoopbackTrial, make_site_key
+from fedblend.flower.credentials import make_site_key
+from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 

@@ -20,7 +20,7 @@ from fedblend.core.trees import add_prefix
 from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
-from fedblend.flower.messages import pack, to_record, unpack
+from fedblend.flower.messages import VERSION, pack, to_record, unpack
 from fedblend.flower.requests import Start, StrategyRound, StrategyShare, read_request
 from fedblend.flower.server import run
 from fedblend.flower.site import KINDS, SAFE, describe_setup, site_of_node
@@ -40,6 +40,7 @@ WORDS: dict[str, Any] = {
     },
     **{"total": 100, "split": "holdout", "own": "2-5", "personal": "2-6"},
     **{"quantity": "models", "threshold": 3, "present": [0, 1], "dropped": [2]},
+    **{"version": VERSION, "clients": [0, 1]},
     **{"sharing": {"name": "means"}, "min_mean": 2, "seed": 0, "objective": "mix", "terms": []},
 }
 """A valid value of each field of a request."""
@@ -73,7 +74,8 @@ def test_words_that_are_none_are_refused_before_anything_is_looked_at(
             # A digest may be empty; the experiment's own fields are checked when it is read.
             if (name, value) not in [("run", ""), ("pool", ""), ("experiment", {"a": 1})] and value != told[name]:
                 answer = fault(told | {name: value})
-                assert answer.startswith(f"a request that is none: {name}"), (name, value, answer)
+                begins = "version: " if name == "version" else f"a request that is none: {name}"
+                assert answer.startswith(begins), (name, value, answer)
     for name in FORMS[kind].model_fields:
         if FORMS[kind].model_fields[name].is_required():
             missing = f"a request that is none: {name}: is missing; it must be given"

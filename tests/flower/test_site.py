@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_new_site_file_takes_a_table_with_its_options(tmp_path: Path) -> None:
 
 
 def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path: Path) -> None:
-    trial = pytest.importorskip("fedblend.flower.trial")
+    trial = pytest.importorskip("fedblend.flower.credentials")
     path = tmp_path / "site.toml"
     for name in ("site-0", "site-1", "other"):
         trial.make_site_key(tmp_path / name)
@@ -142,7 +143,7 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
 
 
 def test_a_check_reads_the_keys_of_all_peers(tmp_path: Path) -> None:
-    trial = pytest.importorskip("fedblend.flower.trial")
+    trial = pytest.importorskip("fedblend.flower.credentials")
     path, peers = tmp_path / "site.toml", tmp_path / "peers.toml"
     trial.make_site_key(tmp_path / "own")
     own = (tmp_path / "own.pub").read_text().strip()
@@ -213,6 +214,16 @@ def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert second[1:] == ("trial/1", "2", "raw", "refused: no", "", "")
     show_audit(path, None)
     assert "1 payloads, 32 bytes, 1 refusals" in " ".join(capsys.readouterr().out.split())
+    record.record_refused("other/2", 0, 3, "raw", "no")
+
+    def printed(*options: object) -> list[tuple[str, int]]:
+        lines = map(json.loads, succeeded(here("site", "audit", path, "--json", *options)).out.splitlines())
+        return [(line["run"], line["round"]) for line in lines]
+
+    assert printed() == [("trial/1", 1), ("trial/1", 2), ("other/2", 1)]
+    assert printed("--run", "trial") == printed("--run", "trial/1", "--since", "2026-01-31") == printed()[:2]
+    assert printed("--since", "9999-01-01") == []
+    refused(here("site", "audit", path, "--since", "yesterday"), "--since yesterday: is no date; valid: 2026-01-31")
 
 
 @pytest.mark.parametrize(

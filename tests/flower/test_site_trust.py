@@ -213,7 +213,7 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     rng = np.random.default_rng(0)
     np.savez(home / "own.npz", x=rng.random((40, 8, 8), np.float32), y=np.array(["hiv", "none"])[np.arange(40) % 2])
     fault = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "own.npz")}}, {})
-    assert "differs from the federation's; the site's log states both" in fault
+    assert "differs from the federation's; the site's log states how" in fault
     assert "hiv" not in fault
     missing = asked_of_a_site(tmp_path, {"data": {"name": "npz", "path": str(home / "no.npz")}}, {})
     assert missing == "data: this site's samples cannot be loaded; the site's log states why"

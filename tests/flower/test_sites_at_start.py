@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import here, refused, succeeded
 from flower_helpers import QUICK, Nodes, experiment, nodes
 from flower_sites import OwnSite
 from flwr.app import Message
@@ -18,8 +18,6 @@ from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
-from fedblend.flower import client as at_site
-from fedblend.flower import site as site_policy
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.server import run
@@ -55,6 +53,7 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     caplog.set_level("INFO", "flwr")
     with pytest.raises(FedblendError, match=why):
         run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+    assert "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", tmp_path / "run")).out
     assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
     assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
     assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
@@ -94,10 +93,10 @@ def test_sites_that_are_too_slow_are_given_more_time_by_a_longer_deadline(tmp_pa
     )
 
 
-def write_table(path: Path, wards: str, classes: str = "ny") -> Path:
+def write_table(path: Path, wards: str, classes: str = "ny", header: str = "age,ward,ill") -> Path:
     """A table with a column of numbers, a column of texts, and a target."""
     rows = [f"{20 + i},{wards[i % len(wards)]},{classes[i // 2 % len(classes)]}" for i in range(80)]
-    path.write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+    path.write_text("\n".join([header, *rows]) + "\n")
     return path
 
 
@@ -115,31 +114,56 @@ def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path
     assert finished.state.round == 1
     assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
     assert "(client 2) takes no part: data: this site's table differs" in caplog.text
+    assert "table differs from the federation's: categories: ward: place 2: 'c' here, 'b' there" in caplog.text
 
-    # The guide's script gives the site without a text and a class of the server's table the server's encoding.
-    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
-    (script,) = (part.split("```")[0] for part in guide.split("```python\n")[1:] if "form_of" in part)
-    write_table(tmp_path / "north.csv", "b", "y")
-    with contextlib.chdir(tmp_path):
-        exec(script, {})
-    (tmp_path / "site 2" / "site.toml").write_text(write_toml({"data": {"name": "npz", "path": "../north.npz"}}))
-    site_policy._read_cached.cache_clear()
-    at_site.engine_of.cache_clear()
-    finished = run(Nodes(configs), asked, tmp_path / "again", FederationLimits(3, 60.0))
-    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 64]
-    with np.load(tmp_path / "north.npz") as made:
-        assert made["x"][:2].tolist() == [[20, 0, 1], [21, 0, 1]]
-        assert made["classes"].tolist() == ["n", "y"]
+
+DICTIONARY = {"age": "years", "ward": ["a", "b"], "ill": ["n", "y"]}
+"""The columns of the tables above."""
+
+
+def test_tables_of_other_names_texts_and_classes_conform_by_a_data_dictionary(tmp_path: Path, caplog: Any) -> None:
+    server = write_table(tmp_path / "server.csv", "ab")
+    data = {"name": "table", "path": str(server), "target": "ill", "columns": DICTIONARY}
+    own = {**data, "path": "own.csv"}
+    # Another language, codes for texts, and one ward and one class only; the last has another unit.
+    other = {"rename": {"Alter": "age", "Station": "ward"}, "categories": {"ward": {"1": "b"}, "ill": {"0": "y"}}}
+    fields = [own, {**own, **other}, {**own, "columns": {**DICTIONARY, "age": "months"}}]
+    tables = [("ab", "ny", "age,ward,ill"), ("1", "0", "Alter,Station,ill"), ("ab", "ny", "age,ward,ill")]
+    configs = []
+    for client, (site_data, table) in enumerate(zip(fields, tables, strict=True)):
+        folder = tmp_path / f"site {client}"
+        folder.mkdir()
+        write_table(folder / "own.csv", *table)
+        (folder / "site.toml").write_text(write_toml({"data": site_data}))
+        configs.append({"partition-id": client, "site": str(folder / "site.toml")})
+    asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
+    held = read_site(tmp_path / "site 1" / "site.toml").data.load()
+    assert held.train.x[0].tolist() == [20, 0, 1]
+    assert (held.classes, held.train.y.unique().tolist()) == (("n", "y"), [1])
+
+    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+
+    assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
+    assert finished.directory.metrics()[1]["uploads"] == 2
+    assert "table differs from the federation's: units: age: 'months' here, 'years' there" in caplog.text
+    # Each site finds the same without the server.
+    file = tmp_path / "experiment.toml"
+    file.write_text(write_toml(as_table(asked)))
+    assert "no fault found" in succeeded(here("site", "check", tmp_path / "site 1/site.toml", "--experiment", file)).out
+    shown = here("site", "check", tmp_path / "site 2/site.toml", "--experiment", file)
+    refused(shown, "this site does not take part in")
+    assert "refused: data: units: age: 'months' here, 'years' there" in shown.out
 
 
 IMAGES, LABELS = np.arange(40 * 64, dtype=np.uint8).reshape(40, 1, 8, 8), np.arange(40) % 4
 OTHER_DATA = {
-    "kind": ({"x": (IMAGES / 255).astype(np.float32), "y": LABELS}, "kind: 'features'; the federation's: 'image'"),
-    "table": ({"x": IMAGES.reshape(40, 64), "y": LABELS}, "kind: 'features'; the federation's: 'image'"),
-    "shape": ({"x": IMAGES[..., 1:], "y": LABELS}, "shape: [1, 8, 7]; the federation's: [1, 8, 8]"),
+    "kind": ({"x": (IMAGES / 255).astype(np.float32), "y": LABELS}, "kind", "'features' here, 'image' there"),
+    "table": ({"x": IMAGES.reshape(40, 64), "y": LABELS}, "kind", "'features' here, 'image' there"),
+    "shape": ({"x": IMAGES[..., 1:], "y": LABELS}, "shape", "place 3: 7 here, 8 there"),
     "classes": (
         {"x": IMAGES, "y": np.arange(40) % 5},
-        "classes: ['0', '1', '2', '3', '4']; the federation's: ['0', '1', '2', '3']",
+        "classes",
+        "only here: '4'",
     ),
 }
 
@@ -148,7 +172,7 @@ OTHER_DATA = {
 def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_state_it(
     other: str, tmp_path: Path, caplog: Any
 ) -> None:
-    arrays, difference = OTHER_DATA[other]
+    arrays, field, difference = OTHER_DATA[other]
     np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS)
     np.savez(tmp_path / "other.npz", **arrays)
     configs = []
@@ -163,10 +187,9 @@ def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_stat
     grid = Nodes(configs)
     finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 60.0))
 
-    field = difference.partition(":")[0]
     (node,) = (node for node in grid.contexts if grid.client(node) == 2)
-    assert f"fedblend: data: this site's {difference}; valid: the same" in caplog.messages
-    told = f"data: this site's {field} differs from the federation's; the site's log states both"
+    assert f"fedblend: data: this site's {field} differs from the federation's: {difference}" in caplog.messages
+    told = f"data: this site's {field} differs from the federation's; the site's log states how"
     assert f"fedblend: node {node} (client 2) takes no part: {told}" in caplog.messages
     assert finished.directory.facts()["partition"]["samples"] == [32, 32, 0]
     assert finished.directory.metrics()[1]["uploads"] == 2

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
 from fedblend.core.paths import absolute_file
 from fedblend.core.registry import Count, FilePath, part
+from fedblend.data.loaders.dictionary import conformed
 from fedblend.data.loaders.files import (
     TestShare,
     draw_test_half,
@@ -96,6 +98,15 @@ class TableFile:
     """
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, for a table without a split."""
+    columns: dict[str, str | list[str]] | None = None
+    """The data dictionary, the same at all sites: the columns in order, target included. A column of numbers has its
+    unit (`age = "years"`, or `""`), a column of text all values that it may have (`ward = ["a", "b"]`), also those that
+    no row has. Other columns of the file are not used.
+    """
+    rename: dict[str, str] = field(default_factory=dict)
+    """Columns of this file that have another name elsewhere, and that name: `Alter = "age"`."""
+    categories: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Texts of this file that are others elsewhere, by column (its new name): `ward = {Station_A = "a"}`."""
 
     def load(self) -> Dataset:
         """Load x float32 [n, d] or, of texts, int64 [n, 2, length], and y int64 [n], or float32 [n, L] or [n, q]."""
@@ -107,6 +118,8 @@ class TableFile:
         texts = [self.text] if self.text else []
         frame = read_frame(path, "at least two are needed, one to train and one to test on", texts, codes)
         named = {use: column for use, column in (("client", self.client), ("split", self.split)) if column}
+        if self.columns is not None or self.rename or self.categories:
+            frame = conformed(frame, self.columns, self.rename, self.categories, targets, list(named.values()), path)
         uses = dict.fromkeys(targets, "target") | {column: use for use, column in named.items()}
         others = [name for name in frame.columns if name not in uses]
         features = texts or (others if self.features is None else self.features)
@@ -147,6 +160,8 @@ class TableFile:
             arrays["labels"] = np.array(targets, str)
         for name in (name for name in [*uses, *features] if name != self.text and frame[name].dtype.kind not in "iufb"):
             warn_of_blanks(frame[name].dropna().astype(str).unique().tolist(), f"{path}: column '{legible(name)}'")
+        if isinstance(classes := (self.columns or {}).get(targets[0], ""), list):
+            arrays["classes"] = np.array(classes, str)
         if by_client:
             if lacking := sorted(map(str, {*arrays["client"].tolist()} - {*arrays["client"][train].tolist()})):
                 found = f"'{legible(lacking[0])}' has none ({len(lacking)} such clients)"
@@ -157,19 +172,23 @@ class TableFile:
             frame = _standardized(frame, features, arrays["client"], train)
             for name in features:
                 _require_different(frame[name])
+        listing = {name: values for name, values in (self.columns or {}).items() if name in features}
+        form: dict[str, Any]
         if self.text:
             form = {"text": self.text, "tokenizer": self.tokenizer, "length": self.length}
             form["pangram"] = self.tokens([PANGRAM])[0, 0].tolist()
             arrays["x"] = self.tokens(frame[self.text].tolist())
         else:
             form = form_of(frame.loc[train, features])
+            form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
             arrays["x"] = encode(frame, form, path)
         sha256 = {path.name: sha256_file(path)}
         data = dataset_of(arrays, path.stem, path, self.test_share, sha256, "tokens" if self.text else None)
         if not self.split:
             group = "client" if self.client else "class" if data.classes else "table"
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
-        data.facts.update(table={**form, "standardize": self.standardize})
+        units = {name: unit for name, unit in listing.items() if isinstance(unit, str) and unit}
+        data.facts.update(table={**form, "standardize": self.standardize, **({"units": units} if units else {})})
         return data
 
     def tokens(self, texts: Sequence[str]) -> np.ndarray:

@@ -171,6 +171,11 @@ def public_key(line: str) -> EllipticCurvePublicKey | None:
     return public if isinstance(public, EllipticCurvePublicKey) else None
 
 
+def hello_text(run: str, node: int, client: int) -> bytes:
+    """Return what a site signs of the client that it is, for one run and Flower's node."""
+    return b"fedblend client of a node\0" + _joined([run.encode(), str(node).encode(), str(client).encode()])
+
+
 def keys_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
     """Return what a site signs of its public keys; no other protocol signs a text with this beginning."""
     parts = [str(client).encode(), quantity.encode(), context, keys["mask"], keys["box"]]

@@ -77,8 +77,8 @@ KEY_FILES = ("site-0.key", "peers.toml", "audit.shared/key", "audit.shared/*.saf
 def write_keys(folder: Path) -> None:
     """Write a site file with the keys of three sites, the credentials of a trial, and what the site has shared."""
     from fedblend.experiment.toml_tables import write_toml
+    from fedblend.flower.credentials import make_credentials
     from fedblend.flower.site import read_site
-    from fedblend.flower.trial import make_credentials
 
     make_credentials(folder, SITES)
     keys = {str(site): (folder / f"site-{site}.pub").read_text().strip() for site in range(SITES)}
@@ -142,8 +142,8 @@ def _take_part(folder: Path, site: Any) -> None:
 
 def key_files(rng: Random, folder: Path, real: Path) -> Case:
     """A changed key, list of keys, secret or credential, used as a site or a trial uses it."""
+    from fedblend.flower.credentials import make_credentials
     from fedblend.flower.site import read_site
-    from fedblend.flower.trial import make_credentials
 
     shutil.copytree(real / "keys", folder, dirs_exist_ok=True)
     file = rng.choice(KEY_FILES)
