@@ -14,8 +14,13 @@ from tables.items import PAPER_NAMES
 from tables.summary import best_result
 
 COLOUR = {
-    HOLDS: COLOURS[0], PART: "#9CCBE8", NOISE: "#D5DBE0", UNDECIDED: "#F1F3F4", NOT_COMPARABLE: "#FFFFFF", FAILS: COLOURS[1],
-}  # fmt: skip
+    HOLDS: COLOURS[0],
+    PART: "#9CCBE8",
+    NOISE: "#D5DBE0",
+    UNDECIDED: "#F1F3F4",
+    NOT_COMPARABLE: "#FFFFFF",
+    FAILS: COLOURS[1],
+}
 """Verdicts in the order of a bar, and their colours; claims of one seed or without a run are undecided."""
 
 PANELS = {True: "the paper's settings and data", False: "smaller runs or other data"}
@@ -117,9 +122,10 @@ def tally() -> str:
     chosen = [PAPER_NAMES[one.paper] for one in HEADLINES if best_result(one.item, one.begins).claim.get("choice")]
     return (
         f"At the papers' settings and data, {shown[True]}. In smaller runs or on other data, {shown[False]}; "
-        f"{counts[False][NOT_COMPARABLE]} are not comparable, since even the upper bound contradicts the large run. The "
-        "headline and a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims under "
-        f"settings that a paper leaves open are not in the counts; the headlines of {', '.join(chosen)} are such claims."
+        f"{counts[False][NOT_COMPARABLE]} are not comparable, since their upper bound contradicts the large run. The "
+        "headline and a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims "
+        "under settings that a paper leaves open are not in the counts; the headlines of "
+        f"{', '.join(chosen)} are such claims."
     )
 
 

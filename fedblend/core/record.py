@@ -116,6 +116,9 @@ class RoundRecord:
     """Clients that trained."""
     train_loss: Number | None = None
     """Mean training loss over the good uploads, weighted by samples, without terms; of clients that send theirs."""
+    measured: dict[str, Score] | None = None
+    """Shares that parts of the method measure, by name: of the samples in clients' steps, weighted by samples, or of
+    the server's points."""
     lost: list[Whole] | None = None
     """Clients whose upload did not arrive."""
     refused: list[Refusal] | None = None

@@ -58,7 +58,7 @@ class Operand:
     """The row; where the cells are reduced or a row is chosen, it may be a pattern of rows, such as ``xor-*``."""
     column: str | None
     reduction: str | None = None
-    """The key in :data:`REDUCTIONS` that makes one number of the row's or column's cells, or :data:`NEAREST`, if any."""
+    """The key in :data:`REDUCTIONS` that makes one number of the row's or column's cells, or :data:`NEAREST`."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Comparison:
         return any(fnmatchcase(row, o.row or "*") and o.column in (None, column) for o in self.operands)
 
     def with_nearest(self, column: str, means: Cells, paper: Cells) -> Comparison:
-        """The comparison in a column, with the row of which ``means`` are nearest to ``paper`` for each ``nearest:``."""
+        """The comparison in a column, with the row whose mean is nearest to the paper's for each ``nearest:``."""
 
         def chosen(operand: Operand) -> Operand:
             gaps = {
@@ -251,8 +251,8 @@ def judge_claim(
 
     A line counts the seeds alone in which all of its cells have a number: other means would compare different seeds.
     A number over several cells, such as a spread, needs all ``expected`` ones, and all that another seed has.
-    Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are. ``paper`` has the numbers by which
-    ``nearest:`` chooses a row.
+    Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are. ``paper`` has the numbers by
+    which ``nearest:`` chooses a row.
     """
     index, given = {"column": 1, "row": 0}.get(comparison.axis), comparison
     every = [""] if index is None else list(dict.fromkeys(cell[index] for cell in means))
