@@ -201,6 +201,10 @@ class RoundLog:
         """Set fields of the round's record."""
         self.facts |= facts
 
+    def measure(self, name: str, share: float) -> None:
+        """Set a share that a part of the method measured."""
+        self.facts["measured"] = {**(self.facts.get("measured") or {}), name: share}
+
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
         """Add the time spent inside to ``phase``."""

@@ -85,7 +85,11 @@ def dataset_sections(runs: Sequence[RunDirectory], baseline: str | None = None) 
     ]
 
 
-MEASURED = {"taylor_failed": "Share of samples whose loss FedMix's Taylor term predicts below 0"}
+MEASURED = {
+    "taylor_failed": "Share of samples whose loss FedMix's Taylor term predicts below 0",
+    "interior_own": "Share of clients' points that are interior to their class on the client's model",
+    "interior_global": "Share of the best points that are interior to their class on the aggregate",
+}
 """What parts measure (:attr:`~fedblend.core.record.RoundRecord.measured`), as titles of charts."""
 
 # Charts ----------------------------------------------------------------------------------------------------------
