@@ -201,7 +201,9 @@ def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
         every = set(claim.where or (item.all_columns if comparison.axis == "column" else item.rows))
         decided = [line for line, margin in lines.items() if not math.isnan(margin)]
         kept = [] if every - lines.keys() else [max(decided, key=lines.__getitem__)] if decided else kept
-    if kept != list(verdict.lines):
+    if not kept:
+        verdict = claims.Verdict({}, (0, 0))
+    elif kept != list(verdict.lines):
         verdict = claims.judge_claim(comparison, means, by_seed, kept, expected, paper)
     of_paper = claims.judge_claim(comparison, paper, {}, claim.where, paper=paper)
     return {

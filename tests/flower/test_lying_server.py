@@ -332,6 +332,18 @@ def test_the_training_loss_leaves_only_beside_models_in_clear_and_is_in_the_audi
         assert [line["kind"] for line in site.log()] == ["weights", "weights"], case
 
 
+def test_what_an_objective_measures_leaves_with_metrics_alone(tmp_path: Path) -> None:
+    for allow, told in (
+        (["weights", "means", "loss"], {"samples", "loss"}),
+        (["weights", "means", "loss", "metrics"], {"samples", "loss", "metrics"}),
+    ):
+        site = OwnSite(tmp_path / str(len(allow)), allow=allow)
+        fields, _ = site.trained(site.experiment(method="fedmix"))
+        assert set(fields) == told
+        assert fields.get("metrics", {}).keys() == ({"taylor_failed"} if "metrics" in allow else set())
+        assert ("metrics" in [line["kind"] for line in site.log()]) == ("metrics" in allow)
+
+
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_the_server_goes_on_without_training_losses(aggregator: str, tmp_path: Path) -> None:
     grid = Counting(site_files(tmp_path, 4, {1: {"allow": ["weights", "masked", "keys"]}}))

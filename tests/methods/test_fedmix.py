@@ -6,12 +6,16 @@ import itertools
 
 import pytest
 import torch
-from helpers import each, finite_differences, linear_net, loss_of, tanh_net, weight_gradient
+from helpers import each, finite_differences, linear_net, loss_of, run, setup, tanh_net, weight_gradient
 from objectives_helpers import CLASSES, NUMBERS, draws, mean_pool, random_pool
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Plain, Task
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Context, Plain, Task
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.objectives.fedmix import FedMix, NaiveMix
 
 TASKS = [CLASSES, NUMBERS]
@@ -224,6 +228,49 @@ def test_the_second_order_term_is_half_of_the_hessians_product(task: Task) -> No
     torch.testing.assert_close(made, wanted, rtol=1e-8, atol=1e-8)
     if task.kind == "regression":
         torch.testing.assert_close(made, loss(z + direction) + lam * task.loss(model(z), pool["y"][0]))
+
+
+@each("options", [{}, {"average": "twice"}, {"remedy": "check"}, {"remedy": "drop"}])
+def test_samples_that_the_taylor_term_predicts_below_0_are_counted(options: dict[str, str]) -> None:
+    """The exact prediction, also where the loss divides the term twice."""
+    model, batch, lam = tanh_net(), Batch(*draws(CLASSES, 40, 1)), 0.5
+    pool = {name: 8 * tensor if name == "x" else tensor for name, tensor in random_pool(CLASSES).items()}
+    x = ((1 - lam) * batch.x).requires_grad_()
+    losses = F.cross_entropy(model(x), batch.y, reduction="none")
+    (slopes,) = torch.autograd.grad(losses.sum(), x)
+    failed = ((1 - lam) * losses + lam * (1 - lam) * (slopes * pool["x"][0]).sum(1) < 0).sum()
+    context = Context(CLASSES, lambda x: x, pool, counts={"taylor_failed": torch.zeros(())})
+
+    FedMix(**options).loss(
+        EagerNet(model), batch, {"lam": torch.tensor(lam).double(), "entry": torch.tensor(0)}, context
+    )
+
+    assert 0 < failed < 40
+    assert context.counts["taylor_failed"] == failed
+
+
+def test_engines_measure_the_same_share_which_warns_once_and_goes_on_after_a_resume() -> None:
+    method = {"name": "fedmix", "objective": {"lambda": 0.9}}
+    made = setup(method=method, train={"cohort": 3, "lr": 0.5, "batch_size": 4, "epochs": 3})
+    records = []
+    for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
+        with pytest.warns(UserWarning, match="the Taylor prediction fails for .* see `fedmix-checked`") as warned:
+            records.append(run(RoundLoop(made, engine), 4)[1])
+        assert len([one for one in warned if "Taylor" in str(one.message)]) == 1
+
+    shares = [[record["measured"]["taylor_failed"] for record in one] for one in records]
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+    assert max(shares[0]) > 0.1
+    half, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    assert [r["measured"]["taylor_failed"] for r in run(RoundLoop(made, LoopEngine(made)), 2, half)[1]] == shares[0][2:]
+
+
+def test_only_a_form_without_a_remedy_warns() -> None:
+    words = "the Taylor prediction fails for 43 % of the samples: accuracy may collapse; see `fedmix-checked`"
+    assert (
+        FedMix().warning({"taylor_failed": 0.43}) == FedMix(average="twice").warning({"taylor_failed": 0.43}) == words
+    )
+    assert FedMix().warning({"taylor_failed": 0.1}) == FedMix(remedy="check").warning({"taylor_failed": 0.43}) == ""
 
 
 def test_a_remedy_needs_predictions_of_losses() -> None:
