@@ -73,6 +73,7 @@ from tables.studies import (
 )
 from tables.summary import (
     before_and_after,
+    changed_readings,
     changed_since_0_1,
     counts_by_paper,
     counts_by_setting,
@@ -149,6 +150,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "runs made": runs_made,
     "before and after": before_and_after,
     "changed since 0.1": changed_since_0_1,
+    "changed readings": changed_readings,
     "certain claims": certain_claims,
     "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,

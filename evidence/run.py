@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -210,8 +210,9 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="judge all claims again, without runs")
     given = parser.parse_args()
     if given.judge:
+        same = _numbers_by_origin()
         for path in (path for path in sorted(RESULTS.glob("*/*.json")) if path.parent.name != "studies"):
-            write_result(path, judged_again(path), json.loads(path.read_text())["commit"])
+            write_result(path, judged_again(path, same), json.loads(path.read_text())["commit"])
         return
     if given.deciding:
         make_deciding(given.names)
@@ -450,13 +451,14 @@ def remake_item(command: list[str]) -> None:
         raise SystemExit(status)
 
 
-def judged_again(committed: Path) -> Table:
+def judged_again(committed: Path, same: Mapping[str, Table]) -> Table:
     """A committed result with today's claims and paper's numbers, judged on the numbers that it has.
 
-    Cells that are new in the paper's file get the numbers that other results have of the same experiment and measure.
+    Cells that are new in the paper's file get the numbers that other results have of the ``same`` experiment and measure
+    (:func:`_numbers_by_origin`).
     """
     result: Table = json.loads(committed.read_text())
-    plan, same = plan_item(result["item"], result["scale"], ()), _numbers_by_origin()
+    plan = plan_item(result["item"], result["scale"], ())
     for name, empty in _empty_cells(result["item"], result["scale"]).items():
         cells = result["quantities"][name]["cells"]
         there = {(cell["row"], cell["column"]) for cell in cells}

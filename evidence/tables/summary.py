@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
-from fedblend.papers.verdicts import HOLDS, ONE_SEED, WORDS
+from fedblend.papers.verdicts import HOLDS, NO_VERDICT, ONE_SEED, WORDS
 from tables.claims import (
     FULL,
     OUTDATED,
@@ -20,7 +20,7 @@ from tables.claims import (
     paper_margin,
 )
 from tables.common import RESULTS, Row, all_items, table
-from tables.items import data_of, item_results, link
+from tables.items import data_of, item_results, link, scale_of
 
 MAIN_CLAIMS = (
     ("fedmix/choice-taylor", "FedMix above FedAvg in final accuracy"),
@@ -145,6 +145,36 @@ def changed_since_0_1() -> str:
             now = f"{new.marked}{numbers}, {data_of(new.result)}"
             rows.append([link(new.result), new.claim["says"], then, now, _why(old, new)])
     return table(["item", "claim", "in 0.1 (means alone)", "now", "what changed"], rows)
+
+
+def changed_readings() -> str:
+    """The claims that are new, or judged otherwise, since baselines are the nearest ones; and why."""
+    before = {
+        (item, scale, says): text
+        for item, scale, says, text in json.loads((RESULTS / "before-nearest.json").read_text())["claims"]
+    }
+    rows = []
+    for one in judged_claims():
+        margin, interval = our_margin(one.verdict)
+        now = ", ".join(filter(None, [one.marked, margin])) + (f" ({interval})" if interval else "")
+        then = before.get((one.result["item"], one.result["scale"], one.says))
+        if then is None or then.partition(",")[0].removesuffix(" †") != one.marked.removesuffix(" †"):
+            name = f"{link(one.result)}, {scale_of(one.result)}"
+            rows.append([name, one.says.replace("|", "\\|"), then or "not judged", now, _reading(one, then is None)])
+    return table(["item, scale", "claim", "before", "now", "why"], rows)
+
+
+def _reading(one: JudgedClaim, new: bool) -> str:
+    """Why a claim is new, or has another verdict."""
+    if one.claim.get("not_comparable"):
+        return "the upper bound of the smaller run contradicts the large one"
+    if new:
+        return "a choice that was not judged" if one.claim.get("choice") else "the paper states it; it was missing"
+    if one.verdict.word == NO_VERDICT:
+        return "there is no number; it was called undecided"
+    if one.claim.get("up_to"):
+        return '"up to" is the best column, not labels 2 and 4'
+    return "standalone learning with the samples nearest to the paper's number" if "nearest:" in one.claim["holds"] else ""
 
 
 CORRECTED = {
