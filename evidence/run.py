@@ -113,6 +113,7 @@ STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
     "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
+    "femnist-momentum": ["run", "evidence/studies/femnist-momentum.toml", *FEMNIST],
     "femnist-second": ["run", "evidence/studies/femnist-second.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],
     "fedmix-search": ["run", "evidence/studies/fedmix-search.toml"],
@@ -454,8 +455,8 @@ def remake_item(command: list[str]) -> None:
 def judged_again(committed: Path, same: Mapping[str, Table]) -> Table:
     """A committed result with today's claims and paper's numbers, judged on the numbers that it has.
 
-    Cells that are new in the paper's file get the numbers that other results have of the ``same`` experiment and measure
-    (:func:`_numbers_by_origin`).
+    Cells that are new in the paper's file get the numbers that other results have of the ``same`` experiment and
+    measure (:func:`_numbers_by_origin`).
     """
     result: Table = json.loads(committed.read_text())
     plan = plan_item(result["item"], result["scale"], ())

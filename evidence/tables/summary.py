@@ -174,7 +174,8 @@ def _reading(one: JudgedClaim, new: bool) -> str:
         return "there is no number; it was called undecided"
     if one.claim.get("up_to"):
         return '"up to" is the best column, not labels 2 and 4'
-    return "standalone learning with the samples nearest to the paper's number" if "nearest:" in one.claim["holds"] else ""
+    nearest = "nearest:" in one.claim["holds"]
+    return "standalone learning with the samples nearest to the paper's number" if nearest else ""
 
 
 CORRECTED = {
