@@ -69,6 +69,7 @@ from tables.studies import (
     epsilon_table,
     method_table,
     paired_table,
+    share_table,
     site_table,
 )
 from tables.summary import (
@@ -118,6 +119,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "femnist-checked": lambda: method_table("femnist-checked"),
     "femnist-checked paired": lambda: paired_table("femnist-checked"),
     "femnist-checked curve": lambda: curve_table("femnist-checked", 20),
+    "femnist-settings": lambda: method_table("femnist-settings"),
+    "femnist-momentum curve": lambda: curve_table("femnist-momentum", 10),
+    "femnist-momentum shares": lambda: share_table("femnist-momentum", 10),
     "femnist-second curve": lambda: curve_table("femnist-second", 20),
     "fedmix-cifar10": lambda: method_table("fedmix-cifar10"),
     "fedmix-cifar10 curve": lambda: curve_table("fedmix-cifar10", 20),

@@ -113,6 +113,7 @@ STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
     "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
+    "femnist-settings": ["run", "evidence/studies/femnist-settings.toml", *FEMNIST],
     "femnist-momentum": ["run", "evidence/studies/femnist-momentum.toml", *FEMNIST],
     "femnist-second": ["run", "evidence/studies/femnist-second.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],
@@ -385,6 +386,10 @@ def run_row(run: RunDirectory) -> Table:
     changes = [r.change for r in outcome.records if r.converged is not None]
     if changes:
         row["change"] = [change and round(change, 5) for change in changes]
+    if shares := [
+        round(r.measured["taylor_failed"], 5) for r in outcome.records if "taylor_failed" in (r.measured or {})
+    ]:
+        row["taylor_failed"] = shares
     last = evaluated[-1].as_dict() if evaluated else {}
     return row | {name: last[name] for name in ("clients", "sites", "per_class") if name in last}
 
