@@ -22,7 +22,13 @@ from tables.common import (
     table,
 )
 
-TARGETS = {"femnist": 0.8, "femnist-checked": 0.8, "femnist-settings": 0.8, "aggenhance-mnist5k": 0.85, "fedmix-cifar10": 0.45}
+TARGETS = {
+    "femnist": 0.8,
+    "femnist-checked": 0.8,
+    "femnist-settings": 0.8,
+    "aggenhance-mnist5k": 0.85,
+    "fedmix-cifar10": 0.45,
+}
 """Target accuracies of studies; 0.7 for others."""
 
 
