@@ -2,10 +2,12 @@
 
     make evidence    or    python evidence/run.py [NAME ...] [--scale SCALE] [--only ROW_OR_COLUMN ...] [--seeds S,...]
     python evidence/run.py --deciding [NAME ...]
+    python evidence/run.py --judge
 
 A NAME is a study of this file (``fedmix-search``) or an item of a paper (``fedmix/table-1``). Without names, every
 study runs, and then every item with a committed result. The options apply to items that are named. With --deciding,
 the runs of evidence/deciding.toml are made (or those named), which would decide what is open; they take hours to days.
+With --judge nothing is run: every item's claims are judged again on its committed numbers.
 
 Runs lie in runs/evidence/NAME (studies) and runs/reproductions (items); runs that were interrupted are resumed. Results
 go to evidence/results/studies/NAME.json and evidence/results/PAPER/ITEM-SCALE.json, pictures to docs/figures. Then
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -38,8 +40,10 @@ import map_attacks
 import mix2fld
 
 from fedblend.core.record import RoundRecord
+from fedblend.papers import result as paper_result
 from fedblend.papers.items import Scale
 from fedblend.papers.plan import plan_item
+from fedblend.papers.result import paper_numbers
 from fedblend.report.guarantees import run_statements
 from fedblend.runs.api import last_folder
 from fedblend.runs.directory import RunDirectory, find_runs
@@ -109,6 +113,8 @@ STUDIES: dict[str, list[str]] = {
     "fashion-mnist": ["run", "examples/fashion-mnist.toml"],
     "femnist": ["run", "examples/femnist.toml", *FEMNIST],
     "femnist-checked": ["run", "evidence/studies/femnist-checked.toml", *FEMNIST],
+    "femnist-settings": ["run", "evidence/studies/femnist-settings.toml", *FEMNIST],
+    "femnist-momentum": ["run", "evidence/studies/femnist-momentum.toml", *FEMNIST],
     "femnist-second": ["run", "evidence/studies/femnist-second.toml", *FEMNIST],
     "shakespeare": ["run", "examples/shakespeare.toml"],
     "fedmix-search": ["run", "evidence/studies/fedmix-search.toml"],
@@ -203,7 +209,13 @@ def main() -> None:
     )
     parser.add_argument("--seeds", help="of the items, such as 0,1")
     parser.add_argument("--deciding", action="store_true", help="make the runs of evidence/deciding.toml")
+    parser.add_argument("--judge", action="store_true", help="judge all claims again, without runs")
     given = parser.parse_args()
+    if given.judge:
+        same = _numbers_by_origin()
+        for path in (path for path in sorted(RESULTS.glob("*/*.json")) if path.parent.name != "studies"):
+            write_result(path, judged_again(path, same), json.loads(path.read_text())["commit"])
+        return
     if given.deciding:
         make_deciding(given.names)
         return
@@ -374,6 +386,10 @@ def run_row(run: RunDirectory) -> Table:
     changes = [r.change for r in outcome.records if r.converged is not None]
     if changes:
         row["change"] = [change and round(change, 5) for change in changes]
+    if shares := [
+        round(r.measured["taylor_failed"], 5) for r in outcome.records if "taylor_failed" in (r.measured or {})
+    ]:
+        row["taylor_failed"] = shares
     last = evaluated[-1].as_dict() if evaluated else {}
     return row | {name: last[name] for name in ("clients", "sites", "per_class") if name in last}
 
@@ -441,6 +457,31 @@ def remake_item(command: list[str]) -> None:
         raise SystemExit(status)
 
 
+def judged_again(committed: Path, same: Mapping[str, Table]) -> Table:
+    """A committed result with today's claims and paper's numbers, judged on the numbers that it has.
+
+    Cells that are new in the paper's file get the numbers that other results have of the ``same`` experiment and
+    measure (:func:`_numbers_by_origin`).
+    """
+    result: Table = json.loads(committed.read_text())
+    plan = plan_item(result["item"], result["scale"], ())
+    for name, empty in _empty_cells(result["item"], result["scale"]).items():
+        cells = result["quantities"][name]["cells"]
+        there = {(cell["row"], cell["column"]) for cell in cells}
+        new = [cell | {"ours": same[cell["made_by"]]} for cell in empty["cells"] if same.get(cell["made_by"])]
+        cells += [cell | {"paper_std": None} for cell in new if (cell["row"], cell["column"]) not in there]
+        numbers = paper_numbers(plan.item, name)
+        for cell in cells:
+            cell["paper"] = paper_result.as_json(numbers.get((cell["row"], cell["column"])))
+    measured = _measured(result)
+    plan = plan.showing({key[1:3] for key in measured})
+    result["rows"] = {cell.row: result["rows"].get(cell.row, plan.item.rows[cell.row].label) for cell in plan.cells}
+    values: paper_result.Values = defaultdict(dict)
+    for (name, row, column, seed), value in measured.items():
+        values[name, row, column][int(seed.removeprefix("seed "))] = math.inf if value in ("never", "∞") else value
+    return result | {"claims": paper_result.judged_claims(plan, values)}
+
+
 def _written(path: Path) -> int | None:
     """When a file was written, in nanoseconds; ``None`` if there is none."""
     return path.stat().st_mtime_ns if path.exists() else None
@@ -461,11 +502,7 @@ def _seed_result(item: str, scale: Scale, path: Path) -> None:
     Cells get the numbers that another committed item has of the same experiment and measure. Pictures of committed
     results are left out, since they are made from runs.
     """
-    same: dict[str, Table] = defaultdict(dict)
-    for other in sorted(RESULTS.glob("*/*.json")):
-        for quantity in json.loads(other.read_text()).get("quantities", {}).values():
-            for cell in quantity["cells"]:
-                same[cell["made_by"]] |= cell["ours"]
+    same = _numbers_by_origin()
     known = [one for one in (path, RESULTS / f"{item}-{scale}.json") if one.exists()]
     result = json.loads(known[0].read_text()) if known else {"quantities": _empty_cells(item, scale)}
     for quantity in result["quantities"].values():
@@ -478,8 +515,18 @@ def _seed_result(item: str, scale: Scale, path: Path) -> None:
         path.write_text(json.dumps(result))
 
 
+def _numbers_by_origin() -> dict[str, Table]:
+    """The numbers of all committed items by seed, by what made them: experiment and measure."""
+    same: dict[str, Table] = defaultdict(dict)
+    for path in sorted(RESULTS.glob("*/*.json")):
+        for quantity in json.loads(path.read_text()).get("quantities", {}).values():
+            for cell in quantity["cells"]:
+                same[cell["made_by"]] |= cell["ours"]
+    return same
+
+
 def _empty_cells(item: str, scale: Scale) -> dict[str, Table]:
-    """The quantities of an item that has no result, with cells that name their experiments."""
+    """The quantities of an item, with cells that name their experiments."""
     plan = plan_item(item, scale)
     return {
         name: {

@@ -29,6 +29,8 @@ STUDIED = {
     "fashion-mnist": "fedmix",
     "femnist": "fedmix",
     "femnist-checked": "fedmix",
+    "femnist-momentum": "fedmix",
+    "femnist-settings": "fedmix",
     "femnist-second": "fedmix",
     "invgrad": "fed-augmix",
     "robustness": "aggenhance",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedblend.papers.claims import judge_claim, parse_claim
 from fedblend.papers.result import paper_numbers
-from fedblend.papers.verdicts import FAILS, HOLDS, ONE_SEED, ClaimVerdict, judge_result
+from fedblend.papers.verdicts import FAILS, HOLDS, NO_VERDICT, NOT_COMPARABLE, ONE_SEED, ClaimVerdict, judge_result
 from fedblend.runs.differences import certain_together
 from tables.common import RESULTS, ROOT, Row, all_items, table
 from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
@@ -40,7 +40,11 @@ class JudgedClaim(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The verdict; of one seed also where it points, in the places that it decided."""
+        """The verdict; without a number why, and of one seed where it points in the places that it decided."""
+        if self.verdict.word == NO_VERDICT:
+            claims = all_items()[self.result["item"]].claims
+            why = next((one.missing for one in claims if one.says == self.claim["says"]), "")
+            return f"{NO_VERDICT}: {why or 'no run'}"
         if self.verdict.word != ONE_SEED:
             return self.verdict.word
         held = {held for line in self.verdict.lines.values() for held in line.held}
@@ -54,21 +58,26 @@ class JudgedClaim(NamedTuple):
 
     @property
     def marked(self) -> str:
-        """The verdict, with a dagger if it is certain."""
-        return self.word + " †" * self.certain
+        """The verdict, with a dagger if it is certain, and the places that a smaller run cannot judge."""
+        apart = ", ".join(self.claim.get("not_comparable", ())) if self.verdict.lines else ""
+        return self.word + " †" * self.certain + (f" ({apart} {NOT_COMPARABLE})" if apart else "")
 
 
 def judged_claims() -> list[JudgedClaim]:
     """The claims of all committed results, choices among them.
 
-    A result may have a part of its rows and columns. Claims on the others are left out if another result has them.
+    A result may have a part of its rows and columns. Claims on the others are left out if another result has them, and
+    stand once if none has.
     """
     every = [(result, claim) for result in item_results() for claim in result["claims"]]
     measured = {(result["item"], claim["says"]) for result, claim in every if claim["places"]}
+    first = {(result["item"], claim["says"]): result["scale"] for result, claim in reversed(every)}
     found = [
         (result, claim, judge_result(result, claim))
         for result, claim in every
-        if claim["places"] or (result["item"], claim["says"]) not in measured
+        if claim["places"]
+        or claim.get("not_comparable")
+        or ((result["item"], claim["says"]) not in measured and result["scale"] == first[result["item"], claim["says"]])
     ]
     p_values = {place: p for place, (*_, verdict) in enumerate(found) if (p := verdict.p_value) is not None}
     certain = certain_together(p_values)
@@ -122,14 +131,15 @@ def certain_claims() -> str:
 
 
 def paper_margin(one: JudgedClaim) -> str:
-    """The paper's smallest margin in the places of our result; empty where it has no numbers."""
+    """The paper's smallest margin in the places of our result, of "up to" its largest; empty without numbers."""
     item, quantity = all_items()[one.result["item"]], one.claim["of"]
     if quantity not in item.quantities:
         return ""
     comparison = parse_claim(one.claim["holds"], list(item.rows), list(item.all_columns))
-    lines = judge_claim(comparison, paper_numbers(item, quantity), {}, list(one.verdict.lines)).lines
+    numbers, best = paper_numbers(item, quantity), one.claim.get("up_to")
+    lines = judge_claim(comparison, numbers, {}, None if best else list(one.verdict.lines), paper=numbers).lines
     margins = [check.margin for check in lines.values() if not math.isnan(check.margin)]
-    return _margin_text((min(margins),)) if margins else ""
+    return _margin_text(((max if best else min)(margins),)) if margins else ""
 
 
 def our_margin(verdict: ClaimVerdict) -> tuple[str, str]:

@@ -85,15 +85,6 @@ def _overview_row(name: str, item: Item, results: list[Row]) -> list[str]:
     return [link(results[0], here=True), item.title, *cells, study]
 
 
-def linked_items() -> dict[str, list[str]]:
-    """Links to the items of each paper that have a result; choices are left out."""
-    first = {result["item"]: result for result in reversed(item_results()) if not _is_choice(result["item"])}
-    return {
-        paper: [link(first[name]) for name in all_items() if name in first and name.startswith(f"{paper}/")]
-        for paper in all_papers()
-    }
-
-
 def heading_of(result: Row) -> str:
     """The heading of a result on its paper's page: the item, and the scale if the item has a result at the paper's."""
     paper, _, name = result["item"].partition("/")

@@ -6,15 +6,22 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from fedblend.analysis.plotting import COLOURS, INK, MUTED
-from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, PART, UNDECIDED
+from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, NOT_COMPARABLE, PART, UNDECIDED
 from tables.blends import blend_table
 from tables.claims import FULL, OTHER, OWN, JudgedClaim, judged_claims, our_margin, paper_margin
 from tables.common import figure_of, save_png
 from tables.items import PAPER_NAMES
 from tables.summary import best_result
 
-COLOUR = {HOLDS: COLOURS[0], PART: "#9CCBE8", NOISE: "#D5DBE0", UNDECIDED: "#F1F3F4", FAILS: COLOURS[1]}
-"""Verdicts in the order of a bar, and their colours; claims of one seed are undecided."""
+COLOUR = {
+    HOLDS: COLOURS[0],
+    PART: "#9CCBE8",
+    NOISE: "#D5DBE0",
+    UNDECIDED: "#F1F3F4",
+    NOT_COMPARABLE: "#FFFFFF",
+    FAILS: COLOURS[1],
+}
+"""Verdicts in the order of a bar, and their colours; claims of one seed or without a run are undecided."""
 
 PANELS = {True: "the paper's settings and data", False: "smaller runs or other data"}
 """The panels of verdicts, by whether a result is at the paper's settings; a claim judged at both is in both."""
@@ -106,13 +113,19 @@ HEADLINES = (
 
 def tally() -> str:
     """How many claims have each verdict, and which headlines are not among them."""
-    counts = sum(_counts().values(), Counter[str]())
+    counts = {full: sum((c for (_, at), c in _counts().items() if at == full), Counter[str]()) for full in PANELS}
+    shown = {
+        full: f"of {one.total()} claims {one[HOLDS]} hold, {one[PART]} hold in part, {one[NOISE]} are within noise, "
+        f"{one[FAILS]} do not hold, and {one[UNDECIDED]} have one seed, no run or are undecided"
+        for full, one in counts.items()
+    }
     chosen = [PAPER_NAMES[one.paper] for one in HEADLINES if best_result(one.item, one.begins).claim.get("choice")]
     return (
-        f"Of {counts.total()} claims {counts[HOLDS]} hold, {counts[PART]} hold in part, {counts[NOISE]} are within "
-        f"noise, {counts[FAILS]} do not hold, and {counts[UNDECIDED]} have one seed or are undecided. The headline and "
-        "a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims under settings "
-        f"that a paper leaves open are not in the counts; the headlines of {', '.join(chosen)} are such claims."
+        f"At the papers' settings and data, {shown[True]}. In smaller runs or on other data, {shown[False]}; "
+        f"{counts[False][NOT_COMPARABLE]} are not comparable, since their upper bound contradicts the large run. The "
+        "headline and a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims "
+        "under settings that a paper leaves open are not in the counts; the headlines of "
+        f"{', '.join(chosen)} are such claims."
     )
 
 
@@ -173,7 +186,7 @@ def draw_verdicts() -> None:
         _bare(axes)
     marks = [Patch(facecolor=colour, edgecolor=MUTED, linewidth=0.4) for colour in COLOUR.values()]
     figure.legend(
-        marks, [*COLOUR], loc="outside lower center", ncols=5, frameon=False, fontsize=8, labelcolor=INK,
+        marks, [*COLOUR], loc="outside lower center", ncols=6, frameon=False, fontsize=8, labelcolor=INK,
         handlelength=1, handletextpad=0.4, columnspacing=1, borderpad=0,
     )  # fmt: skip
     save_png(figure, "verdicts")

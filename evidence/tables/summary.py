@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 from fedblend.papers.items import all_papers
 from fedblend.papers.plan import plan_item
-from fedblend.papers.verdicts import HOLDS, UNDECIDED, WORDS
+from fedblend.papers.verdicts import HOLDS, NO_VERDICT, ONE_SEED, WORDS
 from tables.claims import (
     FULL,
     OUTDATED,
@@ -20,7 +20,7 @@ from tables.claims import (
     paper_margin,
 )
 from tables.common import RESULTS, Row, all_items, table
-from tables.items import data_of, item_results, link, linked_items
+from tables.items import data_of, item_results, link, scale_of
 
 MAIN_CLAIMS = (
     ("fedmix/choice-taylor", "FedMix above FedAvg in final accuracy"),
@@ -61,22 +61,20 @@ def best_result(item: str, begins: str) -> JudgedClaim:
 
 
 def counts_by_paper() -> str:
-    """The items of each paper that have a result, and the verdicts on its claims, counted."""
+    """The verdicts on the claims of each paper, counted: first at the paper's settings, then in smaller runs."""
     found = [one for one in judged_claims() if not one.claim.get("choice")]
-    words = [word for word in WORDS if word in {one.verdict.word for one in found} and "seed" not in word]
-    ways = [f"one seed: {way}" for way in ("for", "both ways", "against")]
-    columns = [*(word for word in words if word != UNDECIDED), *ways, UNDECIDED]
-    counts = {
-        paper: Counter(one.word for one in found if one.result["item"].startswith(f"{paper}/"))
-        for paper in all_papers()
-    }
-    total = sum(counts.values(), Counter[str]())
-    named = [(f"[{_short(p)}](reproductions/{p}.md)", ", ".join(linked_items()[p]), c) for p, c in counts.items()]
-    rows = [
-        [name, items, *(str(count[word]) for word in columns), str(count.total())]
-        for name, items, count in [*named, ("all", "", total)]
-    ]
-    return table(["paper", "items with a result", *columns, "claims"], rows)
+    words = [word for word in WORDS if word in {one.verdict.word for one in found} and word != ONE_SEED]
+    columns = [*words, *(f"{ONE_SEED}: {way}" for way in ("for", "both ways", "against"))]
+    rows = []
+    for full, name in ((True, FULL), (False, "smaller runs or other data")):
+        counts = {paper: Counter[str]() for paper in all_papers()}
+        for one in (one for one in found if (one.setting == FULL) == full):
+            word = one.verdict.word
+            counts[one.result["item"].partition("/")[0]][one.word if word == ONE_SEED else word] += 1
+        named = {f"[{_short(paper)}](reproductions/{paper}.md)": count for paper, count in counts.items()}
+        for paper, count in {**named, "all": sum(counts.values(), Counter[str]())}.items():
+            rows.append([name, paper, *(str(count[word]) for word in columns), str(count.total())])
+    return table(["settings", "paper", *columns, "claims"], rows)
 
 
 def counts_by_setting() -> str:
@@ -149,11 +147,42 @@ def changed_since_0_1() -> str:
     return table(["item", "claim", "in 0.1 (means alone)", "now", "what changed"], rows)
 
 
+def changed_readings() -> str:
+    """The claims that are new, or judged otherwise, since baselines are the nearest ones; and why."""
+    before = {
+        (item, scale, says): text
+        for item, scale, says, text in json.loads((RESULTS / "before-nearest.json").read_text())["claims"]
+    }
+    rows = []
+    for one in judged_claims():
+        margin, interval = our_margin(one.verdict)
+        now = ", ".join(filter(None, [one.marked, margin])) + (f" ({interval})" if interval else "")
+        then = before.get((one.result["item"], one.result["scale"], one.says))
+        if then is None or then.partition(",")[0].removesuffix(" †") != one.marked.removesuffix(" †"):
+            name = f"{link(one.result)}, {scale_of(one.result)}"
+            rows.append([name, one.says.replace("|", "\\|"), then or "not judged", now, _reading(one, then is None)])
+    return table(["item, scale", "claim", "before", "now", "why"], rows)
+
+
+def _reading(one: JudgedClaim, new: bool) -> str:
+    """Why a claim is new, or has another verdict."""
+    if one.claim.get("not_comparable"):
+        return "the upper bound of the smaller run contradicts the large one"
+    if new:
+        return "a choice that was not judged" if one.claim.get("choice") else "the paper states it; it was missing"
+    if one.verdict.word == NO_VERDICT:
+        return "there is no number; it was called undecided"
+    if one.claim.get("up_to"):
+        return '"up to" is the best column, not labels 2 and 4'
+    nearest = "nearest:" in one.claim["holds"]
+    return "standalone learning with the samples nearest to the paper's number" if nearest else ""
+
+
 CORRECTED = {
     "fed-augmix": "the split is by class",
     "mix2fld/figure-2": "T_max is 104 ms, not 110",
     "mix2fld/payload": "ten rounds, as the claim says, not six",
-    "xormixfl": "the authors' network, and two target samples for standalone learning",
+    "xormixfl": "the authors' network, and for standalone learning the target samples nearest to the paper's number",
 }
 """What was corrected since version 0.1 in the settings of a paper, or of an item."""
 
@@ -163,6 +192,9 @@ def _why(old: Row, new: JudgedClaim) -> str:
     item = new.result["item"]
     reasons = [CORRECTED[name] for name in (item, item.partition("/")[0]) if name in CORRECTED]
     data = data_of(new.result)
+    reasons += (
+        ["the upper bound of the smaller run contradicts the large one"] if new.claim.get("not_comparable") else []
+    )
     reasons += [f"{data} instead of {old['data']}"] if set(data.split(", ")) != set(old["data"].split(", ")) else []
     reasons += ["more seeds"] if _seeds(new) > old["seeds"] else []
     return "; ".join(reasons)

@@ -225,10 +225,14 @@ def facts_of(result: CohortResult) -> dict[str, Any]:
     """Return what the round's record has of the uploads."""
     losses = [(n, loss) for _, n, loss in result.good if loss is not None]
     samples = sum(n for n, _ in losses)
+    shares = [(n, result.measured[client]) for client, n, _ in result.good if client in result.measured]
+    total = sum(n for n, _ in shares)
+    names = dict.fromkeys(name for _, by_name in shares for name in by_name)
     return {
         "uploads": len(result.good),
         "cohort": result.cohort,
         "train_loss": sum(n * loss for n, loss in losses) / samples if samples else None,
+        "measured": {name: sum(n * one.get(name, 0.0) for n, one in shares) / total for name in names} or None,
         "lost": sorted(result.lost) or None,
         "late": [client for client, work in result.work.items() if work.is_late] or None,
         "stale": result.stale or None,

@@ -170,6 +170,8 @@ class Context:
     """Where given: records a number of the step under a name, for callbacks (:attr:`ClientUpdate.notes`)."""
     pool_stored: bool = False
     """Whether x of the pool is on the scale of stored samples, not of inputs."""
+    counts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Samples counted in the round so far, by what the objective :attr:`~Objective.measures`; changed in place."""
     renews: bool = True
     """Whether the part may :meth:`renew` its state: an objective that ``tracks``."""
 
@@ -183,6 +185,11 @@ class Context:
         prefix = f"{slot}/"
         states = strip_prefix(prefix, self.client_state), strip_prefix(prefix, self.server_state)
         return replace(self, client_state=states[0], server_state=states[1], renews=self.renews and slot == "objective")
+
+    def count(self, name: str, number: torch.Tensor) -> None:
+        """Add a number of samples to what is measured under ``name``; ignored where nothing is measured."""
+        if name in self.counts:
+            self.counts[name] = self.counts[name] + number.detach()
 
     def renew(self, name: str, tensor: torch.Tensor) -> None:
         """Set what an objective keeps at the client, from the next step on (:attr:`Objective.tracks`).

@@ -153,6 +153,8 @@ class ClientUpdate:
     """What parts send beside the model, by ``SLOT/name``."""
     notes: dict[str, torch.Tensor] = field(default_factory=dict)
     """Numbers that parts noted, one a step (:attr:`fedblend.core.context.Context.note`); the loop engine's only."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the samples in all steps, by name (:attr:`fedblend.core.objective.Objective.measures`)."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,8 @@ class CohortResult:
     """Bytes of other kinds that went with the uploads, by direction and kind."""
     notes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """What parts noted while the clients trained, by client."""
+    measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """Shares of samples that the objective measured, by client of a good upload, where clients send them."""
 
     def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator, keep: bool) -> None:
         """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
@@ -270,6 +274,8 @@ class Sent:
     """What the client keeps from now on."""
     notes: Tensors = field(default_factory=dict)
     """What parts noted while it trained."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Shares of samples that the objective measured."""
     absent: str | None = None
     """Why nothing arrived."""
     fault: str | None = None
@@ -359,7 +365,8 @@ def collect(
             result.seconds += time.perf_counter() - start
             upload, extras = protected(setup, task, update)
             size = setup.experiment.protection.sent_bytes(upload, begun)
-            yield Sent(update.client, upload, extras, update.samples, update.loss, size, update.state, update.notes)
+            found = (update.samples, update.loss, size, update.state, update.notes, update.measured)
+            yield Sent(update.client, upload, extras, *found)
             start = time.perf_counter()
 
     keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
@@ -386,6 +393,8 @@ def good_uploads(
             result.invalid += one.absent is None
             continue
         result.good.append((one.client, one.samples, one.loss))
+        if one.measured:
+            result.measured[one.client] = one.measured
         yield one
 
 

@@ -9,7 +9,7 @@ What these classes receive is defined in :mod:`fedblend.core.context`; authors m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -116,6 +116,8 @@ class Objective(ClientPart):
     """Whether :meth:`draw` reads the client's samples by class (:attr:`StepPlan.label_counts`)."""
     tracks: bool = False
     """Whether :meth:`loss` renews what the objective keeps at the client in each step (:meth:`Context.renew`)."""
+    measures: tuple[str, ...] = ()
+    """Names of the shares of samples that the record has; :meth:`loss` counts the samples (:meth:`Context.count`)."""
     reads_start: bool = False
     """Whether :meth:`loss` reads the round's global weights (:attr:`Context.start`)."""
 
@@ -131,6 +133,10 @@ class Objective(ClientPart):
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """The pure half: the scalar loss of one batch, given one row of what was drawn."""
         raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def warning(self, measured: Mapping[str, float]) -> str:
+        """What a user should know of a round's shares (:attr:`measures`); empty for nothing. It is shown once a run."""
+        return ""
 
     def fallback(self) -> Objective:
         """Return the objective of a client that has nothing to mix with: the task's loss.
@@ -181,6 +187,15 @@ class WithBase(Objective):
     def counts_labels(self) -> bool:  # type: ignore[override]
         """Whether the base reads the client's samples by class."""
         return bool(self.base.counts_labels)
+
+    @property
+    def measures(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the base measures."""
+        return tuple(self.base.measures)
+
+    def warning(self, measured: Mapping[str, float]) -> str:
+        """The warning of the base."""
+        return str(self.base.warning(measured))
 
     @property
     def reads_start(self) -> bool:  # type: ignore[override]

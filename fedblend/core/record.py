@@ -118,6 +118,9 @@ class RoundRecord:
     """Clients that trained."""
     train_loss: Number | None = None
     """Mean training loss over the good uploads, weighted by samples, without terms; of clients that send theirs."""
+    measured: dict[str, Score] | None = None
+    """Shares that parts of the method measure, by name: of the samples in clients' steps, weighted by samples, or of
+    the server's points."""
     lost: list[Whole] | None = None
     """Clients whose upload did not arrive."""
     late: list[Whole] | None = None
@@ -206,6 +209,10 @@ class RoundLog:
     def note(self, **facts: Any) -> None:
         """Set fields of the round's record."""
         self.facts |= facts
+
+    def measure(self, name: str, share: float) -> None:
+        """Set a share that a part of the method measured."""
+        self.facts["measured"] = {**(self.facts.get("measured") or {}), name: share}
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 import torch
@@ -34,6 +35,7 @@ class Recorder:
         self.method = setup.method
         self.device = reference_device(setup) if self.experiment.evaluates_device else None
         self.metric, self.signs = criteria(setup)
+        self.warned = False
 
     def record(
         self, begun: BegunRound, state: RunState, result: CohortResult | None, bounded: bool
@@ -44,6 +46,9 @@ class Recorder:
         """
         self._note_change(begun.state, state, result)
         state, record = self.write(state)
+        if not self.warned and (warning := self.method.objective.warning(record.measured or {})):
+            warnings.warn(warning, stacklevel=2)
+            self.warned = True
         experiment = self.experiment
         of_aggregate = self.method.upload.is_model and not (experiment.evaluates_device or experiment.evaluates_each)
         if result is not None and bounded and of_aggregate and not math.isfinite(record.loss or 0.0):

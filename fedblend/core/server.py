@@ -133,6 +133,7 @@ class Server:
                     rng=stream(self.experiment.seed, "server", state.round),
                     start=before.weights,
                     query=lambda question: self._query(question, result),
+                    measure=self.log.measure,
                     state=state.server_part("server_step"),
                     prior=self.setup.prior,
                     global_outputs=state.global_outputs,

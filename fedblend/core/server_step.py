@@ -34,6 +34,8 @@ class ServerContext(ModelSpec):
     """The weights that the round began with."""
     query: Callable[[Tensors], list[Response]] = lambda question: []
     """Sends a question to the clients of the round's good uploads; returns their answers in order of client."""
+    measure: Callable[[str, float], None] = lambda name, share: None
+    """Sets a share in the round's record (:attr:`fedblend.core.record.RoundRecord.measured`)."""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """What the step kept in the round before."""
     global_outputs: Tensors = field(default_factory=dict)

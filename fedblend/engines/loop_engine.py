@@ -256,6 +256,7 @@ class LoopEngine:
             self.to_device(task.server_state),
             note=(lambda name, number: notes[name].append(number)) if self.notes else None,
             pool_stored=method.sharing.plan.is_stored,
+            counts={} if task.personal else {name: torch.zeros((), device=self.device) for name in objective.measures},
             renews=objective.tracks,
         )
         loss = LocalLoss(objective, context, terms, settings)
@@ -289,7 +290,8 @@ class LoopEngine:
             n: start[n] if n in frozen else tensor.detach().clone(memory_format=torch.contiguous_format)
             for n, tensor in self.state.items()
         }
-        mean_loss = float(total) / max(1, len(assignment.order))
+        seen = max(1, len(assignment.order))
+        mean_loss, measured = float(total) / seen, {name: float(n) / seen for name, n in loss.context.counts.items()}
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
         outputs, kept = means.of() if means else None, {}
         if self.keeps_optimizer(task) and not isinstance(optimizer, TorchOptimizer):
@@ -299,7 +301,7 @@ class LoopEngine:
                 for name, tensor in zip(self.names, tensors, strict=True)
             }
         tracked = {name: tensor.cpu() for name, tensor in loss.context.client_state.items()} if objective.tracks else {}
-        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept, tracked)
+        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept, tracked, measured)
 
     def augmented(self, x: torch.Tensor, augment: torch.Tensor | None, rows: slice = slice(None)) -> torch.Tensor:
         """Return stored samples after the augmentations by these ``rows`` of random choices, if there are any."""
@@ -343,10 +345,12 @@ class LoopEngine:
         notes: dict[str, torch.Tensor] | None = None,
         optimizer_state: Tensors | None = None,
         tracked: Tensors | None = None,
+        measured: Mapping[str, float] | None = None,
     ) -> ClientUpdate:
         """Return a client's update after its steps, with the new state and the extra uploads of its parts.
 
-        ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`).
+        ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`), ``measured`` shares of
+        the samples (:attr:`Objective.measures`).
         """
         client, setup = assignment.client, self.setup
         parts: dict[str, torch.Tensor] = {}
@@ -379,7 +383,9 @@ class LoopEngine:
             kept, received = (strip_prefix("objective/", table) for table in (parts, task.server_state))
             own_model = setup.method.personal.after_training(spec, training(kept, received))
         state = ClientState(personal=own_model, optimizer=optimizer_state or {}, parts=parts)
-        return ClientUpdate(client, weights, assignment.samples, loss, outputs, state, extras, notes or {})
+        return ClientUpdate(
+            client, weights, assignment.samples, loss, outputs, state, extras, notes or {}, measured or {}
+        )
 
     def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""

@@ -36,7 +36,7 @@ from fedblend.core.upload import bytes_of, fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
-from fedblend.flower.scoring import LARGEST, score_at_sites, score_own
+from fedblend.flower.scoring import LARGEST, metrics_in, score_at_sites, score_own
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
@@ -186,7 +186,10 @@ class FlowerEngine:
             upload = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(EXTRAS)}
             fault, loss = self._fault_of_words(reply.fields, samples), reply.fields.get("loss")
             kept = self._kept_there(task, client) if reply.fault is None else ClientState()
-            yield Sent(client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault)
+            shares = metrics_in(reply.fields.get("metrics"), self.setup.method.objective.measures)
+            measured = {name: share for name, share in shares.items() if name != "loss" and 0 <= share <= 1}
+            sent = Sent(client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault)
+            yield replace(sent, measured=measured)
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean

@@ -70,7 +70,7 @@ def score_at_sites(
     why = "no client has such samples"
     for client, reply in replies.items():
         kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
-        metrics = _metrics_in(reply.fields.get("metrics"), names)
+        metrics = metrics_in(reply.fields.get("metrics"), names)
         # Without classes a site counts no right samples, and its loss is all that it sends.
         fits = type(count) is int and 0 <= count <= kept if counts else count is None and bool(metrics)
         if not fits or reply.fault is not None or stated != kept:
@@ -88,7 +88,7 @@ def score_at_sites(
     return Scores(no_loss, number_right, owner=owner, at_clients=at_clients, numbers=numbers)
 
 
-def _metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:
+def metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:
     """The finite numbers of the expected names in a site's reply."""
     if not isinstance(sent, Mapping):
         return {}

@@ -217,7 +217,10 @@ def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, ta
         sent = masked_update(task, aggregator, upload, begun, fields, taken, beside)
     if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
-    reply_fields = {"samples": trained.samples} | ({"loss": trained.loss} if sends_loss(task) else {})
+    reply_fields: dict[str, Any] = {"samples": trained.samples}
+    reply_fields |= {"loss": trained.loss} if sends_loss(task) else {}
+    if trained.measured and "metrics" in task.site.allow and sends_loss(task):
+        reply_fields["metrics"] = dict(trained.measured)
     if experiment.method.server_step.works_on == "answers":
         task.memory.keep("upload", str(task.round), upload)
     return reply_fields, sent | add_prefix("extras/", extras)

@@ -4,7 +4,9 @@ A name stands for a row, compared in every column; ``@column`` stands for a colu
 ``row@column`` is one cell. ``mean:``, ``min:``, ``max:`` or ``spread:`` before a row (or an ``@column``) reduces its
 cells to one number, where all of them are measured; ``min:xor-*`` is of all rows whose names begin so. A smallest or
 largest number leaves out the cells that the claim names, so that ``a@2 > max:a`` compares a@2 with the best of the
-others. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks around each.
+others. ``nearest:standalone*`` is, in each column, that of the rows whose mean is nearest to the paper's number: a
+baseline whose setting the paper leaves open. Numbers, ``+ - * /``, brackets and ``< <= > >=`` may be used, with blanks
+around each.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from fedblend.core.errors import FedblendError, or_valid
 
@@ -29,6 +32,8 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "spread": lambda values: max(values) - min(values),
 }
+NEAREST = "nearest"
+"""The prefix of a row that the paper's numbers choose in each column."""
 _ORDER: dict[type, Callable[[float, float], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -50,10 +55,10 @@ class Operand:
     """A name in a claim: of a row, of a column, or of both."""
 
     row: str | None
-    """The row; where the cells are reduced, it may be a pattern of rows, such as ``xor-*``."""
+    """The row; where the cells are reduced or a row is chosen, it may be a pattern of rows, such as ``xor-*``."""
     column: str | None
     reduction: str | None = None
-    """The key in :data:`REDUCTIONS` that makes one number of the row's or column's cells, if any."""
+    """The key in :data:`REDUCTIONS` that makes one number of the row's or column's cells, or :data:`NEAREST`."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,27 @@ class Comparison:
     @property
     def axis(self) -> str:
         """Where the claim is asserted: in each ``column``, in each ``row``, or ``once``."""
-        single = [operand for operand in self.operands if operand.reduction is None]
+        single = [operand for operand in self.operands if operand.reduction in (None, NEAREST)]
         if any(operand.column is None for operand in single):
             return "column"
         return "row" if any(operand.row is None for operand in single) else "once"
+
+    def names(self, row: str, column: str) -> bool:
+        """Whether the claim compares this cell."""
+        return any(fnmatchcase(row, o.row or "*") and o.column in (None, column) for o in self.operands)
+
+    def with_nearest(self, column: str, means: Cells, paper: Cells) -> Comparison:
+        """The comparison in a column, with the row whose mean is nearest to the paper's for each ``nearest:``."""
+
+        def chosen(operand: Operand) -> Operand:
+            gaps = {
+                row: abs(means[row, place] - paper[row, place])
+                for row, place in means.keys() & paper.keys()
+                if place == column and operand.reduction == NEAREST and fnmatchcase(row, operand.row or "")
+            }
+            return Operand(min(sorted(gaps), key=gaps.__getitem__), None) if gaps else operand
+
+        return replace(self, operands=tuple(map(chosen, self.operands)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +134,7 @@ def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[
         raise FedblendError(f"claim {text!r}: cannot be read; blanks stand around every sign") from None
     if not isinstance(tree, ast.Compare) or not all(type(sign) in _ORDER for sign in tree.ops):
         raise FedblendError(f"claim {text!r}: compares nothing; write <, <=, > or >=")
-    single = [operand for operand in operands if operand.reduction is None]
+    single = [operand for operand in operands if operand.reduction in (None, NEAREST)]
     if any(o.column is None for o in single) and any(o.row is None for o in single):
         raise FedblendError(f"claim {text!r}: names rows and columns alone; write row@column for one of them")
     return Comparison(tree, tuple(operands))
@@ -120,7 +142,7 @@ def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[
 
 def _operand(token: str, rows: Sequence[str] | None, columns: Sequence[str] | None, text: str) -> Operand:
     reduction, colon, rest = token.partition(":")
-    if not colon or reduction not in REDUCTIONS:
+    if not colon or reduction not in (*REDUCTIONS, NEAREST):
         reduction, rest = "", token
     row, at, column = rest.partition("@")
     for name, valid, what in ((row, rows, "row"), (column if at else "", columns, "column")):
@@ -163,7 +185,7 @@ def check_line(
 def _operand_value(
     operand: Operand, cells: Cells, line: str, expected: Collection[tuple[str, str]], named: Collection[Operand]
 ) -> float | None:
-    if operand.reduction is not None:
+    if operand.reduction in REDUCTIONS:
         apart = named if operand.reduction in ("min", "max") else ()
         reduced = {
             (row, column)
@@ -223,14 +245,16 @@ def judge_claim(
     by_seed: Mapping[int, Cells],
     only: Sequence[str] | None = None,
     expected: Collection[tuple[str, str]] = (),
+    paper: Cells = MappingProxyType({}),
 ) -> Verdict:
     """Judge a claim on the means over seeds, and on each seed, in every line or ``only`` in some.
 
     A line counts the seeds alone in which all of its cells have a number: other means would compare different seeds.
     A number over several cells, such as a spread, needs all ``expected`` ones, and all that another seed has.
-    Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are.
+    Without ``by_seed``, as with the paper's numbers, ``means`` are judged as they are. ``paper`` has the numbers by
+    which ``nearest:`` chooses a row.
     """
-    index = {"column": 1, "row": 0}.get(comparison.axis)
+    index, given = {"column": 1, "row": 0}.get(comparison.axis), comparison
     every = [""] if index is None else list(dict.fromkeys(cell[index] for cell in means))
     expected = {*expected, *(cell for cells in by_seed.values() for cell in cells)}
     checks: dict[str, Check] = {}
@@ -238,6 +262,7 @@ def judge_claim(
     for line in every:
         if only is not None and index is not None and line not in only:
             continue
+        comparison = given.with_nearest(line, means, paper)
         whole = [cells for cells in by_seed.values() if check_line(comparison, cells, line, expected) is not None]
         shared = [{cell: cells[cell] for cell in whole[0] if all(cell in one for one in whole)} for cells in whole]
         over_seeds = {cell: math.fsum(one[cell] for one in shared) / len(shared) for cell in (shared or [{}])[0]}

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedblend.papers.verdicts import ONE_SEED, ClaimVerdict, judge_result
+from fedblend.papers.verdicts import NOT_COMPARABLE, ONE_SEED, ClaimVerdict, judge_result
 
 NEVER = "never"
 INFINITE = "∞"
@@ -126,7 +126,10 @@ def verdict_text(claim: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         text += f", {claim['seeds'][0]} of {claim['seeds'][1]} seeds and places"
     if "quantities" in result:
         text += _noise_text(judge_result(result, claim), claim["verdict"], text)
-    if claim["verdict"] not in ("not measured", "undecided"):
+    if apart := claim.get("not_comparable"):
+        why = f"{NOT_COMPARABLE} (the upper bound is the other way round at the paper's scale)"
+        text = f"{text}; {_first_names(apart)} {why}" if lines else why
+    if claim["verdict"] not in ("not measured", "undecided", NOT_COMPARABLE):
         text += ", on other data" if result["other_data"] else ""
         text += ", at smoke" if result["scale"] == "smoke" else ""
     if claim["paper"] not in ("holds", "not measured"):

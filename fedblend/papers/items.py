@@ -119,6 +119,11 @@ class Claim(_Table):
     """Whose choice it is, and how this is known."""
     differs: bool = False
     """Whether the paper's own numbers contradict the claim in at least one column (or row)."""
+    up_to: bool = False
+    """Whether it is asserted of the best column (or row) alone, as "up to" says: that of our largest mean margin, once
+    there are numbers in all."""
+    missing: str = ""
+    """Why nothing here can decide it, where it has no result (default: no run)."""
 
 
 class Item(_Table):
@@ -164,6 +169,9 @@ class Paper(_Table):
     """A paper's file."""
 
     title: str
+    upper_bound: str = ""
+    """A claim on accuracy that the methods approximate; a smaller scale that contradicts it cannot be compared
+    (:mod:`fedblend.papers.comparable`)."""
     bases: dict[str, Base]
     items: dict[str, Item]
 

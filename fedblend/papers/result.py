@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 from fedblend.core.files import write_json
 from fedblend.papers import claims
-from fedblend.papers.items import Claim, Item
+from fedblend.papers.items import Claim, Item, all_papers
 from fedblend.papers.output_paths import OutputPaths
-from fedblend.papers.plan import ItemPlan
+from fedblend.papers.plan import ItemPlan, plan_item
+from fedblend.papers.verdicts import FAILS, HOLDS, NOT_COMPARABLE, judge_numbers
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
@@ -67,7 +69,7 @@ def write_result(
         "quantities": {name: _quantity(plan, name, values) for name in item.quantities},
         "curves": _curves(output, values, earlier.get("curves", ())),
     }
-    result["claims"] = [_claim(plan, claim, values) for claim in item.claims]
+    result["claims"] = judged_claims(plan, values)
     output.folder.mkdir(parents=True, exist_ok=True)
     write_json(output.folder / RESULT, result)
     return result
@@ -153,20 +155,25 @@ def _quantity(plan: ItemPlan, name: str, values: Values) -> dict[str, Any]:
                 "row": cell.row,
                 "column": cell.column,
                 "made_by": plan.provenance(name, cell),
-                "ours": {str(seed): _as_json(value, infinite) for seed, value in ours},
-                "paper": _as_json(numbers[0]),
-                "paper_std": _as_json(numbers[1]),
+                "ours": {str(seed): as_json(value, infinite) for seed, value in ours},
+                "paper": as_json(numbers[0]),
+                "paper_std": as_json(numbers[1]),
             }
         )
     told = {name: getattr(quantity, name) for name in ("label", "unit", "digits")}
     return {**told, **({"exact": True} if quantity.exact else {}), "cells": cells}
 
 
-def _as_json(value: Any, infinite: str = "never") -> Any:
+def as_json(value: Any, infinite: str = "never") -> Any:
     """A number for JSON: a word for infinity, ``None`` for NaN, else rounded to six digits."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else infinite
     return round(value, 6) if isinstance(value, float) else value
+
+
+def judged_claims(plan: ItemPlan, values: Values) -> list[dict[str, Any]]:
+    """The item's claims with their verdicts on some values."""
+    return [_claim(plan, claim, values) for claim in plan.item.claims]
 
 
 def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
@@ -180,18 +187,56 @@ def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
     by_seed = {seed: {cell: v[seed] for cell, v in numbers.items() if seed in v} for seed in seeds}
     means = {cell: math.fsum(v.values()) / len(v) for cell, v in numbers.items()}
     expected = {key[1:] for key in plan.measures if key[0] == quantity and key[1:] in plan.usual}
-    verdict = claims.judge_claim(comparison, means, by_seed, claim.where, expected)
-    of_paper = claims.judge_claim(comparison, paper_numbers(item, quantity), {}, claim.where)
+    paper = paper_numbers(item, quantity)
+    verdict = claims.judge_claim(comparison, means, by_seed, claim.where, expected, paper)
+    unlike = contradicted_data(plan.paper) if plan.scale == "laptop" else ()
+    cells = [
+        cell for cell in plan.cells if cell.experiment.data.name in unlike and comparison.names(cell.row, cell.column)
+    ]
+    apart = [line for line in verdict.lines if any(line in ("", cell.row, cell.column) for cell in cells)]
+    lines = {line: check.margin for line, check in verdict.lines.items() if line not in apart}
+    kept = list(lines)
+    if claim.up_to:
+        # A result that lacks a column may lack the best one.
+        every = set(claim.where or (item.all_columns if comparison.axis == "column" else item.rows))
+        decided = [line for line, margin in lines.items() if not math.isnan(margin)]
+        kept = [] if every - lines.keys() else [max(decided, key=lines.__getitem__)] if decided else kept
+    if not kept:
+        verdict = claims.Verdict({}, (0, 0))
+    elif kept != list(verdict.lines):
+        verdict = claims.judge_claim(comparison, means, by_seed, kept, expected, paper)
+    of_paper = claims.judge_claim(comparison, paper, {}, claim.where, paper=paper)
     return {
         "says": claim.says,
         **({"choice": claim.choice, "source": claim.source} if claim.choice else {}),
         "holds": claim.holds,
+        **({"up_to": True} if claim.up_to else {}),
         "of": quantity,
-        "verdict": verdict.word,
-        "places": {line or "all": [check.holds, _as_json(check.margin)] for line, check in verdict.lines.items()},
+        "verdict": NOT_COMPARABLE if apart and not kept else verdict.word,
+        **({"not_comparable": apart} if apart else {}),
+        "places": {line or "all": [check.holds, as_json(check.margin)] for line, check in verdict.lines.items()},
         "seeds": list(verdict.seeds),
         "paper": of_paper.word,
     }
+
+
+@functools.cache
+def contradicted_data(paper: str) -> frozenset[str]:
+    """The data sets on which the paper's upper bound holds at one scale and does not hold at the other.
+
+    The paper's file states the bound as a claim, such as ``global > fedavg``: mixed raw data are better than none. A
+    smaller run in which it is the other way round cannot judge what approximates the bound. The intervals of both
+    scales must leave out zero; they are those of the committed results of items that have both.
+    """
+    bound, found = all_papers()[paper].upper_bound, set()
+    for name in all_papers()[paper].items if bound else ():
+        full, small = read_committed_result(paper, name, "paper"), read_committed_result(paper, name, "laptop")
+        for column in full.get("columns", {}).keys() & small.get("columns", {}).keys():
+            words = {judge_numbers(one, bound, "accuracy", [column]).word for one in (full, small)}
+            if words == {HOLDS, FAILS}:
+                cells = plan_item(f"{paper}/{name}", "laptop").cells
+                found |= {cell.experiment.data.name for cell in cells if cell.column == column}
+    return frozenset(found)
 
 
 def paper_numbers(item: Item, quantity: str) -> claims.Cells:

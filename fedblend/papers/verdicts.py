@@ -12,7 +12,8 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from fedblend.papers.claims import Cells, check_line, parse_claim
@@ -27,7 +28,9 @@ FEWEST = 3
 HOLDS, FAILS, PART, NOISE = "holds", "does not hold", "holds in part", "within noise"
 ONE_SEED = "one seed"
 UNDECIDED = "undecided"
-WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED)
+NOT_COMPARABLE = "not comparable"
+NO_VERDICT = "no verdict"
+WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED, NOT_COMPARABLE, NO_VERDICT)
 """All verdicts."""
 
 
@@ -93,6 +96,8 @@ class ClaimVerdict:
     lines: dict[str, LineVerdict]
     links: tuple[LineVerdict, ...] = ()
     """All differences that the claim asserts: those of a chain, in each line."""
+    unjudged: str = NO_VERDICT
+    """The word where there is no line to judge."""
 
     @property
     def word(self) -> str:
@@ -100,6 +105,8 @@ class ClaimVerdict:
 
         "holds" means in every line, "holds in part" in some, "does not hold" in none and clearly not in one at least.
         """
+        if not self.lines:
+            return self.unjudged
         words = {line.word for line in self.lines.values()}
         if len(words) == 1:
             return words.pop()
@@ -131,16 +138,22 @@ def judge(
     lines: Iterable[str],
     expected: Collection[tuple[str, str]] = (),
     exact: bool = False,
+    paper: Cells = MappingProxyType({}),
 ) -> ClaimVerdict:
     """Judge a claim's text in some lines (columns or rows; any one name where it is asserted once).
 
     A number over several cells, such as a spread, needs all ``expected`` ones (row, column), and all that another seed
-    has.
+    has. ``paper`` has the numbers by which ``nearest:`` chooses a row.
     """
-    comparison = parse_claim(text)
+    given = parse_claim(text)
+    numbers: dict[tuple[str, str], list[float]] = {}
+    for cell, number in (one for cells in by_seed.values() for one in cells.items()):
+        numbers.setdefault(cell, []).append(number)
+    means = {cell: math.fsum(values) / len(values) for cell, values in numbers.items()}
     expected = {*expected, *(cell for cells in by_seed.values() for cell in cells)}
     found, every_link = {}, []
     for line in lines:
+        comparison = given.with_nearest(line, means, paper)
         every = (check_line(comparison, by_seed[seed], line, expected) for seed in sorted(by_seed))
         checks = [check for check in every if check is not None]
         held = tuple(check.holds for check in checks if check.holds is not None)
@@ -161,17 +174,28 @@ def _strength(link: LineVerdict) -> tuple[int, float]:
 
 def judge_result(result: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimVerdict:
     """Judge a claim of a written result (:mod:`fedblend.papers.result`) on its numbers by seed."""
+    lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
+    verdict = judge_numbers(result, claim["holds"], claim["of"], lines)
+    return replace(verdict, unjudged=NOT_COMPARABLE) if claim.get("not_comparable") else verdict
+
+
+def judge_numbers(result: Mapping[str, Any], text: str, of: str, lines: Iterable[str]) -> ClaimVerdict:
+    """Judge a claim's text on a quantity of a written result, in some lines."""
     by_seed: dict[int, dict[tuple[str, str], float]] = {}
-    quantity = result["quantities"][claim["of"]]
+    quantity = result["quantities"][of]
     cells = quantity["cells"]
     for cell in cells:
         for seed, value in cell["ours"].items():
             number = math.inf if value in ("never", "∞") else value
             if isinstance(number, (int, float)):
                 by_seed.setdefault(int(seed), {})[cell["row"], cell["column"]] = float(number)
-    lines = ["" if place == "all" and "" in result["columns"] else place for place in claim["places"]]
     expected = {(cell["row"], cell["column"]) for cell in cells}
-    return judge(claim["holds"], by_seed, lines, expected, quantity.get("exact", False))
+    paper = {
+        (cell["row"], cell["column"]): float(cell["paper"])
+        for cell in cells
+        if isinstance(cell.get("paper"), (int, float))
+    }
+    return judge(text, by_seed, lines, expected, quantity.get("exact", False), paper)
 
 
 def count(verdicts: Iterable[ClaimVerdict]) -> Counter[str]:

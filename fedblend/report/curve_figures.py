@@ -75,7 +75,7 @@ def lines(curves: pd.DataFrame, column: str) -> list[Line]:
 
 def _line(method: str, points: pd.DataFrame, column: str, unfinished: bool) -> Line:
     seeds = points["seed"].nunique()
-    factor = 100 if column == "accuracy" else 1
+    factor = 100 if column == "accuracy" or column.startswith("measured.") else 1
     points = points.assign(
         megabytes=(points["bytes_up"] + points["bytes_down"]) / MEGABYTE, value=factor * points[column]
     )
@@ -143,12 +143,12 @@ def curve_chart(
 ) -> Chart | None:
     """A measure against ``abscissa``: a line for each method, a band over its seeds, and the target accuracies.
 
-    ``column`` is the measure: "accuracy" (in per cent), "loss" or "train_loss". Values that are not finite are left
-    out. ``None`` if no line has a point.
+    ``column`` is the measure: "accuracy" or a share (in per cent), "loss" or "train_loss". Values that are not finite
+    are left out. ``None`` if no line has a point.
     """
     figure = column_figure(HEIGHT)
     axes = figure.add_subplot()
-    plotting.style_axes(axes, abscissa.title, AXIS_TITLES[column], LETTERS)
+    plotting.style_axes(axes, abscissa.title, AXIS_TITLES.get(column, "share (%)"), LETTERS)
     marks: dict[str, Mark] = {}
     data: list[list[str]] = []
     shown: dict[str, dict[int, str]] = {}
@@ -178,12 +178,12 @@ def curve_chart(
     # So far apart, as when a run diverges, that only a logarithmic axis shows them.
     if min(values) > 0 and max(values) > DIVERGED * min(values):
         axes.set_yscale("log")
-        axes.set_ylabel(f"{AXIS_TITLES[column]}, log scale")
+        axes.set_ylabel(f"{AXIS_TITLES.get(column, 'share (%)')}, log scale")
         axes.minorticks_off()
     for target in targets:
         draw_target(axes, target, LETTERS - 1)
     by = ["round"] if abscissa is BY_ROUND else ["round", abscissa.label]
-    head = ["method", "seeds", *by, f"{AXIS_TITLES[column]}: mean", "lowest seed", "highest seed"]
+    head = ["method", "seeds", *by, f"{AXIS_TITLES.get(column, 'share (%)')}: mean", "lowest seed", "highest seed"]
     rounds = plotting.evenly_spaced(sorted({r for cells in shown.values() for r in cells}), SHOWN_ROUNDS)[::-1]
     table = Numbers(
         ["method", *(f"round {r}" for r in rounds)],

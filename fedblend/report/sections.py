@@ -85,6 +85,13 @@ def dataset_sections(runs: Sequence[RunDirectory], baseline: str | None = None) 
     ]
 
 
+MEASURED = {
+    "taylor_failed": "Share of samples whose loss FedMix's Taylor term predicts below 0",
+    "interior_own": "Share of clients' points that are interior to their class on the client's model",
+    "interior_global": "Share of the best points that are interior to their class on the aggregate",
+}
+"""What parts measure (:attr:`~fedblend.core.record.RoundRecord.measured`), as titles of charts."""
+
 # Charts ----------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +114,10 @@ def section_charts(section: DatasetSection) -> list[Chart]:
         of_objective = [line for line in trained if line.method in methods]
         name, title = f"train_loss-{i}", f"Training loss by round, objective: {objective}"
         drawn.append(curve_chart(name, title, of_objective, BY_ROUND, "train_loss", styles))
+    for column in (name for name in curves.columns if name.startswith("measured.")):
+        name = column.removeprefix("measured.")
+        title = f"{MEASURED.get(name, name)}, by round"
+        drawn.append(curve_chart(f"measured-{name}", title, lines(curves, column), BY_ROUND, column, styles))
     if measure == "accuracy" and (spent := epsilon_by_round(section.guarantees)):
         drawn.append(curve_chart("epsilon", "Test accuracy by epsilon", scores, by_epsilon(spent), measure, styles))
     drawn += [class_chart(section.groups), time_chart(section.rows)]

@@ -28,9 +28,9 @@ def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
     """Return one row for each run and evaluated round.
 
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
-    ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``, each metric (``metric.f1``) and the same
-    on validation samples (``validation.f1``). Totals from the beginning to this round: ``bytes_up``, ``bytes_down`` and
-    each kind's, such as ``bytes_up.weights``;
+    ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``, each metric (``metric.f1``), the same on
+    validation samples (``validation.f1``), shares that parts measure (``measured.taylor_failed``). Totals from the
+    beginning to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
     ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation with
     clients in parallel, for transmission and computation (0 if the channel takes no time and none is fixed).
     """
@@ -47,7 +47,7 @@ def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
     later = sorted({name for row in rows for name in row} - set(first))
     frame = pd.DataFrame(rows, columns=[*first, *later])
     # A kind of bytes or a phase that a run does not have costs nothing.
-    free = [name for name in later if not name.startswith(("metric.", "validation."))]
+    free = [name for name in later if not name.startswith(("metric.", "measured.", "validation."))]
     return frame.fillna(dict.fromkeys(free, 0)).astype(dict.fromkeys(["accuracy", "loss", "train_loss"], float))
 
 
@@ -72,6 +72,7 @@ def _rounds(g: Group, outcome: Outcome) -> Iterable[dict[str, Any]]:
 def _scores(record: RoundRecord) -> dict[str, float]:
     names = list(record.metrics or {})
     found = {f"metric.{name}": record.score_of(name) for name in names}
+    found |= {f"measured.{name}": share for name, share in (record.measured or {}).items()}
     found |= {f"validation.{name}": record.score_of(name, True) for name in ("loss", "accuracy", *names)}
     return {name: value for name, value in found.items() if value is not None}
 

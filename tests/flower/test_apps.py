@@ -467,6 +467,7 @@ FIT = [
     "fedavgm",
     "fedmix",
     "fedmix-checked",
+    "fedmix-published",
     "fedntd",
     "fedyogi",
     *MIXED,

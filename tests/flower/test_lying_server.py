@@ -33,8 +33,12 @@ from helpers import each
 
 from fedblend.cli.federation import run_trial, write_app_folder
 from fedblend.core import files
+from fedblend.core.context import Batch, Context, Net
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Plain
+from fedblend.core.registry import part
+from fedblend.core.trees import Tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.make_setup import make_setup
@@ -331,6 +335,26 @@ def test_the_training_loss_leaves_only_beside_models_in_clear_and_is_in_the_audi
         told, tensors = site.trained(site.experiment(method="fedavg", **changes))
         assert (set(told), bool(tensors)) == ({"samples"}, True), case
         assert [line["kind"] for line in site.log()] == ["weights", "weights"], case
+
+
+@part("objective", "counts-all")
+class CountsAll(Plain):
+    """Counts every sample."""
+
+    measures = ("all",)
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """The task's loss."""
+        context.count("all", torch.tensor(len(batch.y)))
+        return super().loss(net, batch, drawn, context)
+
+
+def test_what_an_objective_measures_leaves_with_metrics_alone(tmp_path: Path) -> None:
+    for allow in (["weights", "loss"], ["weights", "loss", "metrics"]):
+        site = OwnSite(tmp_path / str(len(allow)), allow=allow, trusted=[f"{CountsAll.__module__}:CountsAll"])
+        told, _ = site.trained(site.experiment(method={"objective": "counts-all"}))
+        assert told.get("metrics") == ({"all": 1.0} if "metrics" in allow else None)
+        assert ("metrics" in [line["kind"] for line in site.log()]) == ("metrics" in allow)
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])

@@ -241,6 +241,38 @@ def test_clients_make_the_points_that_the_server_would_have_made(engine: type[Lo
     assert records[0]["bytes_up"]["answers"] == 4 * point + 4 * (4 * CLASSES * 4)
 
 
+def test_adams_points_are_those_of_pytorch() -> None:
+    model, begin = linear().eval(), torch.rand(CLASSES, 1, 2, 2, generator=torch.Generator().manual_seed(3))
+    weights = {name: 5 * tensor.detach()[None] for name, tensor in model.named_parameters()}
+    spec = server([], model)
+
+    found = search(weights, begin, spec, 20, 0.05, adam=True)[0]
+
+    points = begin.clone().requires_grad_()
+    adam = torch.optim.Adam([points], 0.05)
+    for _ in range(20):
+        adam.zero_grad()
+        outputs = logits(spec, {name: tensor[0] for name, tensor in weights.items()}, points)
+        F.cross_entropy(outputs, torch.arange(CLASSES), reduction="sum").backward()
+        adam.step()
+        with torch.no_grad():
+            points.clamp_(0, 1)
+    torch.testing.assert_close(found, points.detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["aggenhance", "aggenhance-secure"])
+def test_the_record_has_the_shares_of_interior_points(name: str) -> None:
+    options = {"name": name, "steps": 30, "step_size": 5.0}
+    made = setup(images(side=14), method={"server_step": options}, train={"cohort": 4}, model="lenet5")
+
+    records = run(RoundLoop(made, LoopEngine(made)), 2)[1]
+
+    for record in records:
+        assert record["measured"].keys() == {"interior_own", "interior_global"}
+        assert all(0 <= share <= 1 for share in record["measured"].values())
+    assert records[-1]["measured"]["interior_own"] > 0
+
+
 def test_answers_of_the_wrong_form_count_for_nothing() -> None:
     good = torch.full((CLASSES, 1, 2, 2), 0.5)
 

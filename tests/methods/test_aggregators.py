@@ -102,6 +102,14 @@ def test_an_interval_lies_around_the_rounds_weights_and_its_mean_is_weighted() -
     assert found.tolist() == [10 + (0.5 - 3 * 0.5) / 4, -10 + (0 + 3 * 0.25) / 4, 1.0]
 
 
+def test_the_interval_may_be_of_weights_or_of_deviations() -> None:
+    uploads = uploads_of([[0.2, 3.0], [0.4, 2.0], [0.9, 1.0]])
+    # Of [0.2, 0.4, 0.9] two lie within 0.5, of the others none.
+    assert result_of(IntervalMean(of="weights"), uploads, [5.0, 5.0]).tolist() == pytest.approx([0.3, 5.0])
+    # Means 0.5 and 2, deviations 0.294 and 0.816: within half of one are 0.4 and 2 alone.
+    assert result_of(IntervalMean(of="deviations"), uploads, [5.0, 5.0]).tolist() == pytest.approx([0.4, 2.0])
+
+
 def by_numpy(aggregator: Aggregator, rows: np.ndarray, weights: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The same in float64, as one would write it with all uploads in one array."""
     wide = rows.astype(np.float64)

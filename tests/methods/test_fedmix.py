@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import pytest
 import torch
-from helpers import each, finite_differences, linear_net, loss_of, tanh_net, weight_gradient
+from helpers import each, finite_differences, linear_net, loss_of, run, setup, tanh_net, weight_gradient
 from objectives_helpers import CLASSES, NUMBERS, draws, mean_pool, random_pool
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Plain, Task
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Batch, Context, Net, Plain, Task, Tensors
+from fedblend.core.registry import part
+from fedblend.engines.loop_engine import LoopEngine
+from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.objectives.fedmix import FedMix, NaiveMix
 
 TASKS = [CLASSES, NUMBERS]
@@ -224,6 +230,65 @@ def test_the_second_order_term_is_half_of_the_hessians_product(task: Task) -> No
     torch.testing.assert_close(made, wanted, rtol=1e-8, atol=1e-8)
     if task.kind == "regression":
         torch.testing.assert_close(made, loss(z + direction) + lam * task.loss(model(z), pool["y"][0]))
+
+
+@each("options", [{}, {"average": "twice"}, {"remedy": "check"}, {"remedy": "drop"}])
+def test_samples_that_the_taylor_term_predicts_below_0_are_counted(options: dict[str, str]) -> None:
+    """The exact prediction, also where the loss divides the term twice."""
+    model, batch, lam = tanh_net(), Batch(*draws(CLASSES, 40, 1)), 0.5
+    pool = {name: 300 * tensor if name == "x" else tensor for name, tensor in random_pool(CLASSES).items()}
+    x = ((1 - lam) * batch.x).requires_grad_()
+    losses = F.cross_entropy(model(x), batch.y, reduction="none")
+    (slopes,) = torch.autograd.grad(losses.sum(), x)
+    failed = ((1 - lam) * losses + lam * (1 - lam) * (slopes * pool["x"][0]).sum(1) < 0).sum()
+    context = Context(CLASSES, lambda x: x, pool, counts={"taylor_failed": torch.zeros(())})
+
+    FedMix(**options).loss(
+        EagerNet(model), batch, {"lam": torch.tensor(lam).double(), "entry": torch.tensor(0)}, context
+    )
+
+    assert 0 < failed < 40
+    assert context.counts["taylor_failed"] == failed
+
+
+@part("objective", "counts-zeros")
+class CountsZeros(Plain):
+    """Counts the samples of class 0."""
+
+    measures = ("zeros",)
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        """The task's loss."""
+        context.count("zeros", (batch.y == 0).sum())
+        return super().loss(net, batch, drawn, context)
+
+    def warning(self, measured: Mapping[str, float]) -> str:
+        """In every round."""
+        return f"{measured['zeros']:.3f} are zeros"
+
+
+def test_engines_measure_the_same_share_which_warns_once_and_goes_on_after_a_resume() -> None:
+    made = setup(method={"objective": "counts-zeros"}, train={"cohort": 3, "batch_size": 4})
+    records = []
+    for engine in (LoopEngine(made), StackedEngine(made, stack=2)):
+        with pytest.warns(UserWarning, match=r"0\.\d+ are zeros") as warned:
+            records.append(run(RoundLoop(made, engine), 4)[1])
+        assert len(warned) == 1
+
+    shares = [[record["measured"] for record in one] for one in records]
+    assert shares[0] == shares[1]
+    owned = [torch.cat([made.samples(k, int(made.sizes(0)[k]))[1] for k in one["cohort"]]) for one in records[0]]
+    assert [one["zeros"] for one in shares[0]] == pytest.approx([float((y == 0).float().mean()) for y in owned])
+    half, _ = run(RoundLoop(made, LoopEngine(made)), 2)
+    assert [one["measured"] for one in run(RoundLoop(made, LoopEngine(made)), 2, half)[1]] == shares[0][2:]
+
+
+def test_only_a_form_without_a_remedy_warns() -> None:
+    words = "the Taylor prediction fails for 43 % of the samples: accuracy may collapse; see `fedmix-checked`"
+    assert (
+        FedMix().warning({"taylor_failed": 0.43}) == FedMix(average="twice").warning({"taylor_failed": 0.43}) == words
+    )
+    assert FedMix().warning({"taylor_failed": 0.1}) == FedMix(remedy="check").warning({"taylor_failed": 0.43}) == ""
 
 
 def test_a_remedy_needs_predictions_of_losses() -> None:

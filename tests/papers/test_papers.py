@@ -17,6 +17,7 @@ from fedblend.papers import claims, formatting
 from fedblend.papers.items import SCALES, Item, all_papers, item_names, read_paper
 from fedblend.papers.plan import _given, fingerprint, plan_item
 from fedblend.papers.result import paper_numbers
+from fedblend.papers.verdicts import judge
 
 EVERY_TABLE = {
     "fedmix": "table-1 figure-2 table-2 table-3 table-4 table-5 figure-3 table-6 table-7 table-9 figure-4 table-10 "
@@ -69,7 +70,13 @@ def test_the_papers_own_numbers_bear_its_claims_out(paper: str, name: str) -> No
         numbers = paper_numbers(item(paper, name), quantity)
         read = claims.parse_claim(claim.holds, list(item(paper, name).rows), list(item(paper, name).all_columns))
 
-        verdict = claims.judge_claim(read, numbers, {}, claim.where)
+        verdict = claims.judge_claim(read, numbers, {}, claim.where, paper=numbers)
+        if claim.up_to:  # of one column, the best
+            verdict = (
+                claims.Verdict(dict([max(verdict.lines.items(), key=lambda one: one[1].margin)]), (0, 0))
+                if verdict.lines
+                else verdict
+            )
 
         if claim.differs:
             assert verdict.word in ("holds in part", "does not hold"), claim.says
@@ -178,10 +185,28 @@ def test_a_claim_is_judged_at_each_place(
 def test_a_claim_about_several_rows_fails_by_one_of_them(name: str, words: str, numbers: Mapping[str, float]) -> None:
     (claim,) = (one for one in item(*item_names()[name]).claims if words in one.says)
 
-    verdict = claims.judge_claim(claims.parse_claim(claim.holds), {(row, "x"): n for row, n in numbers.items()}, {})
+    ours = {(row, "x"): n for row, n in numbers.items()}
+    verdict = claims.judge_claim(claims.parse_claim(claim.holds), ours, {}, paper=ours)
 
     assert [check.margin for check in verdict.lines.values()] == [-1.0]
     assert verdict.word == "does not hold"
+
+
+def test_the_nearest_row_is_chosen_by_the_papers_number_in_each_column() -> None:
+    """Means 80 and 90 beside the paper's 84 in x, and 60 and 81 beside 80 in y: the first row in x, the second in y."""
+    ours = {("b-2", "x"): 80.0, ("b-10", "x"): 90.0, ("b-2", "y"): 60.0, ("b-10", "y"): 81.0}
+    ours |= {("a", "x"): 85.0, ("a", "y"): 85.0}
+    paper = {(row, column): 84.0 if column == "x" else 80.0 for row in ("b-2", "b-10") for column in "xy"}
+    claim = claims.parse_claim("a > nearest:b-*", ["a", "b-2", "b-10"], ["x", "y"])
+
+    verdict = claims.judge_claim(claim, ours, {}, paper=paper)
+    by_seed = judge("a > nearest:b-*", {0: ours, 1: ours}, ["x", "y"], paper=paper)
+
+    assert {line: check.margin for line, check in verdict.lines.items()} == {"x": 5.0, "y": 4.0}
+    assert {line: one.margins for line, one in by_seed.lines.items()} == {"x": (5.0, 5.0), "y": (4.0, 4.0)}
+    assert (
+        claims.judge_claim(claim, ours, {}).word == "not measured"
+    )  # without the paper's number no row is the nearest
 
 
 def test_a_target_that_neither_side_reached_leaves_a_claim_undecided() -> None:

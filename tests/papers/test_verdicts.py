@@ -107,7 +107,7 @@ HOLDING, FAILING, NOISY, SINGLE = (1.0, 1.1), (-1.0, -1.1), (-1.0, 1.0), (2.0,)
         ([FAILING, NOISY], "does not hold"),
         ([NOISY, SINGLE], "within noise"),
         ([SINGLE, ()], "one seed"),
-        ([], "undecided"),
+        ([], "no verdict"),
     ],
 )
 def test_a_claim_is_judged_over_its_lines(lines: Sequence[tuple[float, ...]], word: str) -> None:

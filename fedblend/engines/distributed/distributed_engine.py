@@ -110,6 +110,7 @@ class DistributedEngine:
             for rank in range(1, self.ranks.size):
                 fields, tensors = self.ranks.recv_from(rank)
                 result.good += [tuple(one) for one in fields["good"]]
+                result.measured |= {client: shares for client, shares in fields["measured"]}
                 result.refused += fields["refused"]
                 result.invalid += fields["invalid"]
                 result.sent += fields["sent"]

@@ -127,6 +127,7 @@ def _collect(setup: Setup, inner: LoopEngine, ranks: Ranks, fields: dict[str, An
     uploads, sums = kept_uploads(result), result.partial
     summary = {
         "good": result.good,
+        "measured": list(result.measured.items()),
         "refused": result.refused,
         "invalid": result.invalid,
         "sent": result.sent,

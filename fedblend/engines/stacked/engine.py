@@ -106,6 +106,7 @@ class StackedEngine(LoopEngine):
         stack = Stack(self, task, assignments)
         losses = stack.train()
         params, outputs, states, tracked = stack.trained(), stack.outputs(), stack.optimizer_state(), stack.tracked()
+        measured = stack.measured()
         updates = []
         for k, one in enumerate(assignments):
             trained = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
@@ -114,9 +115,7 @@ class StackedEngine(LoopEngine):
             kept = {path: tensor[k] for path, tensor in states.items()}
             mean_outputs = None if outputs is None else outputs[k]
             renewed = {name: tensor[k] for name, tensor in tracked.items()}
-            updates.append(
-                self.update(task, one, weights, losses[k], mean_outputs, optimizer_state=kept, tracked=renewed)
-            )
+            updates.append(self.update(task, one, weights, losses[k], mean_outputs, None, kept, renewed, measured[k]))
         return updates
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from fedblend.core.trees import Tensors, add_prefix, without
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
-from fedblend.engines.stacked.tensors import OBJECTIVE, StackInputs, StepBatch, clone
+from fedblend.engines.stacked.tensors import COUNTS, OBJECTIVE, StackInputs, StepBatch, clone
 from fedblend.engines.stacked.trainer import StackTrainer
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Stack:
         add("global_outputs", [task.outputs_of(one.client) for one in clients], not states[0].model)
         add("client_state", [{} if task.personal else kept.parts for kept in states], False)
         add("server_state", [task.server_state], True)
+        add("counts", [{n: torch.zeros(()) for n in self.objective.measures}] * len(clients), task.personal)
         plain = clients[0].plain
         if not plain:
             add("pool", [one.pool.tensors for one in clients], clients[0].pool is task.pool)
@@ -169,6 +170,15 @@ class Stack:
         """Return what the objective's steps made of what it keeps at the clients [K, ...], by name."""
         slots, names = self.trainer.slots, self.trainer.tracked
         return {name.removeprefix(OBJECTIVE): slots.client_tensors[name].cpu().clone() for name in names}
+
+    def measured(self) -> list[dict[str, float]]:
+        """Return the shares of samples that the objective measured, for each client."""
+        slots, names = self.trainer.slots, self.trainer.counted
+        counts = {name.removeprefix(COUNTS): slots.client_tensors[name].tolist() for name in names}
+        return [
+            {name: numbers[k] / max(1, len(one.order)) for name, numbers in counts.items()}
+            for k, one in enumerate(self.clients)
+        ]
 
     def outputs(self) -> torch.Tensor | None:
         """Return the clients' mean outputs by label [K, C, C], where the upload needs them."""

@@ -23,7 +23,7 @@ from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.layers import CannotStack, dropouts
 from fedblend.methods.objectives.output_cache import OutputCache
 
-CONTEXT = ("pool", "start", "global_outputs", "client_state", "server_state")
+CONTEXT = ("pool", "start", "global_outputs", "client_state", "server_state", "counts")
 """Fields of :class:`fedblend.core.context.Context` with tensors, whose names begin with the field and a slash."""
 
 
@@ -77,6 +77,8 @@ class Step:
     watches: bool = False
     tracked: Sequence[str] = ()
     """Names of what the objective keeps at clients, where its steps renew that."""
+    counted: Sequence[str] = ()
+    """Names of the counts of samples that the objective adds to."""
     noted: list[Drop] | None = None
     """Takes the calls of dropout layers, which then drop nothing."""
 
@@ -95,7 +97,7 @@ class Step:
         """Return the gradients [K, ...] by parameter, and a list of detached results.
 
         A gradient is ``None`` where the phase does not use the parameter. The results are the losses [K] without terms,
-        what is ``tracked`` [K, ...] and, where the step ``watches``, softmax outputs [K, B, C].
+        what is ``tracked`` [K, ...] and ``counted`` [K] and, where the step ``watches``, softmax outputs [K, B, C].
         """
         inputs = Inputs(*tree)
         params = [_tensor(p).detach().requires_grad_() for p in inputs.params]
@@ -109,7 +111,9 @@ class Step:
         return gradients, [values.detach() for values in results]
 
     def _client_loss(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return one client's loss with terms, its loss without terms, what is tracked, and outputs if it watches."""
+        """Return one client's loss with terms, its loss without terms, what is tracked and counted, and outputs if it
+        watches.
+        """
         weights = dict(zip(self.names, map(_tensor, inputs.params), strict=True))
         masks = iter(inputs.masks.values())
         for layer in dropouts(self.model):
@@ -131,7 +135,8 @@ class Step:
         finally:
             for layer in dropouts(self.model):
                 layer.masks = None
-        return loss, value, *(own.client_state[name] for name in self.tracked), *outputs
+        tracked = [own.client_state[name] for name in self.tracked] + [own.counts[name] for name in self.counted]
+        return loss, value, *tracked, *outputs
 
     def trace(self, inputs: Inputs) -> Program:
         """Trace the step for inputs of these shapes, as a flat list of tensor operations.

@@ -11,7 +11,7 @@ import torch
 from fedblend._kernels.lowrank import LowRank
 from fedblend.core.objective import Objective, Term
 
-OBJECTIVE = "client_state/objective/"
+OBJECTIVE, COUNTS = "client_state/objective/", "counts/"
 """Prefix of what the objective keeps at clients."""
 
 
@@ -131,7 +131,7 @@ class ClientSlots:
 
     def write_back(self, row: torch.Tensor, selected: ClientSlots) -> None:
         """Copy the result of :meth:`select` back into its ``row``."""
-        kept = [name for name in self.client_tensors if name.startswith(OBJECTIVE)]
+        kept = [name for name in self.client_tensors if name.startswith((OBJECTIVE, COUNTS))]
         targets = (*self.params, *self.state, *self.sums, self.losses, *(self.client_tensors[n] for n in kept))
         chosen = (*selected.params, *selected.state, *selected.sums, selected.losses)
         sources = (*chosen, *(selected.client_tensors[n] for n in kept))

@@ -24,7 +24,15 @@ from fedblend.engines.sgd import (
 from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Drop
 from fedblend.engines.stacked.step import Inputs, Step
-from fedblend.engines.stacked.tensors import OBJECTIVE, ClientSlots, StackInputs, StepBatch, clone, clone_weights
+from fedblend.engines.stacked.tensors import (
+    COUNTS,
+    OBJECTIVE,
+    ClientSlots,
+    StackInputs,
+    StepBatch,
+    clone,
+    clone_weights,
+)
 from fedblend.methods.objectives.output_cache import LabelMeans
 
 if TYPE_CHECKING:
@@ -62,6 +70,11 @@ class StackTrainer:
     def tracked(self) -> list[str]:
         """Names of what the objective keeps at the clients, where its steps renew that."""
         return [name for name in self.slots.client_tensors if name.startswith(OBJECTIVE) and self.objective.tracks]
+
+    @property
+    def counted(self) -> list[str]:
+        """Names of the counts of samples that its steps add to."""
+        return [name for name in self.slots.client_tensors if name.startswith(COUNTS)]
 
     @staticmethod
     def create(engine: StackedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
@@ -171,7 +184,9 @@ class StackTrainer:
         terms, _ = split_proximal(self.terms if last else (), experiment.train)
         watches = last and self.means is not None
         names = [name.removeprefix(OBJECTIVE) for name in self.tracked]
-        step = Step(engine.stacked, engine.names, phases[number], terms, context, experiment.precision, watches, names)
+        counts = [name.removeprefix(COUNTS) for name in self.counted]
+        options = (experiment.precision, watches, names, counts)
+        step = Step(engine.stacked, engine.names, phases[number], terms, context, *options)
         inputs = Inputs(
             slots.params, batch.x, batch.y, batch.drawn, dict(masks), slots.client_tensors, self.shared_tensors
         )
@@ -185,7 +200,7 @@ class StackTrainer:
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
             active = batch.active
-            for name, value in zip(self.tracked, results[1:], strict=False):
+            for name, value in zip([*self.tracked, *self.counted], results[1:], strict=False):
                 old = slots.client_tensors[name]
                 old.copy_(value if active is None else value.where(broadcast(active, value), old))
             if batch.ending is not None:

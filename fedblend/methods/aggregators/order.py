@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 import torch
@@ -120,12 +120,17 @@ class IntervalMean(Aggregator):
     normalisation scales by 1. The averaging operator is FedAvg's, weighted by samples, over the clients whose update
     lies in the interval. Without such a client the parameter is unchanged. Integer tensors (batch norm's counters) are
     no parameters and get the plain weighted mean. The trimmed mean by rank is the aggregator `trimmed-mean`.
+
+    Hardly an update is outside [-0.5, 0.5], so that this reading is FedAvg. ``of`` has two others: the interval is of
+    the weights w_k, or of how far an update is from the weighted mean of updates, in standard deviations over clients.
     """
 
     low: Bound = -0.5
     """Smallest update that is averaged."""
     high: Bound = 0.5
     """Largest update that is averaged."""
+    of: Literal["updates", "weights", "deviations"] = "updates"
+    """What must lie in the interval."""
 
     @pydantic.model_validator(mode="after")
     def _is_an_interval(self) -> IntervalMean:
@@ -144,4 +149,16 @@ class IntervalMean(Aggregator):
         }
 
     def _parameter(self, rows: list[torch.Tensor], shares: list[float], start: torch.Tensor) -> torch.Tensor:
-        return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
+        if self.of == "updates":
+            return as_stored(mean_within(rows, shares, start, self.low, self.high), start.dtype)
+        zero = torch.zeros_like(start)
+        if self.of == "weights":
+            any_within = torch.stack([(row >= self.low) & (row <= self.high) for row in rows]).any(0)
+            made = mean_within(rows, shares, zero, self.low, self.high).where(any_within, start)
+        else:
+            stacked, share = torch.stack(rows), torch.tensor(shares).to(start)
+            share = (share / share.sum()).view(-1, *[1] * start.dim())
+            mean = (share * stacked).sum(0)
+            spread = (share * (stacked - mean).square()).sum(0).sqrt().clamp(min=torch.finfo(start.dtype).tiny)
+            made = mean + spread * mean_within([*((stacked - mean) / spread)], shares, zero, self.low, self.high)
+        return as_stored(made, start.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,6 +14,9 @@ from pydantic.dataclasses import dataclass
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
+
+FAILED = "taylor_failed"
+"""Name of the share of samples whose loss FedMix's Taylor term predicts below 0."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -104,6 +107,16 @@ class FedMix(MeanMix):
     remedy: Literal["none", "second", "drop", "check"] = "none"
     """What is done about wrong predictions: nothing ("none", the paper), the "second" order, a "drop" or a "check"."""
 
+    measures = (FAILED,)
+
+    def warning(self, measured: Mapping[str, float]) -> str:
+        """That predictions fail for more than a tenth of the samples, where nothing is done about them."""
+        share = measured.get(FAILED, 0.0)
+        if self.remedy != "none" or share <= 0.1:
+            return ""
+        fails = f"the Taylor prediction fails for {100 * share:.0f} % of the samples"
+        return f"{fails}: accuracy may collapse; see `fedmix-checked`"
+
     @pydantic.model_validator(mode="after")
     def _require_one_average(self) -> FedMix:
         if self.remedy != "none" and self.average == "twice":
@@ -122,16 +135,23 @@ class FedMix(MeanMix):
         gradient, own_loss, outputs = net.input_gradient(own, (1 - lam) * batch.x)
         factor = self.taylor_weight * (lam * (1 - lam) if self.taylor == "algorithm" else lam)
         shared_loss = lam * task.loss(outputs, y_g)
+
+        def predict(outputs: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """The loss of each sample at z, and predicted at the mixed sample; both times 1 - lambda."""
+            unmixed = (1 - lam) * task.losses(outputs, batch.y)
+            return unmixed, unmixed + len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
+
         # `gradient` is the gradient of the batch mean, so the sum is already the mean over the batch.
         if self.remedy in ("none", "second"):
             if self.remedy == "second":
                 gradient = (gradient + net.input_gradient(own, mixed_inputs(batch.x, x_g, lam))[0]) / 2
+            context.count(FAILED, (predict(outputs.detach(), gradient.detach())[1] < 0).sum())
             taylor = (gradient * x_g).sum()
             if self.average == "twice":
                 taylor = taylor / len(batch.y)
             return (1 - lam) * own_loss + shared_loss + factor * taylor
-        unmixed = (1 - lam) * task.losses(outputs, batch.y)
-        predicted = unmixed + len(batch.y) * factor * (gradient * x_g).flatten(1).sum(1)
+        unmixed, predicted = predict(outputs, gradient)
+        context.count(FAILED, (predicted < 0).sum())
         if self.remedy == "drop":
             return torch.where(predicted > 0, predicted, unmixed).mean() + shared_loss
         outputs = net(mixed_inputs(batch.x, x_g, lam))

@@ -66,11 +66,13 @@ def beginning(server: ServerContext) -> torch.Tensor:
     return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
 
 
-def search(models: Stacked, begin: torch.Tensor, spec: ModelSpec, steps: int, step_size: float) -> torch.Tensor:
+def search(
+    models: Stacked, begin: torch.Tensor, spec: ModelSpec, steps: int, step_size: float, adam: bool = False
+) -> torch.Tensor:
     """A point for each model and class [K, C, ...] (lines 5 to 7).
 
     ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
-    [0, 1].
+    [0, 1]. Steps are gradient descent's, or Adam's with its usual decays.
     """
     spec = ready(spec)
     begin, labels = begin.to(spec.device), torch.arange(len(begin), device=spec.device)
@@ -79,18 +81,23 @@ def search(models: Stacked, begin: torch.Tensor, spec: ModelSpec, steps: int, st
         # The sum, because points are independent: a step must not shrink with the number of classes.
         return F.cross_entropy(logits(spec, weights, points), labels, reduction="sum")
 
-    def step(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    def slopes(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         moving = points.detach().requires_grad_()
         with torch.enable_grad():
             total = torch.vmap(loss)(dict(zip(models, weights, strict=True)), moving).sum()
         (slope,) = torch.autograd.grad(total, moving)
-        return (points - step_size * slope).clamp(0, 1)
+        return slope
 
-    moved, found = TracedFunction(step), []
+    slopes_at, found = TracedFunction(slopes), []
     for some in zip(*(values.to(spec.device).split(MODELS_AT_ONCE) for values in models.values()), strict=True):
         points = begin.expand(len(some[0]), *begin.shape).contiguous()
-        for _ in range(steps):
-            points = moved(points, *some)
+        mean, square = torch.zeros_like(points), torch.zeros_like(points)
+        for number in range(1, steps + 1):
+            slope = slopes_at(points, *some)
+            if adam:
+                mean, square = torch.lerp(slope, mean, 0.9), torch.lerp(slope.square(), square, 0.999)
+                slope = mean / (1 - 0.9**number) / ((square / (1 - 0.999**number)).sqrt() + 1e-8)
+            points = (points - step_size * slope).clamp(0, 1)
         found.append(points)
     return torch.cat(found).cpu()
 

@@ -82,6 +82,20 @@ class RoundsTo(Measure):
         return math.isfinite(self.measured(cell))
 
 
+@part("measure", "share")
+class Share(Measure):
+    """A share that a part of the method measures in each round (:attr:`fedblend.core.record.RoundRecord.measured`)."""
+
+    figure: str = "interior_own"
+    """Its name."""
+
+    def measured(self, cell: CellRun) -> float | None:
+        """In per cent, the mean over rounds; ``None`` where nothing was measured."""
+        found = (record.measured or {} for record in cell.outcome.records)
+        shares = [one[self.figure] for one in found if self.figure in one]
+        return 100 * math.fsum(shares) / len(shares) if shares else None
+
+
 @part("measure", "label-accuracy")
 class LabelAccuracy(Measure):
     """Final test accuracy on samples of some labels, in per cent: the mean over these labels."""
