@@ -97,9 +97,11 @@ WRITERS = {
     "cli/__init__.py": "messages, all of which are printable",
     "cli/console.py": "the console itself",
     "cli/app.py": "the version",
+    "cli/federation.py": "lines of JSON, whose signs are escaped",
     "cli/new.py": "an experiment file with checked names",
     "_kernels/build.py": "a line of fedblend's own",
     "engines/distributed/processes.py": "printable lines of other processes",
+    "flower/supervise.py": "a SuperNode's log, and lines of fedblend's own",
 }
 """The modules that write to standard output or error by themselves, and what they write."""
 

@@ -29,8 +29,8 @@ MASKED = {"name": "module", "path": "helpers:MaskedWords"}
 STAGED = {"name": "module", "path": "helpers:StagedWords"}
 
 REFUSED = {
-    "localmix", "global-mixup", "naivemix", "fedmix", "fedmix-checked", "virtual-means", "virtual-seeds",
-    "virtual-xor", "vhl", "statmix", "fed-augmix", "noise-mix", "local-means", "flea", "naivemix+fed-augmix",
+    "localmix", "global-mixup", "naivemix", "fedmix", "fedmix-checked", "fedmix-published", "virtual-means",
+    "virtual-seeds", "virtual-xor", "vhl", "statmix", "fed-augmix", "noise-mix", "local-means", "flea", "naivemix+fed-augmix",
     "fedmix+fed-augmix", "aggenhance", "aggenhance-secure", "server-means", "server-matched", "feddm",
     "prior-samples", "mixfld", "mix2fld", "xormixfl", "mixfl",
 }  # fmt: skip

@@ -179,13 +179,15 @@ def test_browser_has_a_line_a_method_a_band_over_seeds_and_a_line_for_the_unfini
         "train_loss-2": {"1"},
         "train_loss-3": {"2"},
         "train_loss-4": {"3"},
+        "measured-taylor_failed": {"1"},
     }
 
 
 def test_a_method_of_the_legend_hides_its_lines_in_every_figure(browsed):
     body = browsed.having("body")[0]
     assert set(body["data-hidden"].split()) == {"none"}
-    assert len(body["data-hidden"].split()) == 12  # three in each of three figures, and in the training loss
+    # Three in each of three figures, in the training loss, and in what the objective measures.
+    assert len(body["data-hidden"].split()) == 15
     assert (body["data-pressed"], body["data-shown"]) == ("false", "")
 
 
