@@ -31,7 +31,8 @@ STAGED = {"name": "module", "path": "helpers:StagedWords"}
 REFUSED = {
     "localmix", "global-mixup", "naivemix", "fedmix", "fedmix-checked", "fedmix-published", "virtual-means",
     "virtual-seeds", "virtual-xor", "vhl", "statmix", "fed-augmix", "noise-mix", "local-means", "flea",
-    "naivemix+fed-augmix", "fedmix+fed-augmix", "aggenhance", "aggenhance-secure", "server-means", "server-matched", "feddm",
+    "naivemix+fed-augmix", "fedmix+fed-augmix", "aggenhance", "aggenhance-secure", "server-means", "server-matched",
+    "feddm",
     "prior-samples", "mixfld", "mix2fld", "xormixfl", "mixfl",
 }  # fmt: skip
 """The presets that mix, average or make samples, or take distances between them."""
