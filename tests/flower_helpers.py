@@ -305,14 +305,17 @@ def spoiling(client: int, kind: str, change: Change) -> Nodes:
 
 
 def fields_only(**changes: Any) -> Change:
+    """A change of a reply's fields."""
     return lambda fields, tensors: pack({**fields, **changes}, to_record(tensors))
 
 
 def tensors_only(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
+    """A change of each of a reply's tensors."""
     return lambda fields, tensors: pack(fields, to_record({n: change(n, t) for n, t in tensors.items()}))
 
 
 def table_only(change: Callable[[dict[str, torch.Tensor]], Tensors]) -> Change:
+    """A change of all tensors of a reply together."""
     return lambda fields, tensors: pack(fields, to_record(change(tensors)))
 
 

@@ -39,6 +39,7 @@ def site_files(
 
 
 def audit(folder: Path, client: int) -> list[dict[str, Any]]:
+    """The lines of a site's audit log."""
     return read_lines(folder / f"audit-{client}.jsonl")
 
 

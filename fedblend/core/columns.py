@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import os
 from typing import Annotated
 
 import numpy as np
@@ -25,12 +26,20 @@ Column = Annotated[tuple[Positive, ...], Field(min_length=1)] | Annotated[FilePa
 """A number above 0 for each client: a list, or "FILE.csv:COLUMN", where the file has a line for each, in order."""
 
 
-@functools.lru_cache(maxsize=16)
 def read_columns(path: str, *names: str) -> np.ndarray:
-    """Columns of numbers of a CSV file with headings, float64 [columns, lines].
+    """Columns of numbers of a CSV file with headings, float64 [columns, lines]; read again once the file has changed.
 
     Raises :class:`FedblendError` if the file cannot be read, or lacks a column or a number.
     """
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError:
+        changed = 0
+    return _read(path, names, changed)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: str, names: tuple[str, ...], changed: int) -> np.ndarray:
     lines = csv.DictReader(io.StringIO(read_text(path, f"give a CSV file with columns {', '.join(names)}")))
     try:
         rows = [[float(line[name]) for name in names] for line in lines]
@@ -40,14 +49,12 @@ def read_columns(path: str, *names: str) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, len(names)).T
 
 
-@functools.lru_cache(maxsize=16)
 def column(given: tuple[float, ...] | str) -> np.ndarray:
     """The numbers of a :data:`Column`, float64 [clients]."""
     if isinstance(given, tuple):
         return np.array(given, np.float64)
     path, _, name = given.rpartition(":")
-    numbers: np.ndarray = read_columns(path, name)[0]
-    return numbers
+    return np.asarray(read_columns(path, name)[0])
 
 
 def require_column(given: tuple[float, ...] | str, clients: int, field: str) -> None:

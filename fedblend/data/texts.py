@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.core.errors import FedblendError, brief, legible, or_valid
+from fedblend.core.errors import FedblendError, brief, legible, missing_package, or_valid
 from fedblend.core.registry import import_path, require_trusted
 from fedblend.data.backbones import MINILM, minilm_folder
 
@@ -63,9 +63,7 @@ def _tokenizer(name: str, length: int) -> Callable[[list[str]], Sequence[Any]]:
         fast.no_padding()
         fast.enable_truncation(length)
     except ImportError:
-        raise FedblendError(
-            f"data.tokenizer: '{name}' needs the package {needed}, which is not installed: pip install {needed}"
-        ) from None
+        raise missing_package(f"data.tokenizer '{name}'", needed, "pretrained") from None
     except FedblendError:
         raise
     except Exception as error:  # tokenizers raises no narrower kind

@@ -226,7 +226,8 @@ def _plan_file(setup: Setup, ranks: int) -> Path:
     table, data = as_table(setup.experiment), setup.data.train
     of_run = [table.get(name) for name in ("model", "train", "method", "device", "precision", "memory_format", "stack")]
     of_data = [len(setup.population), int(setup.population.sizes.max(initial=0)), *data.x.shape[1:], str(data.x.dtype)]
-    machine = [ranks, torch.get_num_threads(), platform.node(), platform.processor(), torch.__version__, __version__]
+    cpu = torch.backends.cpu.get_cpu_capability()
+    machine = [ranks, torch.get_num_threads(), platform.node(), cpu, torch.__version__, __version__]
     digest = hashlib.sha256(json.dumps([of_run, of_data, machine], sort_keys=True).encode()).hexdigest()
     return Path(pooch.os_cache("fedblend")) / "engines" / f"{digest[:20]}.json"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.func import functional_call
 
 from fedblend import part
 from fedblend.core.channel import Channel
+from fedblend.core.columns import column
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
@@ -294,3 +296,11 @@ def test_what_power_of_choice_cannot_do() -> None:
             federation(groups=GROUPS, selection=POWER, method=method, holdout=0.2)
     with pytest.raises(FedblendError, match="leaves open which clients are in the first round"):
         federation(groups=GROUPS, selection=POWER, evaluate_model="device")
+
+
+def test_a_file_of_numbers_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "sites.csv"
+    for time, number in enumerate((1.5, 2.5)):
+        file.write_text(f"weight\n{number}\n", encoding="utf-8")
+        os.utime(file, ns=(time, time))
+        assert column(f"{file}:weight").tolist() == [number]

@@ -172,24 +172,29 @@ class TableFile:
             frame = _standardized(frame, features, arrays["client"], train)
             for name in features:
                 _require_different(frame[name])
-        listing = {name: values for name, values in (self.columns or {}).items() if name in features}
-        form: dict[str, Any]
-        if self.text:
-            form = {"text": self.text, "tokenizer": self.tokenizer, "length": self.length}
-            form["pangram"] = self.tokens([PANGRAM])[0, 0].tolist()
-            arrays["x"] = self.tokens(frame[self.text].tolist())
-        else:
-            form = form_of(frame.loc[train, features])
-            form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
-            arrays["x"] = encode(frame, form, path)
+        form, arrays["x"] = self._encoded(frame, features, train, path)
         sha256 = {path.name: sha256_file(path)}
         data = dataset_of(arrays, path.stem, path, self.test_share, sha256, "tokens" if self.text else None)
         if not self.split:
             group = "client" if self.client else "class" if data.classes else "table"
             data.facts["notes"] = f"test: {self.test_share:g} of each {group}, drawn by the file's name"
-        units = {name: unit for name, unit in listing.items() if isinstance(unit, str) and unit}
-        data.facts.update(table={**form, "standardize": self.standardize, **({"units": units} if units else {})})
+        data.facts.update(table={**form, "standardize": self.standardize})
         return data
+
+    def _encoded(
+        self, frame: pd.DataFrame, features: Sequence[str], train: np.ndarray, path: Path
+    ) -> tuple[dict[str, Any], np.ndarray]:
+        """What encodes a sample, by the training rows, and the encoded samples of all rows."""
+        if self.text:
+            pangram = self.tokens([PANGRAM])[0, 0].tolist()
+            how = {"text": self.text, "tokenizer": self.tokenizer, "length": self.length, "pangram": pangram}
+            return how, self.tokens(frame[self.text].tolist())
+        listing = {name: values for name, values in (self.columns or {}).items() if name in features}
+        form = form_of(frame.loc[train, features])
+        form["categories"] |= {name: values for name, values in listing.items() if isinstance(values, list)}
+        x = encode(frame, form, path)
+        units = {name: unit for name, unit in listing.items() if isinstance(unit, str) and unit}
+        return form | ({"units": units} if units else {}), x
 
     def tokens(self, texts: Sequence[str]) -> np.ndarray:
         """Return ids of tokens and their mask, int64 [n, 2, length] (:func:`.tokens_of`)."""
