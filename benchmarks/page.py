@@ -51,7 +51,7 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 JOBS = {"A": "A: LeNet-5", "B": "B: pfl's CNN", "C": "C: a VGG"}
-SPEED_HEAD = ("processor", "day", "job", "fastest peer", "s a round", "fedblend's", "times as fast")
+SPEED_HEAD = ("processor", "day", "job", "fastest peer", "s a round", "fedblend", "times as fast")
 
 
 def speed_rows() -> list[list[str]]:
@@ -101,7 +101,7 @@ def same_work_section() -> str:
     other = min(check["apart"]["other-order"] for check in checks)
     return (
         "After one round on the stored order of batches, no contestant's weights are further from the bare loop's than "
-        f"{same:.0e} of what the round changed; shuffled batches are {other:.0e} of it away."
+        f"{same:.0%} of what the round changed; shuffled batches are {other:.0%} of it away."
     )
 
 

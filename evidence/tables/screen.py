@@ -166,7 +166,7 @@ def draw_verdicts() -> None:
     from matplotlib.patches import Patch
 
     counts = _counts()
-    figure = figure_of(4.5, 1.42)
+    figure = figure_of(4.5, 1.6)
     for axes, (full, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         axes.set_title(title, fontsize=8.5, color=INK, loc="left")
         for place, paper in enumerate(_papers()):
@@ -186,7 +186,7 @@ def draw_verdicts() -> None:
         _bare(axes)
     marks = [Patch(facecolor=colour, edgecolor=MUTED, linewidth=0.4) for colour in COLOUR.values()]
     figure.legend(
-        marks, [*COLOUR], loc="outside lower center", ncols=6, frameon=False, fontsize=8, labelcolor=INK,
+        marks, [*COLOUR], loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=INK,
         handlelength=1, handletextpad=0.4, columnspacing=1, borderpad=0,
     )  # fmt: skip
     save_png(figure, "verdicts")
