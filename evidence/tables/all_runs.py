@@ -58,7 +58,10 @@ def page() -> str:
     sources = [*map(_item_source, item_results()), *map(_study_source, sorted((RESULTS / "studies").glob("*.json")))]
     first: dict[tuple[str, str], int] = {}
     for place, source in enumerate(sources):
-        # Many studies have one file: its text stands in the first of them, and its place in the others.
+        # Many have one file, versions or quantities: these stand in the first of them, and its place in the others.
+        for key in ("versions", "quantities"):
+            if (at := first.setdefault((key, repr(source[key])), place)) != place:
+                source[key] = at
         places = {title: first.setdefault((title, text), place) for title, text in source["settings"].items()}
         source["settings"] = {t: text if places[t] == place else places[t] for t, text in source["settings"].items()}
         source["common"] = _taken_out(source["records"])
@@ -68,9 +71,9 @@ def page() -> str:
 
 
 def _taken_out(records: Sequence[Row]) -> Row:
-    """The data set and the column that all records of a source share; taken out of these."""
+    """The data set, column and method that all records of a source share; taken out of these."""
     common = {}
-    for key in ("data", "replaced", "column"):
+    for key in ("data", "replaced", "column", "method"):
         if records and all(key in one and one[key] == records[0][key] for one in records):
             common[key] = records[0][key]
             for one in records:

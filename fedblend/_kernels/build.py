@@ -120,7 +120,7 @@ def _compiled(source: Path) -> ctypes.CDLL | str:
     except OSError as error:
         return f"{CPUINFO}, which identifies the processor, cannot be read ({error.strerror})"
     try:
-        path = _cache() / f"kernels-{_fingerprint(compiler, source, processor)}.so"
+        path = cache() / f"kernels-{_fingerprint(compiler, source, processor)}.so"
     except RuntimeError:
         return "the home directory is unknown (set HOME, or a cache folder in XDG_CACHE_HOME)"
     try:
@@ -168,8 +168,8 @@ def _flags() -> tuple[str, ...]:
     return (*FLAGS, f"-march={os.environ.get(MARCH) or 'native'}")
 
 
-def _cache() -> Path:
-    """The folder of compiled kernels, by XDG's rule. Raises :class:`RuntimeError` where there is no home directory."""
+def cache() -> Path:
+    """The folder of kernels and of choices of engines, by XDG's rule. Raises :class:`RuntimeError` without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fedblend"
 

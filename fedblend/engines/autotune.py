@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pooch
 import torch
 from torch import nn
 
@@ -203,13 +202,15 @@ def plan_engine(
         # One rank a GPU: processes that share a GPU slow each other down.
         processors = torch.cuda.device_count() if experiment.device == "cuda" else 1
     ranks = ranks or _worthwhile_ranks(min(processors, experiment.train.cohort), total, rounds)
-    limit, file = TUNING_SHARE * total / ranks, _plan_file(setup, ranks)
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
+    limit = TUNING_SHARE * total / ranks
+    # Without a home directory nothing is remembered.
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RuntimeError):
+        kept = json.loads(_plan_file(setup, ranks).read_text(encoding="utf-8"))
         if kept["limit"] >= limit / 2:
             return EnginePlan(**kept["plan"])
     plan = _fastest(short, step, ranks, limit, on_timing)
-    with contextlib.suppress(OSError, FedblendError):
+    with contextlib.suppress(OSError, FedblendError, RuntimeError):
+        file = _plan_file(setup, ranks)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"limit": limit, "plan": plan.table()}))
     return plan
@@ -229,7 +230,7 @@ def _plan_file(setup: Setup, ranks: int) -> Path:
     cpu = torch.backends.cpu.get_cpu_capability()
     machine = [ranks, torch.get_num_threads(), platform.node(), cpu, torch.__version__, __version__]
     digest = hashlib.sha256(json.dumps([of_run, of_data, machine], sort_keys=True).encode()).hexdigest()
-    return Path(pooch.os_cache("fedblend")) / "engines" / f"{digest[:20]}.json"
+    return build.cache() / "engines" / f"{digest[:20]}.json"
 
 
 def _label(plan: EnginePlan) -> str:

@@ -45,6 +45,8 @@ def data_of(page: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(text)
     for source in found:
         source["records"] = [source["common"] | record for record in source["records"]]
+        for key in ("versions", "quantities"):
+            source[key] = found[source[key]][key] if isinstance(source[key], int) else source[key]
     return found
 
 

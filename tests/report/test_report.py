@@ -207,6 +207,7 @@ def test_browser_draws_every_figure_of_every_data_set(mixed, tmp_path):
     opened = browse(tmp_path / "report.html", tmp_path / "chromium")
     places = {attrs["data-figure"]: attrs for tag, attrs in opened.tags if "data-figure" in attrs}
     classified = {"accuracy", "cost", "loss", "train_loss-1", "train_loss-2", "classes", "split-0", "time"}
+    classified |= {"measured-taylor_failed"}
     wanted = classified | {f"{name}-2" for name in classified}
     wanted |= {f"{name}-3" for name in classified - {"accuracy", "classes"}}
     assert set(places) == wanted

@@ -63,10 +63,8 @@ class BackboneFeatures:
     ]
     """The data set with the samples."""
     model: Annotated[str, AfterValidator(_known)]
-    """The backbone: "efficientnet-lite0" for pictures or "minilm" for texts (both in the extra `pretrained`);
-    "timm:NAME" or "torchvision:NAME" (pretrained, without their classifiers), or "transformers:NAME" for texts (the
-    package must be installed); or the path of an `nn.Module` as `package.module:Class`.
-    """
+    """The backbone: "efficientnet-lite0" or, for texts, "minilm" (extra `pretrained`); "timm:NAME", "torchvision:NAME"
+    or "transformers:NAME", without its classifier; or an `nn.Module`, as `package.module:Class`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of its constructor, by name, such as the file of its weights."""
     scale: Literal["imagenet", "unit", "symmetric", "none"] | None = None

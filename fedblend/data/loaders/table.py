@@ -82,9 +82,8 @@ class TableFile:
     text: str | None = None
     """The column of texts that are the samples; other columns are no features then."""
     tokenizer: Annotated[str, BeforeValidator(absolute_file), AfterValidator(known_tokenizer)] | None = None
-    """What makes ids of tokens of texts: "minilm" (extra `pretrained`), "transformers:NAME", a `tokenizer.json` of the
-    package `tokenizers`, or the path of a function as `package.module:function`, which takes a list of texts and the
-    `length`, and returns a list of ids for each (default: the tokenizer of the encoder in `features`).
+    """What makes ids of tokens: "minilm" (extra `pretrained`), "transformers:NAME", a tokenizer.json, or a function of
+    texts and `length`, as `package.module:function` (default: that of the encoder in `features`).
     """
     length: Count = 128
     """Most tokens of a text; a longer text is cut."""
@@ -99,9 +98,8 @@ class TableFile:
     test_share: TestShare = 0.2
     """Share of each client's samples (without clients: of each class's) that is test, for a table without a split."""
     columns: dict[str, str | list[str]] | None = None
-    """The data dictionary, the same at all sites: the columns in order, target included. A column of numbers has its
-    unit (`age = "years"`, or `""`), a column of text all values that it may have (`ward = ["a", "b"]`), also those that
-    no row has. Other columns of the file are not used.
+    """The data dictionary of all sites: the columns in order, target included, with the unit of a column of numbers
+    (`age = "years"`, or `""`), or all values that a column of text may have (`ward = ["a", "b"]`).
     """
     rename: dict[str, str] = field(default_factory=dict)
     """Columns of this file that have another name elsewhere, and that name: `Alter = "age"`."""
