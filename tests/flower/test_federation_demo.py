@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def test_hospitals_get_the_weights_of_the_loop_engine_on_all_patients(tmp_path: 
     logged = [line for name in made.HOSPITALS for line in (tmp_path / f"audit-{name}.jsonl").read_text().splitlines()]
     # The mean, and of each of two rounds its beginning and its model.
     assert len(logged) == 4 * 5
+
+
+@pytest.mark.slow
+def test_a_short_drill_ends_as_expected(tmp_path: Path) -> None:
+    """Three provisioned sites as real processes: a wrong number, a late site, `flwr stop`, certificates."""
+    drill = [sys.executable, EXAMPLES / "federation_drill.py", "--short", "--out", tmp_path / "drill"]
+    done = subprocess.run(drill, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
