@@ -99,7 +99,7 @@ def _resume_run(path: Path, ranks: int | None) -> None:
     rounds_before = {name: checkpoint.round_of(path) or 0}
     _print_long_runs({name: experiment}, rounds_before)
     with RunProgress({name: experiment}, rounds_before) as progress:
-        failure = run_one(experiment, path, True, partial(progress, name), processors(), partial(progress.timing, name))
+        failure = run_one(experiment, path, True, partial(progress, name), processors(), partial(progress.step, name))
     _report([run], path / "report.html", [f"{name}: {failure}"] if failure else [], tabled=True)
 
 
@@ -118,7 +118,7 @@ def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: b
         note(f"{folder}: nothing to resume; its runs start from round 0")
     _print_long_runs(study.experiments, rounds_before)
     with RunProgress(study.experiments, rounds_before) as progress:
-        failed = run_all(study, folder, resume, jobs, progress, progress.timing)
+        failed = run_all(study, folder, resume, jobs, progress, progress.step)
     runs = [RunDirectory(folder / slug) for slug in study.experiments if RunDirectory.is_run(folder / slug)]
     _report(runs, folder / "report.html", [join_failures(failed, len(study.experiments))] if failed else [], tabled)
 
