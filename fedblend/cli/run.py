@@ -14,7 +14,7 @@ from fedblend.cli.console import Console, note
 from fedblend.cli.interrupts import stop_announced
 from fedblend.cli.progress import RunProgress
 from fedblend.core.errors import FedblendError, listed
-from fedblend.engines.distributed.ranks import rank_here
+from fedblend.engines.distributed.ranks import Ranks, rank_here, started_by_torchrun
 from fedblend.engines.distributed.worker import serve_environment
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import Study, slugify
@@ -30,8 +30,13 @@ def on_rank_0(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
-        if rank_here() == 0:
+        if not started_by_torchrun():
             command(**options)
+        elif rank_here() == 0:
+            # Connected first, so that the others end, whatever ends this rank.
+            ranks = Ranks.from_environment()
+            command(**options)
+            ranks.broadcast({"command": "leave"})
         else:
             serve_environment()
 
