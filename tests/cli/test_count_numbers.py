@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers import each
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "site"))
