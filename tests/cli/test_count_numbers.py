@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from helpers import each
+from script_helpers import ROOT, script
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "site"))
-from count_numbers import numbers, paragraphs
+LINTER = script("docs/site/count_numbers.py")
 
 
 @each(
@@ -22,7 +22,7 @@ from count_numbers import numbers, paragraphs
     ],
 )
 def test_numbers_that_a_reader_meets_count(text: str, count: int) -> None:
-    assert numbers(text) == count
+    assert LINTER.numbers(text) == count
 
 
 def test_paragraphs_are_those_of_text_with_their_lines() -> None:
@@ -47,7 +47,7 @@ gone
 ## Text
 again
 """
-    assert list(paragraphs(page)) == [
+    assert list(LINTER.paragraphs(page)) == [
         (3, "One paragraph."),
         (7, "First"),
         (8, "nested item"),
@@ -58,9 +58,7 @@ again
 def test_the_command_names_each_paragraph(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n1 2 3\n\n1 2 3 4\n")
-    done = subprocess.run(
-        [sys.executable, Path(sys.path[0]) / "count_numbers.py", page], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, ROOT / "docs/site/count_numbers.py", page], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == (
         f"{page}:5: 4 numbers in a paragraph (at most 3): move them into a table, or under an Appendix heading\n"
