@@ -70,7 +70,7 @@ def bare_client(data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:
     model, start, train = setup.model, setup.weights(), setup.experiment.train
     x, y = setup.samples(0, SAMPLES)
     inputs = setup.scale(x)
-    order, bounds = batches(SAMPLES, train.epochs, train.batch_size, stream(0, "batches", 0, 0))
+    order, bounds = batches(SAMPLES, setup.training, stream(0, "batches", 0, 0))
     rows = torch.from_numpy(order)
     loss_of = nn.CrossEntropyLoss()
 
