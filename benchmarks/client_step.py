@@ -59,7 +59,7 @@ def fedblend_client(method: str, data: Dataset) -> Callable[[], dict[str, torch.
     engine, weights = LoopEngine(setup), setup.weights()
     sizes = setup.sizes(0)
     everyone = range(CLIENTS)
-    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if setup.experiment.method.sharing.active else None
+    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if setup.method.sharing.plan.active else None
     task = TrainTask(0, weights, pool, sizes)
     return lambda: next(iter(engine.train(task, [0]))).weights
 
