@@ -122,6 +122,9 @@ def standard_error(advantage: float, samples: int) -> float:
     """The largest standard error of an advantage over so many members and as many others.
 
     It is that of the difference of two shares p and p - advantage, which is largest for p = (1 + advantage) / 2.
+
+    >>> standard_error(0.0, 200), standard_error(1.0, 200)
+    (0.05, 0.0)
     """
     return math.sqrt((1 - advantage**2) / (2 * samples))
 
