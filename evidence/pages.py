@@ -24,7 +24,7 @@ from tables.augmix import (
     invgrad_table,
 )
 from tables.blends import blend_table, draw_blends
-from tables.claims import certain_claims, claim_table, deciding_table, sensitivity
+from tables.claims import certain_claims, deciding_table, sensitivity
 from tables.comparisons import (
     baseline_table,
     combined_table,
@@ -37,7 +37,8 @@ from tables.comparisons import (
     rate_table,
 )
 from tables.front import draw_front
-from tables.items import fedmix_in_small, item_pages, overview
+from tables.item_pages import item_pages
+from tables.items import fedmix_in_small, overview
 from tables.mix2fld import (
     channel_table,
     closest_pairs,
@@ -188,7 +189,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "relatives costs": lambda: map_costs("relatives"),
     **{f"items: {paper}": partial(overview, paper) for paper in all_papers()},
     **{f"results: {paper}": partial(item_pages, paper) for paper in all_papers()},
-    **{f"claims: {paper}": partial(claim_table, paper) for paper in all_papers()},
 }
 """The functions that make the tables, by the marks on the pages."""
 

@@ -99,26 +99,6 @@ def claims_of_0_1() -> list[tuple[Row, JudgedClaim | None]]:
     return pairs
 
 
-def claim_table(paper: str) -> str:
-    """A row for each claim of each committed result of a paper."""
-    head = ["item", "claim", "in 0.1", "paper", "ours", "95 % interval, seeds", "scale, data", "verdict"]
-    before = {(old["item"], old["says"]): old["verdict"] for old, _ in claims_of_0_1()}
-    rows = [
-        [
-            link(one.result, here=True),
-            one.claim["says"].replace("|", "\\|"),
-            before.get((one.result["item"], one.claim["says"]), ""),
-            paper_margin(one),
-            *our_margin(one.verdict),
-            f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
-            one.marked,
-        ]
-        for one in judged_claims()
-        if one.result["item"].startswith(f"{paper}/") and not one.claim.get("choice")
-    ]
-    return table(head, rows)
-
-
 def certain_claims() -> str:
     """How many verdicts are certain among all claims that have an interval, choices among them; and which."""
     tested = [one for one in judged_claims() if one.verdict.p_value is not None]

@@ -1,0 +1,68 @@
+"""Every result of a paper's items: its settings, our numbers beside the paper's, and a verdict on each claim."""
+
+from __future__ import annotations
+
+import re
+
+from fedblend.papers import formatting
+from tables.claims import JudgedClaim, judged_claims, our_margin, paper_margin
+from tables.common import Row, table
+from tables.items import PAPER_NAMES, heading_of, is_choice, item_results
+
+IMMATERIAL = ("eval_every", "rows", "columns")
+"""What a smaller scale changes that a reader of the tables need not know, or sees there."""
+
+FAULT = re.compile(r" \(.*", re.DOTALL)
+"""The details of why a run failed."""
+
+
+def item_pages(paper: str) -> str:
+    """Every result of a paper's items below a short heading; title and note stand above the first one of an item."""
+    judged = judged_claims()
+    pages, seen = [], ""
+    for result in item_results():
+        if result["item"].startswith(f"{paper}/"):
+            claims = [one for one in judged if _same(one.result, result)]
+            pages.append(_page(result, claims, first=result["item"] != seen))
+            seen = result["item"]
+    return "\n\n".join(pages)
+
+
+def _same(one: Row, other: Row) -> bool:
+    return (one["item"], one["scale"]) == (other["item"], other["scale"])
+
+
+def _page(result: Row, claims: list[JudgedClaim], first: bool) -> str:
+    lines = [f"## {heading_of(result)}", ""]
+    lines += [f"{result['title']}." + f" {result['note']}" * bool(result["note"]), ""] if first else []
+    lines += [f"`{result['command']}`", "", *_settings(result), "", *formatting.quantity_tables(result)]
+    if is_choice(result["item"]):
+        where = f"[choices](results/choices.md#{PAPER_NAMES[result['item'].partition('/')[0]].lower()})"
+        return "\n".join([*lines, f"The verdicts are among the {where}."])
+    return "\n".join([*lines, claim_table(claims)]).rstrip()
+
+
+def _settings(result: Row) -> list[str]:
+    """Lines on the scale, the seeds, what is smaller than the paper's, and what is missing."""
+    seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
+    smaller = [one for one in result["smaller"] if not one.startswith(IMMATERIAL)]
+    if result["smaller"] or result["other_data"]:
+        lines = [f"Smaller than the paper's; {seeds}" + (f": `{'; '.join(smaller)}`." if smaller else ".")]
+    else:
+        lines = [f"The paper's settings; {seeds}."]
+    lines += [f"Made with settings that were corrected since: {result['outdated']}."] if "outdated" in result else []
+    lines += [f"Failed: `{what}: {FAULT.sub('', why)}`." for what, why in result["faults"].items()]
+    return lines + (["Stopped early: some values are missing."] if result.get("stopped") else [])
+
+
+def claim_table(claims: list[JudgedClaim]) -> str:
+    """A row for each claim of a result; the paper's margin where the paper has numbers of any of them."""
+    if not claims:
+        return ""
+    head = ["claim", "the paper", "ours, 95 % interval", "verdict"]
+    rows = [
+        [one.claim["says"].replace("|", "\\|"), paper_margin(one), ", ".join(filter(None, our_margin(one.verdict))), one.marked]
+        for one in claims
+    ]
+    kept = [place for place in range(len(head)) if place != 1 or any(row[1] for row in rows)]
+    return table([head[place] for place in kept], [[row[place] for place in kept] for row in rows])
