@@ -60,9 +60,12 @@ def claim_table(claims: list[JudgedClaim]) -> str:
     if not claims:
         return ""
     head = ["claim", "the paper", "ours, 95 % interval", "verdict"]
-    rows = [
-        [one.claim["says"].replace("|", "\\|"), paper_margin(one), ", ".join(filter(None, our_margin(one.verdict))), one.marked]
-        for one in claims
-    ]
+    rows = [[one.claim["says"].replace("|", "\\|"), paper_margin(one), _ours(one), one.marked] for one in claims]
     kept = [place for place in range(len(head)) if place != 1 or any(row[1] for row in rows)]
     return table([head[place] for place in kept], [[row[place] for place in kept] for row in rows])
+
+
+def _ours(one: JudgedClaim) -> str:
+    """Our margin and its interval; the number of seeds where it is not the result's."""
+    told = ", ".join(filter(None, our_margin(one.verdict)))
+    return told.removesuffix(f", {len(one.result['seeds'])} seeds")
