@@ -12,6 +12,9 @@ from tables.items import PAPER_NAMES, heading_of, is_choice, item_results
 IMMATERIAL = ("eval_every", "rows", "columns")
 """What a smaller scale changes that a reader of the tables need not know, or sees there."""
 
+NOT = re.compile("([^:]+): (.*), not (.*)")
+"""A setting of a smaller scale, and the paper's, which is shown in brackets."""
+
 FAULT = re.compile(r" \(.*", re.DOTALL)
 """The details of why a run failed."""
 
@@ -45,14 +48,14 @@ def _page(result: Row, claims: list[JudgedClaim], first: bool) -> str:
 def _settings(result: Row) -> list[str]:
     """Lines on the scale, the seeds, what is smaller than the paper's, and what is missing."""
     seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
-    smaller = [one for one in result["smaller"] if not one.startswith(IMMATERIAL)]
+    smaller = [NOT.sub(r"\1 \2 (\3)", one) for one in result["smaller"] if not one.startswith(IMMATERIAL)]
     if result["smaller"] or result["other_data"]:
-        lines = [f"Smaller than the paper's; {seeds}" + (f": `{'; '.join(smaller)}`." if smaller else ".")]
+        lines = [f"Smaller; {seeds}" + (f": `{'; '.join(smaller)}`." if smaller else ".")]
     else:
         lines = [f"The paper's settings; {seeds}."]
     lines += [f"Made with settings that were corrected since: {result['outdated']}."] if "outdated" in result else []
     lines += [f"Failed: `{what}: {FAULT.sub('', why)}`." for what, why in result["faults"].items()]
-    return lines + (["Stopped early: some values are missing."] if result.get("stopped") else [])
+    return lines + (["Stopped early."] if result.get("stopped") else [])
 
 
 def claim_table(claims: list[JudgedClaim]) -> str:
