@@ -20,14 +20,20 @@ FAULT = re.compile(r" \(.*", re.DOTALL)
 
 
 def item_pages(paper: str) -> str:
-    """Every result of a paper's items below a short heading; title and note stand above the first one of an item."""
+    """Every result of a paper's items below a short heading; title and note stand above the first one of an item.
+
+    Of results at the paper's settings the first one of an item is shown.
+    """
     judged = judged_claims()
-    pages, seen = [], ""
+    pages, seen, whole = [], "", False
     for result in item_results():
-        if result["item"].startswith(f"{paper}/"):
+        if not result["item"].startswith(f"{paper}/"):
+            continue
+        first = result["item"] != seen
+        if first or result["smaller"] or result["other_data"] or not whole:
             claims = [one for one in judged if _same(one.result, result)]
-            pages.append(_page(result, claims, first=result["item"] != seen))
-            seen = result["item"]
+            pages.append(_page(result, claims, first))
+        seen, whole = result["item"], not (result["smaller"] or result["other_data"])
     return "\n\n".join(pages)
 
 
@@ -37,12 +43,26 @@ def _same(one: Row, other: Row) -> bool:
 
 def _page(result: Row, claims: list[JudgedClaim], first: bool) -> str:
     lines = [f"## {heading_of(result)}", ""]
-    lines += [f"{result['title']}." + f" {result['note']}" * bool(result["note"]), ""] if first else []
-    lines += [f"`{result['command']}`", "", *_settings(result), "", *formatting.quantity_tables(result)]
+    if first:
+        lines += [f"{result['title']}.", "", *([result["note"], ""] if result["note"] else [])]
+    shown, other = result["quantities"], list[str]()
+    if not is_choice(result["item"]):
+        shown = {key: one for key, one in shown.items() if _is_compared(result, key)}
+        other = [one["label"] for key, one in result["quantities"].items() if key not in shown]
+    lines += [f"`{result['command']}`", "", *_settings(result), ""]
+    lines += formatting.quantity_tables(result | {"quantities": shown})
+    lines += [f"Measured too, in the raw results: {'; '.join(other)}.", ""] if other else []
     if is_choice(result["item"]):
         where = f"[choices](results/choices.md#{PAPER_NAMES[result['item'].partition('/')[0]].lower()})"
         return "\n".join([*lines, f"The verdicts are among the {where}."])
     return "\n".join([*lines, claim_table(claims)]).rstrip()
+
+
+def _is_compared(result: Row, key: str) -> bool:
+    """Whether the paper has numbers of a quantity, a claim is about it, or it is of pictures."""
+    cells = result["quantities"][key]["cells"]
+    pictures = any(str(value).endswith(".png") for cell in cells for value in cell["ours"].values())
+    return pictures or any(cell["paper"] is not None for cell in cells) or key in {c["of"] for c in result["claims"]}
 
 
 def _settings(result: Row) -> list[str]:

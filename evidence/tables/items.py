@@ -31,10 +31,11 @@ ABSENT_DATA = {"fedmix/table-2": "LEAF's Shakespeare is not at hand"}
 
 
 def item_results() -> list[Row]:
-    """All committed results of items, in the order of papers and items, with the items' present notes."""
+    """All committed results of items, in the order of papers and items, with the items' present titles and notes."""
     found = [json.loads(path.read_text()) for paper in all_papers() for path in (RESULTS / paper).glob("*.json")]
-    found = [result | {"note": all_items()[result["item"]].note} for result in found]
-    order = list(all_items())
+    items = all_items()
+    found = [result | {"title": items[result["item"]].title, "note": items[result["item"]].note} for result in found]
+    order = list(items)
     return sorted(found, key=lambda result: (order.index(result["item"]), result["scale"] != "paper"))
 
 

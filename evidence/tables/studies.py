@@ -153,24 +153,17 @@ def adversary_table(name: str, heading: str) -> str:
 
 
 def alignment_table() -> str:
-    """Norm of each term's gradient, and its cosines to the gradient over all data and to Global Mixup's.
-
-    In the first round and in the last.
-    """
+    """Norm of each term's gradient after local training, and its cosines, in the first round and in the last."""
     result = study_result("alignment")
-    parts = [
-        f"{command_of(result)}, lambda = {result['lambda']}; each cell: norm, cosine to the gradient of everyone's "
-        "data, cosine to Global Mixup's",
-    ]
-    rounds = [*result["rounds"]][:: len(result["rounds"]) - 1]
-    for where in ("at the global weights", "after local training"):
-        rows = []
-        for term in result["rounds"][rounds[0]][where]:
-            cells = (result["rounds"][r][where][term] for r in rounds)
-            row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
-            rows.append([term, *row])
-        parts.append(table([where, *(f"round {r}" for r in rounds)], rows))
-    return "\n\n".join(parts)
+    rounds, where = [*result["rounds"]][:: len(result["rounds"]) - 1], "after local training"
+    rows = []
+    for term in result["rounds"][rounds[0]][where]:
+        cells = (result["rounds"][r][where][term] for r in rounds)
+        row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
+        rows.append([term, *row])
+    above = f"{command_of(result)}, lambda = {result['lambda']}; each cell: norm, cosine to the gradient of everyone's "
+    above += "data, cosine to Global Mixup's"
+    return table([where, *(f"round {r}" for r in rounds)], rows, above)
 
 
 def site_table(name: str, each: bool = True) -> str:
