@@ -150,9 +150,9 @@ def main_claims(paper: str) -> str:
         best = best_result(f"{paper}/{item}", begins)
         margin, interval = our_margin(best.verdict)
         ours = margin.partition(" (")[0] + _unit(best) + (f" ({interval})" if interval else "")
-        rows.append([words, any_paper_margin(best), ours, best.marked, link(best.result), SETTING[best.setting]])
-    rows.sort(key=lambda row: row[-1] != SETTING[FULL])
-    return table(["claim", "the paper", "ours (95 % interval)", "verdict", "item", "settings"], rows)
+        rows.append([words, best.marked, ours, any_paper_margin(best), SETTING[best.setting], link(best.result)])
+    rows.sort(key=lambda row: row[4] != SETTING[FULL])
+    return table(["claim", "verdict", "ours (95 % interval)", "the paper", "settings", "item"], rows)
 
 
 def _unit(one: JudgedClaim) -> str:

@@ -147,11 +147,11 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
     (row,) = rows_with(pages.main_claims("xormixfl"), "above a device alone")
 
     assert row[1:] == [
-        "+5.42",
-        "+9.5 points (+3.15 to +15.9, 2 seeds)",
         "holds †" if seeds == 1 else "holds",  # certain alone, not beside another claim
-        "[table-2](reproductions/xormixfl.md#table-2-laptop)",
+        "+9.5 points (+3.15 to +15.9, 2 seeds)",
+        "+5.42",
         "smaller",
+        "[table-2](reproductions/xormixfl.md#table-2-laptop)",
     ]
 
 
