@@ -57,7 +57,7 @@ MAIN_CLAIMS = {
             "CIFAR10, inputs in [0, 1]: points save rounds",
         ),
         ("table-1", "Enhanced FedAvg needs no more", "CIFAR10, standardised inputs: points cost no rounds"),
-        ("choice-mu", "Enhanced FedProx needs no more", "MNIST: points cost no rounds with FedProx"),
+        ("choice-mu", "Enhanced FedProx needs no more", "MNIST, FedProx with mu doubled: points cost no rounds"),
         ("figure-2", "Accuracy increases", "Two classes in a plane: points raise accuracy"),
         ("figure-3", "The mean number", "Clients hold more classes as gamma grows"),
         ("figure-8", "A model can be trained", "5,000 digits: a model trained on the points alone reaches 70 %"),
@@ -158,7 +158,8 @@ def main_claims(paper: str) -> str:
 def _unit(one: JudgedClaim) -> str:
     """Points of accuracy, rounds, or nothing."""
     quantity = all_items()[one.result["item"]].quantities[one.claim["of"]]
-    if one.verdict.weakest is None or not math.isfinite(one.verdict.weakest.mean):
+    weakest = one.verdict.weakest
+    if weakest is None or not math.isfinite(weakest.mean) or "/" in one.claim["holds"]:  # a ratio has no unit
         return ""
     return " points" if quantity.unit == "%" else " rounds" if quantity.label.startswith("Rounds") else ""
 
@@ -167,7 +168,7 @@ def any_paper_margin(one: JudgedClaim) -> str:
     """The paper's margin of a claim, whatever the choice that it is judged with; empty without one."""
     same = (other for other in judged_claims() if other.claim["says"] == one.claim["says"])
     found = [paper_margin(other) for other in same if other.result["item"] == one.result["item"]]
-    return next(filter(None, found), "")
+    return paper_margin(one) or next(filter(None, found), "")
 
 
 def best_result(item: str, begins: str) -> JudgedClaim:
