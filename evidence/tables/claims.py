@@ -151,12 +151,14 @@ def sensitivity(paper: str) -> str:
     for one in judged_claims():
         if one.claim["verdict"] != "not measured":
             judged[one.result["item"], one.claim["says"], one.claim.get("choice") or ""].append(one)
+    measured = {name for name, *_ in judged}
     rows = []
     for name, item in all_items().items():
         if not name.startswith(f"{paper}/"):
             continue
         short = item.title.removeprefix("Choice: ").partition(", ")[0]
-        lead, told = f"[{short}](reproductions/{paper}.md#{name.partition('/')[2]}); ", set[str]()
+        shown = f"[{short}](reproductions/{paper}.md#{name.partition('/')[2]})" if name in measured else short
+        lead, told = f"{shown}; ", set[str]()
         claims = [claim for claim in item.claims if claim.choice]
         for says in dict.fromkeys(claim.says for claim in claims):
             about = lead + says
