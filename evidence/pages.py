@@ -17,8 +17,7 @@ from pathlib import Path
 from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
-    draw_augmix_accuracy,
-    draw_augmix_trade_off,
+    draw_augmix,
     invgrad_table,
 )
 from tables.blends import blend_table, draw_blends
@@ -35,6 +34,7 @@ from tables.comparisons import (
     rate_table,
 )
 from tables.front import draw_front
+from tables.growth import draw_growth
 from tables.item_pages import item_pages
 from tables.items import fedmix_in_small, overview
 from tables.mix2fld import (
@@ -168,12 +168,15 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     draw_mix2fld_figure_3,
     draw_mix2fld_t_max,
     draw_xor_figure_3,
-    lambda: draw_xor_figure_3("xormixfl-mnist5k"),
-    draw_augmix_trade_off,
-    draw_augmix_accuracy,
-    lambda: draw_study("fashion-mnist", "Fashion-MNIST"),
-    lambda: draw_study("femnist", "FEMNIST"),
-    lambda: draw_study("fedmix-cifar10", "CIFAR10"),
+    draw_augmix,
+    lambda: draw_study(
+        "fashion-mnist",
+        "Fashion-MNIST: only raw samples help; FedMix with lambda 0.2 falls back",
+        ("global-mixup", "fedmix 0.2", "localmix"),
+    ),
+    lambda: draw_study("femnist", "FEMNIST: FedMix as written collapses", ("fedmix",)),
+    lambda: draw_study("fedmix-cifar10", "CIFAR10: only raw samples help", ("global-mixup", "fedavg")),
+    draw_growth,
     draw_blends,
     draw_maps,
     draw_front,

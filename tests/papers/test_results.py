@@ -50,6 +50,13 @@ def test_every_table_of_the_pages_is_made_from_the_committed_results() -> None:
         assert "<!-- end -->" in page
 
 
+def test_every_figure_is_on_a_page_and_small() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    for path in (ROOT / "docs" / "figures").iterdir():
+        assert f"figures/{path.name}" in pages
+        assert path.stat().st_size <= 300_000
+
+
 def test_links_of_tables_lead_to_files_from_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("evidence/pages.py")
     links = "[a](b.md#c), ![d](figures/e.png), [f](#g), [h](https://i.org)"
