@@ -17,13 +17,11 @@ from pathlib import Path
 from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
-    augmix_small,
     draw_augmix,
-    invgrad_speed,
     invgrad_table,
 )
 from tables.blends import blend_table, draw_blends
-from tables.claims import certain_claims, claim_table, deciding_table, sensitivity
+from tables.claims import certain_claims, deciding_table, sensitivity
 from tables.comparisons import (
     baseline_table,
     combined_table,
@@ -37,15 +35,14 @@ from tables.comparisons import (
 )
 from tables.front import draw_front
 from tables.growth import draw_growth
-from tables.items import fedmix_in_small, item_pages, overview
+from tables.item_pages import item_pages
+from tables.items import fedmix_in_small, overview
 from tables.mix2fld import (
-    channel_table,
     closest_pairs,
     draw_mix2fld_figure_2,
     draw_mix2fld_figure_3,
     draw_mix2fld_t_max,
     mix2fld_claims,
-    mix2fld_figure_2,
     mix2fld_figure_3,
     mix2fld_outage,
     mix2fld_t_max,
@@ -63,12 +60,10 @@ from tables.screen import (
 from tables.studies import (
     adversary_table,
     alignment_table,
-    client_table,
     curve_table,
     draw_study,
     epsilon_table,
     method_table,
-    paired_table,
     share_table,
     site_table,
 )
@@ -77,20 +72,16 @@ from tables.summary import (
     changed_readings,
     changed_since_0_1,
     counts_by_paper,
-    counts_by_setting,
     main_claims,
     runs_made,
 )
-from tables.xor_distance import xor_distance_claims, xor_leaks, xor_table_3
+from tables.xor_distance import xor_distance_claims, xor_leaks
 from tables.xormixfl import (
     draw_xor_figure_3,
     warm_start,
-    xor_dummy_claims,
-    xor_figure_3_table,
     xor_offset,
     xor_offset_leaks,
     xor_table_2,
-    xor_table_4,
     xor_target_claims,
 )
 
@@ -108,31 +99,22 @@ TABLES: dict[str, Callable[[], str]] = {
     "heart": lambda: site_table("heart"),
     "har": lambda: site_table("har", each=False),
     "fashion-mnist": lambda: method_table("fashion-mnist"),
-    "fashion-mnist paired": lambda: paired_table("fashion-mnist"),
-    "fashion-mnist curve": lambda: curve_table("fashion-mnist", 10),
     "femnist": lambda: method_table("femnist"),
-    "femnist curve": lambda: curve_table("femnist", 20),
-    "femnist clients": lambda: client_table("femnist"),
     "shakespeare curve": lambda: curve_table("shakespeare", 1),
-    "fedmix-search": lambda: method_table("fedmix-search", ("fedavg", "fedmix 0.1")),
-    "fedmix-scale": lambda: method_table("fedmix-scale", ("fedavg", "fedmix 0.1")),
+    "fedmix-search": lambda: method_table(
+        "fedmix-search", "fedmix-scale", "fedmix-lr", fashion_methods=("fedavg", "fedmix 0.1")
+    ),
     "femnist-checked": lambda: method_table("femnist-checked"),
-    "femnist-checked paired": lambda: paired_table("femnist-checked"),
-    "femnist-checked curve": lambda: curve_table("femnist-checked", 20),
     "femnist-settings": lambda: method_table("femnist-settings"),
     "femnist-momentum curve": lambda: curve_table("femnist-momentum", 10),
     "femnist-momentum shares": lambda: share_table("femnist-momentum", 10),
     "femnist-second curve": lambda: curve_table("femnist-second", 20),
     "fedmix-cifar10": lambda: method_table("fedmix-cifar10"),
-    "fedmix-cifar10 curve": lambda: curve_table("fedmix-cifar10", 20),
     "fedmix in small": fedmix_in_small,
-    "fedmix-lr": lambda: method_table("fedmix-lr", ("fedavg", "fedmix 0.1")),
     "alignment": alignment_table,
     "aggenhance-mnist5k": lambda: method_table("aggenhance-mnist5k"),
     "aggenhance-fashion": lambda: method_table("aggenhance-fashion"),
     "robustness": lambda: adversary_table("robustness", "accuracy % after 20 rounds"),
-    "mix2fld-small": lambda: channel_table("mix2fld-small"),
-    "mix2fld-figure-2": mix2fld_figure_2,
     "mix2fld-literal": mix2fld_t_max,
     "mix2fld outage": mix2fld_outage,
     "mix2fld-claims": mix2fld_claims,
@@ -141,38 +123,27 @@ TABLES: dict[str, Callable[[], str]] = {
     "mix2fld closest pairs": closest_pairs,
     "private": lambda: epsilon_table("private", "weights"),
     "private-means": lambda: epsilon_table("private-means", "means", "private-base"),
-    "sensitivity": sensitivity,
     "deciding": deciding_table,
     "tally": tally,
     "headlines": headline_sentences,
     "verdict figure": verdict_figure,
     "forest figure": forest_figure,
     "what helps": what_helps,
-    "main claims": main_claims,
     "counts by paper": counts_by_paper,
-    "counts by setting": counts_by_setting,
     "runs made": runs_made,
     "before and after": before_and_after,
     "changed since 0.1": changed_since_0_1,
     "changed readings": changed_readings,
     "certain claims": certain_claims,
-    "augmix-attack": augmix_small,
     "augmix-mnist accuracy": augmix_accuracy,
     "augmix-mnist attacks": augmix_attacks,
     "invgrad": invgrad_table,
-    "invgrad speed": invgrad_speed,
     "xormixfl table 2": xor_table_2,
-    "xormixfl figure 3": xor_figure_3_table,
     "xormixfl claims": xor_target_claims,
-    "xormixfl table 3": xor_table_3,
     "xormixfl table 3 claims": xor_distance_claims,
     "xormixfl leaks": xor_leaks,
-    "xormixfl table 4": xor_table_4,
-    "xormixfl table 4 claims": xor_dummy_claims,
     "xormixfl offset": xor_offset,
     "xormixfl offset leaks": xor_offset_leaks,
-    "xormixfl-mnist5k table 2": lambda: xor_table_2("xormixfl-mnist5k"),
-    "xormixfl-mnist5k claims": lambda: xor_target_claims("xormixfl-mnist5k"),
     "warm-start": warm_start,
     "baselines": baseline_table,
     "personal models": personal_table,
@@ -185,9 +156,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "rates": rate_table,
     "relatives": lambda: map_table("relatives"),
     "relatives costs": lambda: map_costs("relatives"),
+    **{f"main claims: {paper}": partial(main_claims, paper) for paper in all_papers()},
+    **{f"choices: {paper}": partial(sensitivity, paper) for paper in all_papers()},
     **{f"items: {paper}": partial(overview, paper) for paper in all_papers()},
     **{f"results: {paper}": partial(item_pages, paper) for paper in all_papers()},
-    **{f"claims: {paper}": partial(claim_table, paper) for paper in all_papers()},
 }
 """The functions that make the tables, by the marks on the pages."""
 

@@ -15,11 +15,10 @@ from fedblend.papers.result import paper_numbers
 from fedblend.papers.verdicts import FAILS, HOLDS, NO_VERDICT, NOT_COMPARABLE, ONE_SEED, ClaimVerdict, judge_result
 from fedblend.runs.differences import certain_together
 from tables.common import RESULTS, ROOT, Row, all_items, table
-from tables.items import PAPER_NAMES, data_of, item_results, link, scale_of
+from tables.items import item_results, link
 
 FULL, OWN, OTHER = "the paper's settings and data", "smaller, the paper's data", "smaller, other data"
 OUTDATED = "settings that were corrected since"
-SETTINGS = (FULL, OWN, OTHER, OUTDATED)
 
 
 class JudgedClaim(NamedTuple):
@@ -99,35 +98,15 @@ def claims_of_0_1() -> list[tuple[Row, JudgedClaim | None]]:
     return pairs
 
 
-def claim_table(paper: str) -> str:
-    """A row for each claim of each committed result of a paper."""
-    head = ["item", "claim", "in 0.1", "paper", "ours", "95 % interval, seeds", "scale, data", "verdict"]
-    before = {(old["item"], old["says"]): old["verdict"] for old, _ in claims_of_0_1()}
-    rows = [
-        [
-            link(one.result, here=True),
-            one.claim["says"].replace("|", "\\|"),
-            before.get((one.result["item"], one.claim["says"]), ""),
-            paper_margin(one),
-            *our_margin(one.verdict),
-            f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", "),
-            one.marked,
-        ]
-        for one in judged_claims()
-        if one.result["item"].startswith(f"{paper}/") and not one.claim.get("choice")
-    ]
-    return table(head, rows)
-
-
 def certain_claims() -> str:
     """How many verdicts are certain among all claims that have an interval, choices among them; and which."""
     tested = [one for one in judged_claims() if one.verdict.p_value is not None]
     rows = []
     for word in (HOLDS, FAILS):
         found = [one for one in tested if one.word == word]
-        which = [f"`{one.result['item']}`: {one.says}" for one in found if one.certain]
-        rows.append([word, str(len(found)), str(len(which)), "<br>".join(which).replace("|", "\\|")])
-    return table(["verdict", f"of {len(tested)} claims with an interval", "certain among all", "which"], rows)
+        certain = [link(one.result) for one in found if one.certain]
+        rows.append([word, str(len(found)), str(len(certain)), ", ".join(dict.fromkeys(certain))])
+    return table(["verdict", f"of {len(tested)} claims with an interval", "certain among all", "items"], rows)
 
 
 def paper_margin(one: JudgedClaim) -> str:
@@ -166,41 +145,39 @@ def _margin_text(margins: Sequence[float]) -> str:
     return ("never reached" if never[0] < 0 else "the other never") + share
 
 
-def sensitivity() -> str:
-    """For each claim that a choice can flip, a table of its verdicts by choice; and the run that would decide it."""
-    judged: dict[tuple[str, ...], list[JudgedClaim]] = defaultdict(list)
+def sensitivity(paper: str) -> str:
+    """The claims of a paper that a choice can flip: a row for each choice, with its verdicts at both scales."""
+    judged: dict[tuple[str, str, str], list[JudgedClaim]] = defaultdict(list)
     for one in judged_claims():
         if one.claim["verdict"] != "not measured":
             judged[one.result["item"], one.claim["says"], one.claim.get("choice") or ""].append(one)
-    deciding = {run["item"]: (name, run) for name, run in deciding_runs().items()}
-    lines: list[str] = []
-    for item_name, item in all_items().items():
+    measured = {name for name, *_ in judged}
+    rows = []
+    for name, item in all_items().items():
+        if not name.startswith(f"{paper}/"):
+            continue
+        short = item.title.removeprefix("Choice: ").partition(", ")[0]
+        shown = f"[{short}](reproductions/{paper}.md#{name.partition('/')[2]})" if name in measured else short
+        lead, told = f"{shown}; ", set[str]()
         claims = [claim for claim in item.claims if claim.choice]
-        if claims:
-            paper = PAPER_NAMES[item_name.partition("/")[0]]
-            choice = item.title.removeprefix("Choice: ")
-            short = choice.partition(", ")[0]
-            lines += [f"### {paper}: {short}", ""]
-            lines += [f"The choice: {choice}.", ""] if short != choice else []
         for says in dict.fromkeys(claim.says for claim in claims):
-            rows = []
-            for claim in (one for one in claims if one.says == says):
-                found = judged[item_name, says, claim.choice or ""]
-                cells = [_choice_cells(one) for one in found] or [["not run", "", "", ""]]
-                rows += [[str(claim.choice), claim.source, *one] for one in cells]
-            head = ["choice", "whose, and how known", "verdict", "margin", "95 % interval, seeds", "scale, data"]
-            lines += [table(head, rows, f"{says}:"), ""]
-        if claims and item_name in deciding:
-            name, run = deciding[item_name]
-            cost = f"about {run['hours']:g} hours on two cores{_on_gpu(run)}"
-            seeds = f"{len(run['seeds'])} seeds"
-            scale = "the paper's" if run["scale"] == "paper" else run["scale"]
-            lines += [f"Open at {scale} scale: `python evidence/run.py --deciding {name}`, {cost}, {seeds}.", ""]
-    return "\n".join(lines).rstrip()
+            about = lead + says
+            for choice, source in {str(one.choice): one.source for one in claims if one.says == says}.items():
+                found = judged[name, says, choice]
+                full, small = (
+                    "; ".join(_verdict(one) for one in found if (one.setting == FULL) == at) for at in (1, 0)
+                )
+                source = "" if choice in told else source
+                rows.append([about, choice, source, full, small if found else "not run"])
+                told.add(choice)
+                lead = about = ""
+    return table(["setting; claim", "choice", "whose", "the paper's scale", "smaller"], rows)
 
 
-def _choice_cells(one: JudgedClaim) -> list[str]:
-    return [one.marked, *our_margin(one.verdict), f"{scale_of(one.result)}, {data_of(one.result)}".rstrip(", ")]
+def _verdict(one: JudgedClaim) -> str:
+    """The verdict of a claim, and in brackets its margin and interval."""
+    told = ", ".join(filter(None, our_margin(one.verdict)))
+    return one.marked + (f" ({told})" if told else "")
 
 
 def deciding_runs() -> dict[str, Row]:
@@ -210,19 +187,13 @@ def deciding_runs() -> dict[str, Row]:
 
 
 def _on_gpu(run: Row) -> str:
-    return f", or {run['gpu']:g} on an H100" if "gpu" in run else ""
+    return f" ({run['gpu']:g} on a GPU)" if "gpu" in run else ""
 
 
 def deciding_table() -> str:
     """The runs of evidence/deciding.toml, the cheapest first."""
     rows = [
-        [
-            f"`{name}`",
-            f"{run['item']}, {run['scale']} scale" + (f", {', '.join(run['only'])}" if "only" in run else ""),
-            str(len(run["seeds"])),
-            f"{run['hours']:g}{_on_gpu(run)}",
-            run["decides"],
-        ]
+        [f"`{name}`", str(len(run["seeds"])), f"{run['hours']:g}{_on_gpu(run)}", run["decides"]]
         for name, run in deciding_runs().items()
     ]
-    return table(["name", "runs", "seeds", "hours", "decides"], rows)
+    return table(["name", "seeds", "hours", "decides"], rows)

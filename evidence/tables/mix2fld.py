@@ -22,8 +22,6 @@ from fedblend.methods.channels.wireless import Wireless
 from tables.common import (
     Row,
     command_of,
-    final_accuracy,
-    last_accuracy,
     paper_numbers,
     save_svg,
     study_result,
@@ -45,9 +43,6 @@ LAST = 3
 
 NEAR = 0.01
 """A run has converged in the first round whose accuracy is at most this much below the final one."""
-
-CHANGE = 0.05
-"""The paper's epsilon: it ends a run when the model, or the mean outputs of each label, change by less."""
 
 Panel = dict[str, list[Row]]
 
@@ -72,12 +67,6 @@ def converged(run: Row) -> int:
 def seconds_to_converge(run: Row, kind: str = "clock") -> float:
     """Seconds until a run has converged: in total (``clock``), or of transmissions alone (``air``)."""
     return float(run[kind][converged(run)])
-
-
-def stopping_round(run: Row) -> int | None:
-    """The first round in which the paper's rule would have ended a run, if any."""
-    changes = enumerate(run.get("change", []), 1)
-    return next((k for k, change in changes if k > 1 and change is not None and 0 < change < CHANGE), None)
 
 
 def mean(runs: Sequence[Row], measure: Callable[[Row], float]) -> float:
@@ -152,45 +141,6 @@ def draw_mix2fld_t_max() -> None:
     save_svg(figure, "mix2fld-t-max", title)
 
 
-def channel_table(name: str) -> str:
-    """Final accuracy and mean of the last rounds, bits sent up by a device, and seconds of the run over its channel."""
-    result = study_result(name)
-    rows = []
-    for run in result["runs"]:
-        sent = 8 * run["costs"]["bytes_up"] / result["clients"]["number"] / 1000
-        accuracies = (f"{final_accuracy(run):.1f}", f"{last_accuracy(run, 4):.1f}")
-        rows.append([run["method"], *accuracies, f"{sent:,.0f}", f"{run['clock'][-1]:.1f}"])
-    head = ["method", "final %", "mean of last 4 %", "kbit up a device", "seconds"]
-    return table(head, rows, command_of(result))
-
-
-def mix2fld_figure_2() -> str:
-    """A row for each method in each panel: accuracy, time to converge, bits sent up by a device, and uploads lost."""
-    result, found = study_result("mix2fld-figure-2"), panels()
-    devices = result["clients"]["number"]
-    rows = []
-    for panel, title in PANELS.items():
-        for method, runs in found[panel].items():
-            stops = map(stopping_round, runs)
-            uploads = sum(devices * run["rounds"][-1] for run in runs)
-            rows.append(
-                [
-                    title.replace(" channel, ", ", ").replace(" labels", ""),
-                    method,
-                    f"{mean(runs, lambda run: last_accuracy(run, LAST)):.1f}",
-                    ", ".join(str(runs[0]["rounds"][converged(run)]) for run in runs),
-                    f"{mean(runs, lambda run: seconds_to_converge(run, 'air')):.2f}",
-                    f"{mean(runs, seconds_to_converge):.1f}",
-                    ", ".join("-" if stop is None else str(stop) for stop in stops),
-                    f"{mean(runs, lambda run: 8 * run['costs']['bytes_up']) / devices / 1000:,.0f}",
-                    f"{sum(run.get('lost', 0) for run in runs)} of {uploads}",
-                ]
-            )
-    head = ("channel, labels", "method", f"mean of last {LAST} %", "converged in round", "s on the air until then",
-            "s in all", "round of the paper's rule", "kbit up a device", "uploads lost")  # fmt: skip
-    return table(head, rows, command_of(result))
-
-
 def mix2fld_t_max() -> str:
     """FL at the paper's own T_max: accuracy by round, and uploads lost."""
     rows = []
@@ -211,50 +161,34 @@ def mix2fld_outage() -> str:
 
 
 def mix2fld_figure_3() -> str:
-    """A row for each number of devices: mean and variance of their accuracies, for both splits."""
+    """A row for each number of devices: mean and variance of their accuracies, and the server's, for both splits."""
     result = study_result("mix2fld-figure-3")
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for run in result["runs"]:
-        method, _, form = run["method"].rpartition(" form=")
-        groups[form, method].append(run)
-    ten = {form: runs for (form, _), runs in reversed(groups.items())}
-    rows = []
-    for (form, method), runs in sorted(groups.items(), key=lambda item: item[0][0]):
-        (average, variance), (average_of_ten, variance_of_ten) = (
-            (mean(some, lambda run: run["mean"]), mean(some, lambda run: run["variance"])) for some in (runs, ten[form])
-        )
-        rows.append(
-            [
-                form,
-                method,
-                f"{100 * average:.2f}",
-                f"{100 * (average - average_of_ten):+.2f}",
-                f"{1e4 * variance:.3f}",
-                f"{variance / variance_of_ten:.2f}",
-                f"{100 * mean(runs, lambda run: run['server']):.2f}",
-            ]
-        )
-    head = ("labels", "devices", "mean accuracy %", "beside 10", "variance, points^2", "x 10's", "server's model %")
-    return table(head, rows, command_of(result))
+    cells: dict[str, list[str]] = defaultdict(list)
+    forms = sorted({run["method"].rpartition(" form=")[2] for run in result["runs"]})
+    for form in forms:
+        for run in result["runs"]:
+            method, _, of = run["method"].rpartition(" form=")
+            if of == form:
+                numbers = f"{100 * run['mean']:.1f}", f"{1e4 * run['variance']:.2f}", f"{100 * run['server']:.1f}"
+                cells[method.removesuffix(" devices")] += numbers
+    head = [f"{form}: {what}" for form in forms for what in ("mean %", "variance", "server %")]
+    return table(["devices", *head], [[number, *row] for number, row in cells.items()], command_of(result))
 
 
 def sample_privacy() -> str:
-    """Mix2FLD's Tables II and III: for each data set the paper's row, the smallest distances, and the mean ones."""
+    """How far Mix2FLD's Tables II and III are from the paper's, and how many samples an attacker assigns."""
     result = study_result("mix2fld-privacy")
     rows = []
     for which, title, item in (("mixup", "II, Mixup", "table-2"), ("mix2up", "III, Mix2up", "table-3")):
         for one in result["sets"]:
-            note = ", labels coordinated" if one["coordinated"] else ""
             paper = paper_numbers(f"mix2fld/{item}", "privacy")[one["data"]]
-            rows.append([title, f"{one['data']}, the paper", *(f"{v:.3f}" for v in paper), "", ""])
-            for kind in ("smallest", "mean"):
-                values = [row[f"{which}_{kind}"] for row in one["rows"]]
-                largest = max((ours - theirs for ours, theirs in zip(values, paper, strict=True)), key=abs)
-                rows.append(["", f"{kind}{note}", *(f"{v:.3f}" for v in values), f"{largest:+.3f}", ""])
-            rows[-1][-1] = ", ".join(f"{100 * row[f'{which}_recognised']:.0f}" for row in one["rows"])
+            values = [row[f"{which}_smallest"] for row in one["rows"]]
+            largest = max((ours - theirs for ours, theirs in zip(values, paper, strict=True)), key=abs)
+            recognised = (f"{100 * row[f'{which}_recognised']:.0f}" for row in one["rows"])
+            rows.append([title, one["data"], f"{largest:+.3f}", *recognised])
     lambdas = (f"{lam:g}" for lam in result["lambdas"])
-    head = ("table", "data", *lambdas, "largest difference", "recognised %, by lambda")
-    return table(head, rows, command_of(result))
+    head = ("table", "data", "largest difference to the paper", *lambdas)
+    return table(head, rows, f"{command_of(result)}; recognised samples in %, by lambda")
 
 
 def closest_pairs() -> str:

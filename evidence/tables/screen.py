@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from fedblend.analysis.plotting import COLOURS, INK, MUTED, blank_figure
 from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, NOT_COMPARABLE, PART, UNDECIDED
 from tables.blends import blend_table
-from tables.claims import FULL, OTHER, OWN, JudgedClaim, judged_claims, our_margin, paper_margin
-from tables.common import save_svg
+from tables.claims import FULL, OTHER, OWN, JudgedClaim, judged_claims, our_margin
+from tables.common import save_svg, table
 from tables.items import PAPER_NAMES
-from tables.summary import best_result
+from tables.summary import any_paper_margin, best_result
 
 COLOUR = {
     HOLDS: COLOURS[0],
@@ -115,21 +115,12 @@ HEADLINES = (
 
 
 def tally() -> str:
-    """How many claims have each verdict, and which headlines are not among them."""
-    counts = {full: sum((c for (_, at), c in _counts().items() if at == full), Counter[str]()) for full in PANELS}
-    shown = {
-        full: f"of {one.total()} claims {one[HOLDS]} hold, {one[PART]} hold in part, {one[NOISE]} are within noise, "
-        f"{one[FAILS]} do not hold, and {one[UNDECIDED]} have one seed, no run or are undecided"
-        for full, one in counts.items()
-    }
-    chosen = [PAPER_NAMES[one.paper] for one in HEADLINES if best_result(one.item, one.begins).claim.get("choice")]
-    return (
-        f"At the papers' settings and data, {shown[True]}. In smaller runs or on other data, {shown[False]}; "
-        f"{counts[False][NOT_COMPARABLE]} are not comparable, since their upper bound contradicts the large run. The "
-        "headline and a second claim of each paper follow, with the 95 % interval over seeds in brackets. Claims "
-        "under settings that a paper leaves open are not in the counts; the headlines of "
-        f"{', '.join(chosen)} are such claims."
-    )
+    """How many claims have each verdict: at the papers' settings, and in smaller runs or on other data."""
+    rows = []
+    for full, name in PANELS.items():
+        counts = sum((one for (_, at), one in _counts().items() if at == full), Counter[str]())
+        rows.append([name, *(str(counts[word]) for word in COLOUR), str(counts.total())])
+    return table(["claims at", *COLOUR, "all"], rows)
 
 
 def headline_sentences() -> str:
@@ -150,7 +141,7 @@ def verdict_figure() -> str:
         f"{panel}: " + "; ".join(f"{PAPER_NAMES[paper]}: {_in_words(counts[paper, full])}" for paper in _papers())
         for full, panel in PANELS.items()
     ]
-    return f"![Verdicts on the claims of each paper. At {'. In '.join(shown)}](figures/verdicts.svg)"
+    return f"![Verdicts by paper. At {'. In '.join(shown)}](figures/verdicts.svg)"
 
 
 def forest_figure() -> str:
@@ -279,7 +270,5 @@ def _margin(one: JudgedClaim, headline: Headline) -> tuple[str, ...]:
 
 
 def _paper_margin(one: JudgedClaim) -> float | None:
-    """The paper's margin of a claim, whatever the choice that it is judged with."""
-    same = (other for other in judged_claims() if other.claim["says"] == one.claim["says"])
-    found = [paper_margin(other) for other in same if other.result["item"] == one.result["item"]]
-    return next((float(margin) for margin in found if margin), None)
+    margin = any_paper_margin(one)
+    return float(margin) if margin else None

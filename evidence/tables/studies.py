@@ -29,16 +29,17 @@ TARGETS = {
 """Target accuracies of studies; 0.7 for others."""
 
 
-def method_table(name: str, fashion_methods: tuple[str, ...] = ()) -> str:
-    """A row for each method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes.
+def method_table(*names: str, fashion_methods: tuple[str, ...] = ()) -> str:
+    """A row for each method: final accuracy, mean of the last ten rounds, rounds to the target, megabytes both ways.
 
     ``fashion_methods`` names methods of the Fashion-MNIST study that come first, with the same seeds.
     """
-    result = study_result(name)
-    seeds = {run["seed"] for run in result["runs"]}
+    results = [study_result(name) for name in names]
+    runs = [run for result in results for run in result["runs"]]
+    seeds = {run["seed"] for run in runs}
     fashion = study_result("fashion-mnist")["runs"] if fashion_methods else []
-    runs = [run for run in fashion if run["method"] in fashion_methods and run["seed"] in seeds] + result["runs"]
-    target = TARGETS.get(name, 0.7)
+    runs = [run for run in fashion if run["method"] in fashion_methods and run["seed"] in seeds] + runs
+    target = TARGETS.get(names[0], 0.7)
     rows = []
     for method, group in by_method(runs).items():
         reached = [number for run in group if (number := _rounds_to(run, target)) is not None]
@@ -46,11 +47,11 @@ def method_table(name: str, fashion_methods: tuple[str, ...] = ()) -> str:
         if reached and len(reached) < len(group):
             rounds += f" ({len(reached)} of {len(group)})"
         accuracies = (mean_std(list(map(measure, group))) for measure in (final_accuracy, last_accuracy))
-        sent = (statistics.mean(run["costs"][way] for run in group) / 1e6 for way in ("bytes_up", "bytes_down"))
-        rows.append([method, str(len(group)), *accuracies, rounds, *(f"{megabytes:.1f}" for megabytes in sent)])
-    reach = f"rounds to {100 * target:g} %"
-    head = ["method", "seeds", "final accuracy %", "mean of last 10 %", reach, "MB up", "MB down"]
-    return table(head, rows, command_of(result))
+        sent = statistics.mean(run["costs"]["bytes_up"] + run["costs"]["bytes_down"] for run in group) / 1e6
+        rows.append([method, *accuracies, rounds, f"{sent:.0f}"])
+    head = ["method", "final accuracy %", "mean of last 10 %", f"rounds to {100 * target:g} %", "MB"]
+    above = ", ".join(map(command_of, results))
+    return table(head, rows, f"{above}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}")
 
 
 def draw_study(name: str, title: str, shown: tuple[str, ...]) -> None:
@@ -82,18 +83,6 @@ def _rounds_to(run: Row, target: float) -> float | None:
     return next((float(r) for r, a in zip(run["rounds"], run["accuracy"], strict=True) if a >= target), None)
 
 
-def paired_table(name: str, base: str = "fedavg") -> str:
-    """Each method's mean of the last ten rounds minus FedAvg's with the same seed (same split, same cohorts)."""
-    last = {(run["method"], run["seed"]): last_accuracy(run) for run in study_result(name)["runs"]}
-    seeds = sorted({seed for _, seed in last})
-    rows = []
-    for method in dict.fromkeys(method for method, _ in last):
-        if method != base:
-            differences = [last[method, seed] - last[base, seed] for seed in seeds]
-            rows.append([method, *(f"{d:+.1f}" for d in differences), f"{statistics.mean(differences):+.1f}"])
-    return table(["method", *(f"seed {seed}" for seed in seeds), "mean"], rows)
-
-
 def curve_table(name: str, every: int) -> str:
     """Mean accuracy of each method by round, one round in ``every``."""
     groups = by_method(study_result(name)["runs"])
@@ -116,20 +105,6 @@ def share_table(name: str, every: int) -> str:
         parts = [[100 * share for run in runs for share in run["taylor_failed"][end - every : end]] for end in ends]
         rows.append([method, *(f"{statistics.mean(part):.1f}" if part else "" for part in parts)])
     return table(["rounds", *(f"{end - every + 1} to {end}" for end in ends)], rows)
-
-
-def client_table(name: str) -> str:
-    """Accuracy over clients' own tests, of all clients and by samples held (FedMix, Table 13)."""
-    runs = study_result(name)["runs"]
-    sizes = list(dict.fromkeys(size for run in runs for size in run["clients"]["by_size"]))
-    rows = []
-    for run in runs:
-        overall = run["clients"]
-        groups = [overall["by_size"].get(size) for size in sizes]
-        cells = (f"{100 * g['mean']:.1f} ± {100 * g['std']:.1f} ({g['clients']})" if g else "" for g in groups)
-        both = f"{100 * overall['mean']:.1f} ± {100 * overall['std']:.1f}"
-        rows.append([run["method"], both, f"{100 * overall['p10']:.1f}", *cells])
-    return table(["accuracy over writers %", "mean ± std", "10th percentile", *(f"n_k {s}" for s in sizes)], rows)
 
 
 def epsilon_table(name: str, what: str, base: str = "") -> str:
@@ -157,21 +132,17 @@ def adversary_table(name: str, heading: str) -> str:
 
 
 def alignment_table() -> str:
-    """Norm of each term's gradient, and its cosines to the gradient over all data and to Global Mixup's, by round."""
+    """Norm of each term's gradient after local training, and its cosines, in the first round and in the last."""
     result = study_result("alignment")
-    parts = [
-        f"{command_of(result)}, lambda = {result['lambda']}; each cell: norm, cosine to the gradient of everyone's "
-        "data, cosine to Global Mixup's",
-    ]
-    rounds = list(result["rounds"])
-    for where in ("at the global weights", "after local training"):
-        rows = []
-        for term in result["rounds"][rounds[0]][where]:
-            cells = (result["rounds"][r][where][term] for r in rounds)
-            row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
-            rows.append([term, *row])
-        parts.append(table([where, *(f"round {r}" for r in rounds)], rows))
-    return "\n\n".join(parts)
+    rounds, where = [*result["rounds"]][:: len(result["rounds"]) - 1], "after local training"
+    rows = []
+    for term in result["rounds"][rounds[0]][where]:
+        cells = (result["rounds"][r][where][term] for r in rounds)
+        row = [f"{c['norm']:.2f}, {c['cosine_to_all']:.2f}, {c['cosine_to_global_mixup']:.2f}" for c in cells]
+        rows.append([term, *row])
+    above = f"{command_of(result)}, lambda = {result['lambda']}; each cell: norm, cosine to the gradient of everyone's "
+    above += "data, cosine to Global Mixup's"
+    return table([where, *(f"round {r}" for r in rounds)], rows, above)
 
 
 def site_table(name: str, each: bool = True) -> str:

@@ -25,26 +25,6 @@ def _distance_row(rows: Sequence[Row], method: str, dummies: Sequence[int], p: i
     return next(r for r in rows if r["p"] == p and parsed(r["method"]) == (method, {"dummies": list(dummies)}))
 
 
-def xor_table_3(name: str = "xormixfl-distance") -> str:
-    """Distance after multidimensional scaling by method, M and p; in a second table the distance itself."""
-    result = study_result(name)
-    paper, deviations = (paper_numbers("xormixfl/table-3", "mds", spread) for spread in (False, True))
-    parts = [f"{command_of(result)}; mean ± deviation over samples (the paper's)"]
-    for measure, words in (("mds", "MDS"), ("distance", "distance itself")):
-        rows = []
-        for method in dict.fromkeys(parsed(row["method"])[0] for row in result["rows"]):
-            for m, dummies in enumerate(DUMMIES, 1):
-                cells = []
-                for p in range(1, 6):
-                    mean, deviation = _distance_row(result["rows"], method, dummies, p)[measure]
-                    key = paper_row(method, m)
-                    theirs = f" ({paper[key][p - 1]:.0f} ± {deviations[key][p - 1]:.0f})" if measure == "mds" else ""
-                    cells.append(f"{mean:.0f} ± {deviation:.0f}{theirs}")
-                rows.append([method, str(m), *cells])
-        parts.append(table([words, "M", *(f"p = {p}" for p in range(1, 6))], rows))
-    return "\n\n".join(parts)
-
-
 def xor_distance_claims(name: str = "xormixfl-distance") -> str:
     """The paper's claims of Table 3, for its numbers, for ours after scaling, and for the distance itself."""
     rows, numbers = study_result(name)["rows"], paper_numbers("xormixfl/table-3", "mds")

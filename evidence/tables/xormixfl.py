@@ -1,11 +1,11 @@
-"""Tables and figures of XorMixFL's studies on accuracy: Tables 2 and 4, Figure 3, offset, warm start."""
+"""Tables and figures of XorMixFL's studies on accuracy: Table 2, Figure 3, offset, warm start."""
 
 from __future__ import annotations
 
 import ast
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedblend.analysis.plotting import INK, MUTED, add_legend, blank_figure, line_styles, style_axes
@@ -33,9 +33,6 @@ PAPER_ROWS = {
 """The row of the paper's tables that a method of ours is compared with."""
 
 DUMMIES = ([3], [3, 4], [3, 4, 5])
-ALPHAS = (0.25, 0.5, 0.95)
-HIDDEN_LABEL = 9
-"""The target label of Tables 3 and 4."""
 
 LEAKS = {
     "clear": "sent in clear %",
@@ -97,11 +94,9 @@ def parsed(label: str) -> tuple[str, dict[str, Any]]:
     return re.split(r" \w+=", label)[0], {name: ast.literal_eval(value) for name, value in found}
 
 
-def ours_and_paper(ours: Sequence[float], paper: float | None) -> str:
-    """Ours, and in brackets the paper's with the difference: ``93.1 ± 0.4 (94.4, -1.3)``."""
-    if not ours or paper is None:
-        return mean_std(ours)
-    return f"{mean_std(ours)} ({paper:.1f}, {statistics.mean(ours) - paper:+.1f})"
+def ours_and_paper(ours: Sequence[float], paper: float) -> str:
+    """Ours, and in brackets the paper's: ``93.1 ± 0.4 (94.4)``."""
+    return f"{mean_std(ours)} ({paper:.1f})" if ours else ""
 
 
 # Table 2 and Figure 3: four methods by choice of target labels.
@@ -131,73 +126,52 @@ class TargetRuns:
 
 
 def xor_table_2(name: str = "xormixfl-mnist") -> str:
-    """Final test accuracy: a row for each choice of target labels, and a mean for each number of them."""
+    """Final test accuracy: a row for each number of target labels, the mean over its choices of them."""
     found = TargetRuns(name)
     methods = [m for m in TARGET_METHODS if any(r.method == m for r in found.runs)]
     rows = []
-    for k, targets in enumerate(found.targets):
-        cells = [ours_and_paper(found.accuracies(m, targets), found.paper[PAPER_ROWS[m]][k]) for m in methods]
-        rows.append([", ".join(map(str, targets)), *cells])
     for number in sorted({len(targets) for targets in found.targets}):
         chosen = [k for k, targets in enumerate(found.targets) if len(targets) == number]
         means = [statistics.mean(found.paper[PAPER_ROWS[m]][k] for k in chosen) for m in methods]
         ours = [found.by_seed(m, number, all_accuracy) for m in methods]
-        rows.append([f"**mean, N = {number}**", *map(ours_and_paper, ours, means)])
-    seeds = len({r.seed for r in found.runs})
-    above = f"{command_of(found.result)}; {seeds} seed{'s' if seeds > 1 else ''}; test accuracy in per cent: ours ± "
-    return table(["target labels", *methods], rows, f"{above}deviation over seeds (the paper's, difference)")
+        rows.append([str(number), *map(ours_and_paper, ours, means)])
+    return table(
+        ["target labels", *methods], rows, f"{command_of(found.result)}; test accuracy in %: ours (the paper's)"
+    )
 
 
-def xor_figure_3_table() -> str:
-    """Accuracy of the target labels by their number."""
-    found = TargetRuns("xormixfl-mnist")
-    numbers = sorted({len(targets) for targets in found.targets})
-    rows = [[m, *(mean_std(found.by_seed(m, n, target_accuracy)) for n in numbers)] for m in TARGET_METHODS]
-    text = table(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
-    return f"{text}\n\n![Accuracy of each target label, for N = 1, 2 and 4](figures/xormixfl-figure-3.svg)"
+def xor_target_claims(names: Sequence[str] = ("xormixfl-mnist", "xormixfl-mnist5k")) -> str:
+    """The paper's claims of Table 2 and Figure 3, with the numbers of our studies."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        for claim, paper, ours in _target_claims(TargetRuns(name)):
+            rows.setdefault((claim, paper), []).append(ours)
+    head = ["claim", "the paper", "MNIST, 3 seeds", "5,000 digits, one seed"]
+    return table(head[: 2 + len(names)], [[*claim, *cells] for claim, cells in rows.items()])
 
 
-def xor_target_claims(name: str = "xormixfl-mnist") -> str:
-    """The paper's claims of Table 2 and Figure 3, and whether they came out."""
-    found = TargetRuns(name)
-    rows = []
+def _target_claims(found: TargetRuns) -> Iterator[tuple[str, str, str]]:
+    """Each claim with the paper's number and ours."""
     for method in ("standalone", "vanilla-fl", "mixfl"):
         columns = [[found.accuracies(m, targets) for targets in found.targets] for m in ("xormixfl", method)]
         ours = [(statistics.mean(a), statistics.mean(b)) for a, b in zip(*columns, strict=True) if a and b]
         paper = list(zip(found.paper["xormixfl"], found.paper[PAPER_ROWS[method]], strict=True))
         if not ours:
             continue
-        claim = f"XorMixFL above {method}, points: mean (least to most)"
-        rows.append([claim, _gap(paper), _gap(ours), _same_order(paper, ours)])
+        yield f"XorMixFL above {method}, points: mean (least to most)", _gap(paper), _gap(ours)
         if method != "mixfl":
             gains = [max(100 * (a / b - 1) for a, b in pairs) for pairs in (paper, ours)]
-            words = [f"{gain:.1f}" for gain in gains]
-            rows.append([f"the largest gain over {method}, relative %", *words, _reached(*gains)])
+            yield f"the largest gain over {method}, relative %", f"{gains[0]:.1f}", f"{gains[1]:.1f}"
     one, alone = (found.by_seed(m, 1, target_accuracy) for m in ("xormixfl", "standalone"))
     if one and alone:
         share, times = statistics.mean(one), statistics.mean(one) / max(statistics.mean(alone), 0.1)
-        rows.append(["target's accuracy at N = 1, %", "65", f"{share:.1f}", _reached(65, share)])
-        rows.append(["the same as a multiple of standalone's", "1.87", f"{times:.2f}", _reached(1.87, times)])
-    by_number = [statistics.mean(v) for n in (1, 2, 4) if (v := found.by_seed("xormixfl", n, target_accuracy))]
-    if len(by_number) == 3:
-        falls = by_number[0] > by_number[1] > by_number[2]
-        ours_and_verdict = ("yes", "came out") if falls else ("no", "did not")
-        rows.append(["target's accuracy falls with N", "yes", *ours_and_verdict])
-    return table(["claim", "the paper", "ours", ""], rows)
+        yield "target's accuracy with one target label, %", "65", f"{share:.1f}"
+        yield "the same as a multiple of standalone's", "1.87", f"{times:.2f}"
 
 
 def _gap(pairs: Sequence[tuple[float, float]]) -> str:
     differences = [a - b for a, b in pairs]
     return f"{statistics.mean(differences):+.1f} ({min(differences):+.1f} to {max(differences):+.1f})"
-
-
-def _same_order(paper: Sequence[tuple[float, float]], ours: Sequence[tuple[float, float]]) -> str:
-    above = statistics.mean(a - b for a, b in paper) > 0
-    return f"the paper's order in {sum((a > b) == above for a, b in ours)} of {len(ours)}"
-
-
-def _reached(paper: float, ours: float) -> str:
-    return "reached" if ours >= paper else "not reached"
 
 
 BAR_METHODS = ("xormixfl", "mixfl", "vanilla-fl", "standalone")
@@ -239,73 +213,7 @@ def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
     axes.set_xticks(range(len(heads)), heads)
 
 
-# Table 4: dummy labels, blending and alpha; and the offset.
-
-TABLE_4_MEASURES: Mapping[str, Measure] = {
-    "accuracy": all_accuracy,
-    "target": lambda run: run.label_accuracy([HIDDEN_LABEL]),
-}
-Grid = Mapping[int, Sequence[Sequence[float]]]
-"""A measure by p: a row for each number of dummy labels, a column for each alpha."""
-
-
-def _dummy_values(runs: Sequence[XorRun], method: str, measure: Measure) -> dict[int, list[list[list[float]]]]:
-    """A measure over seeds by p, dummy labels and alpha."""
-
-    def values(p: int, dummies: Sequence[int], alpha: float) -> list[float]:
-        settings = {"p": p, "dummies": list(dummies), "alpha": alpha}
-        return [measure(r) for r in runs if r.method == method and r.settings == settings]
-
-    return {p: [[values(p, dummies, alpha) for alpha in ALPHAS] for dummies in DUMMIES] for p in (1, 5)}
-
-
-def _paper_grid(method: str, measure: str) -> Grid:
-    """The paper's numbers of Table 4, whose columns are pairs of dummy labels and alpha."""
-    numbers = paper_numbers("xormixfl/table-4", measure)
-    width = len(ALPHAS)
-    return {p: [numbers[paper_row(method, p)][width * m :][:width] for m in range(len(DUMMIES))] for p in (1, 5)}
-
-
-def xor_table_4(name: str = "xormixfl-dummies") -> str:
-    """Test accuracy and the target's, by method, p, M and alpha."""
-    result = study_result(name)
-    runs = xor_runs(result)
-    rows = []
-    for method in dict.fromkeys(r.method for r in runs):
-        pairs = [(_dummy_values(runs, method, of), _paper_grid(method, key)) for key, of in TABLE_4_MEASURES.items()]
-        for p in (1, 5):
-            for m in range(len(DUMMIES)):
-                cells = [
-                    ours_and_paper(a, b) for ours, paper in pairs for a, b in zip(ours[p][m], paper[p][m], strict=True)
-                ]
-                rows.append([method, str(p), str(m + 1), *cells])
-    seeds = len({r.seed for r in runs})
-    heads = [f"{what}, alpha {alpha:g}" for what in ("accuracy", "target's") for alpha in ALPHAS]
-    above = f"{command_of(result)}; {seeds} seed{'s' if seeds > 1 else ''}; per cent, ours (the paper's, difference)."
-    above += " At p = 1 nothing is blended, and alpha plays no part."
-    return table(["method", "p", "M", *heads], rows, above)
-
-
-def xor_dummy_claims(name: str = "xormixfl-dummies") -> str:
-    """The paper's claims of Table 4, and whether they came out."""
-    runs = xor_runs(study_result(name))
-    rows = []
-    for method in dict.fromkeys(r.method for r in runs):
-        for measure, words in {"accuracy": "test accuracy", "target": "target's accuracy"}.items():
-            values = _dummy_values(runs, method, TABLE_4_MEASURES[measure])
-            ours = {p: [[statistics.mean(seeds) for seeds in row] for row in grid] for p, grid in values.items()}
-            for setting, change in TABLE_4_CHANGES.items():
-                changes = [statistics.mean(change(grid)) for grid in (_paper_grid(method, measure), ours)]
-                sign = "the paper's sign" if changes[0] * changes[1] > 0 else "not the paper's sign"
-                rows.append([f"{method}: {words}, {setting}", *(f"{c:+.1f}" for c in changes), sign])
-    return table(["change in points, mean over the other settings", "the paper", "ours", ""], rows)
-
-
-TABLE_4_CHANGES: dict[str, Callable[[Grid], list[float]]] = {
-    "from M = 1 to 3": lambda grid: [grid[p][2][a] - grid[p][0][a] for p in (1, 5) for a in range(3)],
-    "from p = 1 to 5": lambda grid: [grid[5][m][a] - grid[1][m][a] for m in range(3) for a in range(3)],
-    "from alpha 0.25 to 0.95 at p = 5": lambda grid: [grid[5][m][2] - grid[5][m][0] for m in range(3)],
-}
+# The offset, and the warm start.
 
 
 def _leak_shares(rows: Sequence[Row], offset: int) -> list[str]:

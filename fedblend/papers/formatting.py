@@ -176,8 +176,7 @@ def markdown(result: Mapping[str, Any], level: int = 2) -> str:
     """The result as Markdown: a table for each quantity with rows and columns as in the paper, and the claims."""
     mark = "#" * level
     lines = [f"{mark} {result['item']}: {result['title']}", "", f"`{result['command']}`", "", *heading(result), ""]
-    for quantity in result["quantities"].values():
-        lines += [*_quantity_table(result, quantity), ""]
+    lines += quantity_tables(result)
     if result["claims"]:
         lines += ["| claim | verdict |", "|---|---|"]
         lines += [f"| {claim_text(claim)} | {verdict_text(claim, result)} |" for claim in result["claims"]]
@@ -189,33 +188,45 @@ def _label_and_unit(quantity: Mapping[str, Any]) -> str:
     return quantity["label"] + (f" ({quantity['unit']})" if quantity["unit"] else "")
 
 
+def quantity_tables(result: Mapping[str, Any]) -> list[str]:
+    """Lines of a table for each quantity that has a number of ours, each table with an empty line behind it."""
+    tables = (_quantity_table(result, quantity) for quantity in result["quantities"].values())
+    return [line for lines in tables if lines for line in (*lines, "")]
+
+
 def _quantity_table(result: Mapping[str, Any], quantity: Mapping[str, Any]) -> list[str]:
-    cells = {(cell["row"], cell["column"]): cell for cell in quantity["cells"]}
-    has_paper = any(cell["paper"] is not None for cell in cells.values())
-    head = f"{_label_and_unit(quantity)}: ours" + (" (paper; difference)" if has_paper else "")
+    """Our numbers, the paper's in brackets; rows and columns without one of ours are left out.
+
+    The heading names the usual number of seeds where it is not the result's; a cell of another number names its own.
+    """
+    cells = {(cell["row"], cell["column"]): cell for cell in quantity["cells"] if cell["ours"]}
+    if not cells:
+        return []
+    columns = {name: label for name, label in result["columns"].items() if any(name == key[1] for key in cells)}
+    usual = statistics.mode(len(cell["ours"]) for cell in cells.values())
+    head = f"{_label_and_unit(quantity)}: ours"
+    head += " (paper)" if any(cell["paper"] is not None for cell in cells.values()) else ""
+    head += f", {_seeds(usual)}" if usual != len(result["seeds"]) else ""
     lines = [
-        f"| {head} | " + " | ".join(label or "value" for label in result["columns"].values()) + " |",
-        "|---" * (len(result["columns"]) + 1) + "|",
+        f"| {head} | " + " | ".join(label or "value" for label in columns.values()) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
     for row, label in result["rows"].items():
-        texts = [
-            _cell_text(cells.get((row, column)), quantity["digits"], label, result["seeds"])
-            for column in result["columns"]
-        ]
+        texts = [_cell_text(cells.get((row, column)), quantity["digits"], label, usual) for column in columns]
         if any(texts):
             lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return lines
 
 
-def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str, seeds: Sequence[int]) -> str:
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' if number > 1 else ''}"
+
+
+def _cell_text(cell: Mapping[str, Any] | None, digits: int, label: str, usual: int) -> str:
     if cell is None:
         return ""
-    picture = ours_text(cell["ours"], digits)
-    if picture.endswith(".png"):
-        return f"![{label}]({picture})"
-    ours = ours_text(cell["ours"], digits, seeds)
-    if cell["paper"] is None:
-        return ours
-    difference = difference_text(cell, digits)
-    apart = "" if difference == NOTHING else f"; {difference}"
-    return f"{ours} ({paper_text(cell, digits)}{apart})"
+    ours = ours_text(cell["ours"], digits)
+    if ours.endswith(".png"):
+        return f"![{label}]({ours})"
+    ours += f" [{_seeds(len(cell['ours']))}]" if len(cell["ours"]) != usual else ""
+    return ours if cell["paper"] is None else f"{ours} ({paper_text(cell, digits)})"

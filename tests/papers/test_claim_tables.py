@@ -49,6 +49,7 @@ def write(folder: Path, name: str, ours: dict[tuple[str, str], list[float]], **c
         "smaller": ["rounds: 1, not 2"],
         "other_data": [],
         "facts": {"data": {"mnist": {}}},
+        "seeds": list(range(max(map(len, ours.values()), default=0))),
         "rows": {row: row for row, _ in ours},
         "columns": {column: column for _, column in ours},
         "quantities": {"accuracy": {"cells": cells}},
@@ -73,6 +74,14 @@ def write(folder: Path, name: str, ours: dict[tuple[str, str], list[float]], **c
     (folder / paper / f"{item}-{result['scale']}.json").write_text(json.dumps(result))
 
 
+def claims_of(paper: str) -> str:
+    """The tables of claims on a paper's page, choices left out."""
+    tables = sys.modules["tables.item_pages"]
+    judged = sys.modules["tables.claims"].judged_claims()
+    mine = [one for one in judged if one.result["item"].startswith(f"{paper}/") and not one.claim.get("choice")]
+    return str(tables.claim_table(mine))
+
+
 def rows_with(page: str, words: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if words in line]
 
@@ -85,24 +94,24 @@ def test_a_choice_has_its_margin_interval_and_verdict(pages: ModuleType, tmp_pat
     }
     write(tmp_path, "xormixfl/choice-network", ours)
 
-    page = pages.sensitivity()
+    sensitivity = sys.modules["tables.claims"].sensitivity
 
-    (two,) = rows_with(page, "the authors' network, [0, 1]; n = 2")
+    (two,) = rows_with(sensitivity("xormixfl"), "the authors' network, [0, 1]; n = 2")
     # Differences 5, 4 and 6: deviation 1, half 4.303 / sqrt(3) = 2.48.
-    assert two[2:5] == ["holds †", "+5", "+2.52 to +7.48, 3 seeds"]
+    assert two[3:] == ["", "holds † (+5, +2.52 to +7.48, 3 seeds)"]
     # Differences 1, -1 and 3: mean 1, deviation 2, half 4.303 * 2 / sqrt(3) = 4.97.
-    (ten,) = rows_with(page, "the authors' network, [0, 1]; n = 10")
-    assert ten[2:5] == ["within noise", "+1", "-3.97 to +5.97, 3 seeds"]
-    assert rows_with(page, "T_max = 104 ms")[0][2] == "not run"
+    (ten,) = rows_with(sensitivity("xormixfl"), "the authors' network, [0, 1]; n = 10")
+    assert ten[3:] == ["", "within noise (+1, -3.97 to +5.97, 3 seeds)"]
+    assert rows_with(sensitivity("mix2fld"), "T_max = 104 ms")[0][3:] == ["", "not run"]
 
 
 def test_a_claim_stands_beside_the_papers_margin(pages: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "xormixfl/table-2", TABLE_2)
 
-    (row,) = rows_with(pages.claim_table("xormixfl"), "XorMixFL above standalone learning (section 4.1)")
+    (row,) = rows_with(claims_of("xormixfl"), "XorMixFL above standalone learning (section 4.1)")
 
     # The paper: 92.61 and 87.19.
-    assert row[2:] == ["holds in part", "+5.42", "+9.5", "+3.15 to +15.9, 2 seeds", "laptop, mnist", "holds †"]
+    assert row[1:] == ["+5.42", "+9.5, +3.15 to +15.9", "holds †"]
 
 
 def test_a_claim_that_a_partial_result_lacks_stands_once_where_no_other_result_has_it(
@@ -128,21 +137,21 @@ def test_a_main_claim_has_the_verdict_of_the_corrected_result_with_most_seeds(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:
     summary = sys.modules["tables.summary"]
-    monkeypatch.setattr(summary, "MAIN_CLAIMS", (("xormixfl/table-2", "XorMixFL above standalone learning"),))
+    main = {"xormixfl": (("table-2", "XorMixFL above standalone learning", "above a device alone"),)}
+    monkeypatch.setattr(summary, "MAIN_CLAIMS", main)
     outdated = {"outdated": ["a network that was not the paper's"]} if seeds > 1 else {}
     ours = {("xormixfl", "2,4"): [70.0] * seeds, ("standalone", "2,4"): [80.0] * seeds}
     write(tmp_path, "xormixfl/table-2", ours, scale="paper", **outdated)
     write(tmp_path, "xormixfl/table-2", TABLE_2)
 
-    (row,) = rows_with(pages.main_claims(), "XorMixFL above standalone")
+    (row,) = rows_with(pages.main_claims("xormixfl"), "above a device alone")
 
-    assert row[2:] == [
-        "test accuracy (%)",
+    assert row[1:] == [
+        "holds †" if seeds == 1 else "holds",  # certain alone, not beside another claim
+        "+9.5 points (+3.15 to +15.9, 2 seeds)",
         "+5.42",
-        "+9.5",
-        "+3.15 to +15.9, 2 seeds",
-        "**holds** †" if seeds == 1 else "**holds**",  # certain alone, not beside another claim
-        "smaller, the paper's data",
+        "smaller",
+        "[table-2](reproductions/xormixfl.md#table-2-laptop)",
     ]
 
 
@@ -170,13 +179,13 @@ def test_claims_are_counted_by_paper(pages: ModuleType, tmp_path: Path) -> None:
 
     head, _, *rows = rows_with(pages.counts_by_paper(), "|")
 
-    small = [row for row in rows if row[0] == "smaller runs or other data"]
+    small = [row for row in rows if row[0] == "smaller"]
     assert [row[1:] for row in rows[: len(small)]] == [[row[1], *("0" for _ in head[2:])] for row in small]  # first
     counts = {row[1].partition("]")[0].strip("["): dict(zip(head[2:], row[2:], strict=True)) for row in small}
     table_2 = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
     assert counts["XorMixFL"]["holds"] == "1"
     assert counts["XorMixFL"]["claims"] == str(len(table_2))
-    assert counts["FedMix"] == {word: "1" if word in ("no verdict", "claims") else "0" for word in head[2:]}
+    assert counts["FedMix"] == {word: "1" if word in ("not judged", "claims") else "0" for word in head[2:]}
     assert counts["all"]["claims"] == str(len(table_2) + 1)
 
 
@@ -185,15 +194,12 @@ def test_claims_of_the_first_version_stand_beside_todays(pages: ModuleType, tmp_
     write(tmp_path, "xormixfl/table-2", {("xormixfl", "2,4"): [81.0, 91.0], ("standalone", "2,4"): [80.0, 82.0]})
 
     (in_part,) = rows_with(pages.before_and_after(), "within noise")
-    (changed,) = rows_with(pages.changed_since_0_1(), "XorMixFL above standalone learning")
+    changed = rows_with(pages.changed_since_0_1(), "holds in part → within noise")
 
     assert in_part[0] == "holds in part"
     assert "1 within noise" in in_part[2].split("; ")
-    assert changed[2] == "holds in part, -1.87, mnist, 3 seeds"
-    assert changed[3] == "within noise, +5 (-45.8 to +55.8, 2 seeds), mnist"
-    assert changed[4].startswith("the authors' network, and for standalone learning the target samples nearest")
-    (row,) = rows_with(pages.claim_table("xormixfl"), "XorMixFL above standalone learning")
-    assert row[2] == "holds in part"
+    assert changed[0][0].startswith("the authors' network, and for standalone learning the target samples nearest")
+    assert changed[0][2:] == ["1", "XorMixFL [table-2](reproductions/xormixfl.md#table-2)"]
 
 
 def test_every_claim_of_the_first_version_has_one_of_today() -> None:
@@ -203,23 +209,6 @@ def test_every_claim_of_the_first_version_has_one_of_today() -> None:
     assert len(found) == 130
     assert Counter(old["verdict"] for old, _ in found)["holds"] == 51
     assert [old["says"] for old, new in found if new is None] == []
-
-
-def test_claims_are_counted_by_how_near_their_settings_are_to_the_papers(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", TABLE_2)
-    write(tmp_path, "fedmix/table-16", {}, smaller=[])
-
-    head, _, *rows = rows_with(pages.counts_by_setting(), "|")
-
-    counts = {tuple(row[:2]): dict(zip(head[2:], row[2:], strict=True)) for row in rows}
-    claims = [claim for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
-    assert set(counts) == {("the paper's settings", "mnist"), ("smaller, the paper's data", "mnist")}
-    assert counts["smaller, the paper's data", "mnist"] == {
-        "holds": "1",
-        "undecided": str(len(claims) - 1 - sum(claim.up_to for claim in claims)),
-        "no verdict": str(sum(claim.up_to for claim in claims)),
-        "claims": str(len(claims)),
-    }
 
 
 def test_runs_are_counted_once_by_experiment_and_seed(
@@ -262,13 +251,13 @@ def test_a_dagger_marks_what_is_certain_among_all_claims(
     ours = {"xormixfl": [90.0, 91.0, 92.0], "standalone": standalone, "standalone-10": [89.0, 89.5, 90.0]}
     write(tmp_path, "xormixfl/table-2", {(row, "2,4"): values for row, values in ours.items()})
 
-    found = {row[1]: row[-1] for row in rows_with(pages.claim_table("xormixfl"), "|")}
+    found = {row[0]: row[-1] for row in rows_with(claims_of("xormixfl"), "|")}
     holds, fails = rows_with(pages.certain_claims(), "|")[2:]
 
     word = "holds †" if certain else "holds"
     both = "XorMixFL above standalone learning (section 4.1)", "The same, with n = 10 for both"
     assert [found[says] for says in both] == [word, word]
-    which = "<br>".join(f"`xormixfl/table-2`: {says}" for says in both) if certain else ""
+    which = "[table-2](reproductions/xormixfl.md#table-2)" if certain else ""
     assert holds == ["holds", "2", str(certain), which]
     assert fails == ["does not hold", "0", "0", ""]
 
@@ -289,20 +278,18 @@ def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, wit
         claim |= {"of": "rounds", "verdict": "holds in part"}
     path.write_text(json.dumps(result))
 
-    (row,) = rows_with(pages.claim_table("aggenhance"), "The enhanced needs fewer rounds with every network")
+    (row,) = rows_with(claims_of("aggenhance"), "The enhanced needs fewer rounds with every network")
 
     assert row[-1] == word
 
 
-def test_the_page_of_a_paper_has_its_own_claims_without_those_of_choices(pages: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "xormixfl/table-2", TABLE_2)
-    write(tmp_path, "xormixfl/choice-network", {("xormixfl", "authors"): [1.0]})
-    write(tmp_path, "fedmix/table-16", {})
-
-    rows = rows_with(pages.claim_table("xormixfl"), "](#")
-
-    claims = [claim.says for claim in all_papers()["xormixfl"].items["table-2"].claims if claim.of is None]
-    assert [row[:2] for row in rows] == [["[table-2](#table-2)", says] for says in claims]
+def test_the_page_of_a_paper_has_the_claims_of_its_items_and_sends_for_those_of_choices() -> None:
+    pages = script("evidence/pages.py")
+    for paper in all_papers():
+        for page in pages.item_pages(paper).split("\n## "):
+            is_choice = page.removeprefix("## ").startswith("choice-")
+            assert ("](results/choices.md#" in page) == is_choice
+            assert not (is_choice and "| claim |" in page)
 
 
 def test_the_second_result_of_an_item_has_its_scale_in_its_heading(pages: ModuleType, tmp_path: Path) -> None:
@@ -327,34 +314,29 @@ def test_each_claim_has_a_table_of_its_choices(pages: ModuleType, tmp_path: Path
         claim["verdict"] = "holds" if "104" in claim["choice"] else "not measured"
     path.write_text(json.dumps(result))
 
-    page = pages.sensitivity()
+    rows = rows_with(pages.TABLES["choices: mix2fld"](), "T_max = ")
 
-    about = page.split("### Mix2FLD: T_max of the channel")[1].split("###")[0]
-    assert about.count("| choice | whose, and how known | verdict |") == 2  # two claims, four choices each
-    asymmetric = about.split("Asymmetric channels: Mix2FLD above FL (section IV):")[1]
-    (row,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 104 ms")
-    assert row[1].startswith("ours: ")
+    assert len(rows) == 8  # two claims, four choices each
+    assert [bool(row[0]) for row in rows] == [True, *[False] * 3] * 2
+    asymmetric = {row[1]: row[2:] for row in rows[:4]}
     # Differences 10 and 10.5: mean 10.25, half 12.706 * 0.354 / sqrt(2) = 3.18.
-    assert row[2:] == ["holds †", "+10.2", "+7.07 to +13.4, 2 seeds", "laptop, mnist"]
-    (open_one,) = rows_with(asymmetric.split("Symmetric")[0], "T_max = 100 ms")
-    assert open_one[2:] == ["not run", "", "", ""]
-    training = page.split("### FedMix: how CIFAR10 is trained")[1].split("###")[0]
-    open_run = (
-        "Open at the paper's scale: `python evidence/run.py --deciding fedmix-training`, about 475 hours on two cores"
+    assert asymmetric["T_max = 104 ms"][0].startswith("ours: ")
+    assert asymmetric["T_max = 104 ms"][1:] == ["", "holds † (+10.2, +7.07 to +13.4, 2 seeds)"]
+    assert asymmetric["T_max = 100 ms"][1:] == ["", "not run"]
+    assert "".join(row[2] for row in rows[4:]) == ""  # whose a choice is stands once
+    assert "| 475 (12 on a GPU) |" in next(
+        line for line in pages.deciding_table().splitlines() if "`fedmix-training`" in line
     )
-    assert open_run in training
-    assert "Open at" not in about
 
 
-def test_every_result_has_a_heading_that_its_links_name_and_what_was_not_run_a_command() -> None:
+def test_every_result_that_is_shown_has_a_heading_that_its_links_name() -> None:
     pages = script("evidence/pages.py")
-    for about in pages.sensitivity().split("### ")[1:]:
-        assert "not run" not in about or re.search(r"run.py --deciding \S+`, about [\d.]+ hours on two cores", about)
     for paper in all_papers():
         page = pages.item_pages(paper)
         anchors = re.findall(r"^## (.+)$", page, re.MULTILINE)
         assert len(set(anchors)) == len(anchors)
-        links = re.findall(r"\]\(#(.+?)\)", pages.overview(paper) + pages.claim_table(paper))
+        links = re.findall(rf"\]\(reproductions/{paper}.md#(.+?)\)", pages.main_claims(paper))
+        links += re.findall(r"\]\(#(.+?)\)", pages.overview(paper))
         assert {link.replace(", ", "-") for link in anchors} >= set(links)
 
 
@@ -503,7 +485,7 @@ def test_verdicts_at_the_papers_settings_are_counted_apart(screen: ModuleType, t
     )
 
     shown = screen.verdict_figure()
-    (total, holding), (others, _) = re.findall(r"of (\d+) claims (\d+) hold", screen.tally())
+    (holding, *_, total), (*_, others) = (row[1:] for row in rows_with(screen.tally(), "|")[2:])
 
     full, small = re.findall(r"XorMixFL: ([^;.\]]*)", shown)
     assert full.startswith("holds 1, undecided ")

@@ -438,15 +438,35 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_a_page_shows_ours_the_papers_the_difference_and_the_verdict() -> None:
+def test_a_page_shows_ours_the_papers_number_and_the_verdict() -> None:
     lines = formatting.markdown(RESULT).splitlines()
 
-    assert "| A | 81.0 ± 1.4 (81.2 ± 0.5; -0.2) |" in lines
+    assert "| A | 81.0 ± 1.4 (81.2 ± 0.5) |" in lines
     assert "| B | 70.0 (1 of 2) |" in lines
     assert "| A above B | holds (by +11), 2 of 2 seeds and places: within noise, on other data |" in lines
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
     assert "Data not at hand: cifar10." in lines
+
+
+def test_a_page_leaves_out_what_has_no_number_and_names_seeds_that_are_not_the_results() -> None:
+    quantity = RESULT["quantities"]["q"]
+    ours = {
+        ("a", "x"): {"0": 1.0},
+        ("b", "x"): {"0": 1.0, "1": 3.0},
+        ("c", "x"): {"0": 2.0},
+        ("c", "y"): {},
+        ("d", "x"): {},
+    }
+    cells = [{"row": r, "column": c, "ours": o, "paper": None, "paper_std": None} for (r, c), o in ours.items()]
+    rows, columns = {"a": "A", "b": "B", "c": "C", "d": "D"}, {"x": "X", "y": "Y"}
+    whole = RESULT | {"rows": rows, "columns": columns, "quantities": {"q": quantity | {"cells": cells}}}
+
+    head, _, *lines = formatting.quantity_tables(whole)
+
+    assert head == "| Accuracy (%): ours, 1 seed | X |"
+    assert lines == ["| A | 1.0 |", "| B | 2.0 ± 1.4 [2 seeds] |", "| C | 2.0 |", ""]
+    assert formatting.quantity_tables(whole | {"quantities": {"q": quantity | {"cells": cells[3:]}}}) == []
 
 
 def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
