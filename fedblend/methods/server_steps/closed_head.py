@@ -165,7 +165,7 @@ class Sums:
         return self.by_class[:, :-1] / self.counts.clamp(min=1)[:, None]
 
     def ridge(self, part: float, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``targets`` [C, d + 1] times (A + lambda I)^-1; lambda is ``part`` of the mean eigenvalue, or the noise's."""
+        """``targets`` times (A + lambda I)^-1, with lambda ``part`` of the mean eigenvalue, at least the noise's one."""
         a = self.augmented()
         solved = torch.linalg.solve(a + self.factor(a, part) * torch.eye(len(a), dtype=a.dtype), targets.T)
         return solved[:-1].T, solved[-1]
