@@ -36,11 +36,11 @@ class ClosedHead(ServerStep):
       from clients' means: Sigma_c = sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T / (K_c - 1) + gamma I. It needs no G.
     - ``softmax``: softmax regression over some rounds. The layer moves by k (A + lambda I)^-1 R, with R = sum of
       (y - p)(f, 1)^T, minus the gradient of the cross-entropy, and k the least of C and ``step``. In the first round
-      the layer is 0, so that p = 1 / C and R follows from the sums. Later R is the clients' mean change, which each
-      makes by one step of SGD on all its samples (``upload = { name = "model", from_round = 2 }``). With all clients in
-      each round, and no other trained layer, the result is the same for any split. The Hessian is the sum of
-      (diag p - p p^T) (x) (f, 1)(f, 1)^T: A / C along p = 1 / C, and nowhere above A / 2 (Böhning 1992), so that no
-      step of length 2 raises the loss.
+      the layer is 0, so that p = 1 / C and R follows from the sums. Later R is N over the learning rate times the
+      clients' mean change, which each makes by one step of SGD on all its samples (``upload = { name = "model",
+      from_round = 2 }``). With all clients in each round, and no other trained layer, the result is the same for any
+      split. The Hessian is the sum of (diag p - p p^T) (x) (f, 1)(f, 1)^T: A / C along p = 1 / C, and nowhere above
+      A / 2 (Böhning 1992), so that no step of length 2 raises the loss.
 
     All are solved in float64. Each class's (W_c, b_c) of ``ridge``, ``ncm`` and ``cof`` is divided by its length and by
     ``temperature``. A class without samples has no weights, and the lowest of all offsets less 10.
@@ -165,7 +165,7 @@ class Sums:
         return self.by_class[:, :-1] / self.counts.clamp(min=1)[:, None]
 
     def ridge(self, part: float, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``targets`` times (A + lambda I)^-1, with lambda ``part`` of the mean eigenvalue, at least the noise's one."""
+        """``targets`` times (A + lambda I)^-1, lambda: ``part`` of the mean eigenvalue, or the noise's largest."""
         a = self.augmented()
         solved = torch.linalg.solve(a + self.factor(a, part) * torch.eye(len(a), dtype=a.dtype), targets.T)
         return solved[:-1].T, solved[-1]
