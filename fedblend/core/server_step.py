@@ -67,6 +67,8 @@ class ServerStep(Part):
     """
     breaks_privacy: bool = False
     """Whether the step uses raw samples."""
+    reads_gradient: bool = False
+    """Whether the step takes the clients' change for a gradient: clients make one step of SGD."""
     reads: tuple[str, ...] = ()
     """Forms of shared entries (:data:`~fedblend.core.sharing.Form`) that the step uses; none where it uses no pool."""
     needs_pool: bool = False

@@ -168,6 +168,28 @@ def test_checkpoints_leave_frozen_tensors_out_and_resume_bit_for_bit(method: str
         assert torch.equal(predictor.module.net(x), model(x))
 
 
+@pytest.mark.slow
+def test_a_closed_head_stays_frozen_while_adapters_train_and_then_goes_on(tmp_path: Path) -> None:
+    head = {**DIGITS, "rounds": 1, "method": "fedlda", "model": module(trainable=FFA, outputs=10)}
+    fedblend.run(resolve(head), tmp_path / "head")
+    frozen = {**DIGITS, "rounds": 2, "start": str(tmp_path / "head"), "model": module(trainable=["lora_B"], outputs=10)}
+    for engine in ("loop", "stacked"):
+        fedblend.run(resolve({**frozen, "engine": engine}), tmp_path / engine)
+    fedblend.run(resolve({**frozen, "rounds": 1, "engine": "loop"}), tmp_path / "cut")
+    fedblend.run(resolve({**frozen, "engine": "loop"}), tmp_path / "cut", resume=True)
+    both = {**head, "method": "fedavg", "start": str(tmp_path / "loop")}
+    fedblend.run(resolve(both), tmp_path / "both")
+
+    read = {name: checkpoint.read(tmp_path / name) for name in ("head", "loop", "stacked", "cut", "both")}
+    weights = {name: state.weights for name, state in read.items() if state is not None}
+    last = {name: same({"w": of["last.weight"]}, {"w": weights["head"]["last.weight"]}) for name, of in weights.items()}
+    assert last == {"head": True, "loop": True, "stacked": True, "cut": True, "both": False}
+    assert same(weights["cut"], weights["loop"])
+    torch.testing.assert_close(weights["stacked"], weights["loop"], rtol=1e-4, atol=1e-5)
+    sent = [RunDirectory(tmp_path / name).truncate_metrics(1)[1].bytes_up["weights"] for name in ("loop", "both")]
+    assert sent[1] - sent[0] == 3 * 4 * sum(weights["head"][f"last.{name}"].numel() for name in ("weight", "bias"))
+
+
 def test_frozen_tensors_of_another_run_are_told(tmp_path: Path) -> None:
     for seed in (0, 1):
         asked = {**DIGITS, "rounds": 1, "seed": seed, "model": module(trainable=FFA, outputs=10)}

@@ -73,7 +73,7 @@ def test_ridge_and_linear_discriminants_are_scikit_learns() -> None:
     whole, hot = np.c_[x, np.ones(60)], np.eye(CLASSES)[y]
     for split in (IID, BY_CLASS):
         total = Sums.of(pooled(split).tensors)
-        w, b = total.ridge(0.1)
+        w, b = total.ridge(0.1, total.by_class)
         alpha = 0.1 * float(total.augmented().diagonal()[:-1].mean())
         expected = linear_model.Ridge(alpha, fit_intercept=False).fit(whole, hot).coef_
         np.testing.assert_allclose(torch.cat([w, b[:, None]], 1), expected, rtol=1e-4, atol=1e-6)
@@ -237,6 +237,32 @@ def test_clients_can_go_on_from_the_head() -> None:
     assert not same(state.weights, run(fed, 1)[0].weights)
 
 
+ONE_STEP = {"cohort": 2, "batch_size": 40, "lr": 1.0}
+SOFTMAX = {"name": "fed3r", "upload": {"name": "model", "from_round": 2}}
+
+
+@each("sharing", [{"min_samples": 1}, {"name": "secure-moments", "fewest": 2, "clients": 2, "range": 1e4}])
+def test_softmax_regression_is_that_of_all_samples_whoever_holds_them(sharing: dict[str, Any]) -> None:
+    made = setup(images(), GROUPS, model=LINEAR)
+    x, y = made.data.train.x, made.data.train.y
+    design = np.c_[made.scale(x).flatten(1).double(), np.ones(40)]
+    hot, a = np.eye(CLASSES)[y], design.T @ design
+    inverse = np.linalg.inv(a + 0.01 * a.diagonal()[:-1].mean() * np.eye(len(a)))
+    w, losses = np.zeros((len(a), CLASSES)), []
+    for _ in range(4):
+        p = np.exp(design @ w)
+        p /= p.sum(1, keepdims=True)
+        losses.append(-np.log(p[hot == 1]).mean())
+        w += 2 * inverse @ design.T @ (hot - p)
+    assert losses == sorted(losses, reverse=True)
+
+    method = {**SOFTMAX, "sharing": sharing, "server_step": {"head": "softmax", "ridge": 0.01, "step": 2.0}}
+    for groups in (GROUPS, [list(range(30)), list(range(30, 40))]):
+        state, _ = run(setup(images(), groups, method=method, model=LINEAR, train=ONE_STEP, rounds=4), 4)
+        found = torch.cat([t.flatten(1) if t.ndim > 1 else t[:, None] for t in state.weights.values()], 1)
+        np.testing.assert_allclose(found, w.T, rtol=1e-3, atol=1e-4)
+
+
 @each(
     ("changes", "told"),
     [
@@ -250,6 +276,8 @@ def test_what_cannot_be_is_told(changes: dict[str, Any], told: str) -> None:
         run(setup(images(), GROUPS, method={"name": "fed3r", **changes}, model=LINEAR), 1)
     with pytest.raises(FedblendError, match="classes, and a model that ends in a dense layer"):
         run(setup(numbers(), method="fed3r", model=LINEAR, scale="standard"), 1)
+    with pytest.raises(FedblendError, match="takes clients' changes for gradients"):
+        run(setup(images(), GROUPS, method={**SOFTMAX, "server_step": {"head": "softmax"}}, model=LINEAR), 1)
 
 
 SECURE = {"name": "secure-moments", "fewest": 2}

@@ -34,18 +34,25 @@ class ClosedHead(ServerStep):
     - ``ncm`` (FedNCM, Legate et al. 2023): W_c = mu_c / |mu_c|, b = 0. It needs no G.
     - ``cof`` (FedCOF 2025): W = G'^-1 [n_c mu_c], with G' = sum (n_c - 1) Sigma_c + N mu mu^T, and Sigma_c estimated
       from clients' means: Sigma_c = sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)^T / (K_c - 1) + gamma I. It needs no G.
+    - ``softmax``: softmax regression over some rounds. The layer moves by k (A + lambda I)^-1 R, with R = sum of
+      (y - p)(f, 1)^T, minus the gradient of the cross-entropy, and k the least of C and ``step``. In the first round
+      the layer is 0, so that p = 1 / C and R follows from the sums. Later R is N over the learning rate times the
+      clients' mean change, which each makes by one step of SGD on all its samples (``upload = { name = "model",
+      from_round = 2 }``). With all clients in each round, and no other trained layer, the result is the same for any
+      split. The Hessian is the sum of (diag p - p p^T) (x) (f, 1)(f, 1)^T: A / C along p = 1 / C, and nowhere above
+      A / 2 (Böhning 1992), so that no step of length 2 raises the loss.
 
-    All are solved in float64. Except for ``lda``, each class's (W_c, b_c) is divided by its length and by
+    All are solved in float64. Each class's (W_c, b_c) of ``ridge``, ``ncm`` and ``cof`` is divided by its length and by
     ``temperature``. A class without samples has no weights, and the lowest of all offsets less 10.
 
-    In later rounds the step does nothing, so that a method whose clients train from round 2 on (``upload = { name =
+    In later rounds the other heads stay, so that a method whose clients train from round 2 on (``upload = { name =
     "model", from_round = 2 }``) begins with this head.
     """
 
     reads = ("sums",)
     needs_pool = True
 
-    head: Literal["ridge", "lda", "ncm", "cof"] = "ridge"
+    head: Literal["ridge", "lda", "ncm", "cof", "softmax"] = "ridge"
     """The kind of head."""
     ridge: NonNegative | None = None
     """The factor lambda over the mean eigenvalue of G, at least that of the noise (default: of 1e-5 to 1 the one of
@@ -57,6 +64,13 @@ class ClosedHead(ServerStep):
     """Variance that ``cof`` adds in all directions."""
     temperature: Positive = 0.1
     """Divides the outputs of normalised heads."""
+    step: Positive = 8.0
+    """Largest length of a step of ``softmax``; where the loss rises, a smaller one, down to 2."""
+
+    @property
+    def reads_gradient(self) -> bool:  # type: ignore[override]
+        """Whether it is ``softmax``."""
+        return self.head == "softmax"
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` for data without classes, and for models that end in no dense layer."""
@@ -71,36 +85,55 @@ class ClosedHead(ServerStep):
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate with the new last layer; keeps the chosen ``ridge``."""
-        if server.round or server.pool is None:
+        if server.pool is None or (server.round and self.head != "softmax"):
             return dict(weights), dict(server.state)
         tensors = server.pool.tensors
-        if self.head in ("ridge", "lda") and "gram" not in tensors:
+        if self.head in ("ridge", "lda", "softmax") and "gram" not in tensors:
             raise FedblendError(
                 f"method.sharing.gram: 'none', but the head '{self.head}' needs second moments; valid: shared, or the "
                 "heads ncm and cof"
             )
-        total, kept = Sums.of(tensors), {}
-        if self.head == "ridge":
+        total, kept = Sums.of(tensors), dict(server.state)
+        if self.head in ("ridge", "softmax") and not kept:
             ridge = self.ridge if self.ridge is not None else total.least_error()
             kept = {"ridge": torch.tensor(ridge, dtype=torch.float64)}
-            w, b = total.ridge(ridge)
+        if self.head == "ridge":
+            w, b = total.ridge(float(kept["ridge"]), total.by_class)
+        elif self.head == "softmax":
+            length = min(len(total.counts), self.step)
+            w, b = total.ridge(float(kept["ridge"]), length * self._residuals(weights, total, server))
         elif self.head == "lda":
             w, b = total.lda(self.shrinkage)
         elif self.head == "ncm":
             w, b = total.means, total.counts * 0
         else:
             w, b = _cof(tensors["sums"].double(), self.gamma)
-        if self.head != "lda":
-            length = (w.square().sum(1) + b.square()).sqrt().clamp(min=1e-12) * self.temperature
-            w, b = w / length[:, None], b / length
-        absent = total.counts < 0.5
-        w, b = w.masked_fill(absent[:, None], 0.0), b.where(~absent, b.min() - 10)
+        if self.head not in ("lda", "softmax"):
+            norm = (w.square().sum(1) + b.square()).sqrt().clamp(min=1e-12) * self.temperature
+            w, b = w / norm[:, None], b / norm
+        if not server.round:
+            absent = total.counts < 0.5
+            w, b = w.masked_fill(absent[:, None], 0.0), b.where(~absent, b.min() - 10)
         width = width_of(server.model)
         if w.shape[1] != width:
             w = w @ projection(width, w.shape[1]).T
         name, layer = last_layer(server.model)
-        new = {"weight": w} | ({} if layer.bias is None else {"bias": b})
-        return {**weights, **{f"{name}.{field}": t.to(weights[f"{name}.{field}"]) for field, t in new.items()}}, kept
+        new = {f"{name}.weight": w} | ({} if layer.bias is None else {f"{name}.bias": b})
+        if server.round:
+            new = {n: server.start[n].to(t) + t for n, t in new.items()}
+        return {**weights, **{n: t.to(weights[n]) for n, t in new.items()}}, kept
+
+    def _residuals(self, weights: Tensors, total: Sums, server: ServerContext) -> torch.Tensor:
+        """R, float64 [C, d + 1]: from the sums in the first round, later from the clients' mean change."""
+        if not server.round:
+            return total.by_class - total.by_class.sum(0) / len(total.counts)
+        name, layer = last_layer(server.model)
+        names = (f"{name}.{field}" for field, _ in layer.named_parameters())
+        w, *rest = ((weights[n] - server.start[n]).to(total.counts) for n in names)
+        b = rest[0] if rest else total.counts * 0
+        if w.shape[1] != total.by_class.shape[1] - 1:
+            w = w @ projection(w.shape[1], total.by_class.shape[1] - 1)
+        return total.counts.sum() / server.lr * torch.cat([w, b[:, None]], 1)
 
 
 @dataclass(frozen=True)
@@ -131,10 +164,10 @@ class Sums:
         """Mean features of each class, [C, d]."""
         return self.by_class[:, :-1] / self.counts.clamp(min=1)[:, None]
 
-    def ridge(self, part: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ridge regression with lambda = ``part`` of the mean eigenvalue, but not below the noise's largest one."""
+    def ridge(self, part: float, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``targets`` times (A + lambda I)^-1, lambda: ``part`` of the mean eigenvalue, or the noise's largest."""
         a = self.augmented()
-        solved = torch.linalg.solve(a + self.factor(a, part) * torch.eye(len(a), dtype=a.dtype), self.by_class.T)
+        solved = torch.linalg.solve(a + self.factor(a, part) * torch.eye(len(a), dtype=a.dtype), targets.T)
         return solved[:-1].T, solved[-1]
 
     def factor(self, a: torch.Tensor, part: float) -> float:
