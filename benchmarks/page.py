@@ -71,11 +71,11 @@ def speed_rows() -> list[list[str]]:
 
 def brief_section() -> str:
     """Speed in one sentence: how many times as fast as the fastest peer, from the slowest to the fastest case."""
-    _, _, jobs, peers, *_, factors = zip(*speed_rows(), strict=True)
+    _, _, _, peers, *_, factors = zip(*speed_rows(), strict=True)
     (peer,), times = {*peers}, sorted(map(float, factors))
     return (
         f"In the fastest other framework ({peer}) a round of federated averaging takes {times[0]} to {times[-1]} times "
-        f"as long ([{len({*jobs})} models](docs/benchmarks.md))."
+        "as long ([measured](docs/benchmarks.md))."
     )
 
 
