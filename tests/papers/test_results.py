@@ -95,7 +95,7 @@ def test_every_study_file_belongs_to_a_study(run: ModuleType) -> None:
         Path(word).name for words in run.STUDIES.values() for word in words if word.startswith("evidence/studies/")
     }
     files = {path.name for path in (ROOT / "evidence" / "studies").iterdir()}
-    # A figure, and two tables of docs/selection.md; the commands stand in the files.
+    # A figure, and two tables of docs/results/selection.md; the commands stand in the files.
     assert files - named == {"xormixfl-pictures.toml", "selection.toml", "slow.toml"}
 
 
