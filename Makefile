@@ -80,6 +80,7 @@ lint: .venv/.tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	$(BIN)/python docs/site/count_numbers.py
 
 # The documentation as a site in build/site; nothing is downloaded. A warning, such as a broken link, is an error.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs

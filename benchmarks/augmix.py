@@ -86,7 +86,7 @@ def client(name: str, data: Dataset, stacked: bool) -> Callable[[], None]:
     return without_kernel(run) if name == PLAINLY else run
 
 
-def timed(runs: Mapping[str, Callable[[], None]], turns: int, steps: int) -> dict[str, list[float]]:
+def timed(runs: Mapping[str, Callable[[], object]], turns: int, steps: int) -> dict[str, list[float]]:
     """Milliseconds a client's step of each contestant in each turn; the first turn, which traces, is left out."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in track(range(turns + 1), "timing", transient=True, console=Console(stderr=True)):
@@ -122,7 +122,11 @@ def alone(data: Dataset, turns: int) -> None:
         for _ in range(20):
             augmix(unit, drawn)
 
-    runs = {"views": views, "views, in PyTorch": without_kernel(views), "draws": lambda: settings.draw(rng, plan)}
+    runs: dict[str, Callable[[], object]] = {
+        "views": views,
+        "views, in PyTorch": without_kernel(views),
+        "draws": lambda: settings.draw(rng, plan),
+    }
     scale = {"views": 20, "views, in PyTorch": 20, "draws": len(plan.sizes)}
     for name, values in timed(runs, turns, 1).items():
         print(f"{name} of a batch: {statistics.median(values) / scale[name]:.3f} ms")

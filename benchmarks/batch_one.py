@@ -74,7 +74,7 @@ def server(engine: LoopEngine, steps: int) -> Callable[[], None]:
         round=0,
         lr=0.01,
         rng=np.random.default_rng(0),
-        said={"outputs": torch.full((CLASSES, CLASSES), 1 / CLASSES)},
+        global_outputs={"outputs": torch.full((CLASSES, CLASSES), 1 / CLASSES)},
         pool=Pool({"x": x, "y": y}, np.full(SEEDS, -1)),
     )
 

@@ -59,7 +59,7 @@ def fedblend_client(method: str, data: Dataset) -> Callable[[], dict[str, torch.
     engine, weights = LoopEngine(setup), setup.weights()
     sizes = setup.sizes(0)
     everyone = range(CLIENTS)
-    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if setup.experiment.method.sharing.active else None
+    pool = gather(dict(engine.share(0, weights, everyone, sizes))) if setup.method.sharing.plan.active else None
     task = TrainTask(0, weights, pool, sizes)
     return lambda: next(iter(engine.train(task, [0]))).weights
 
@@ -70,7 +70,7 @@ def bare_client(data: Dataset) -> Callable[[], dict[str, torch.Tensor]]:
     model, start, train = setup.model, setup.weights(), setup.experiment.train
     x, y = setup.samples(0, SAMPLES)
     inputs = setup.scale(x)
-    order, bounds = batches(SAMPLES, train.epochs, train.batch_size, stream(0, "batches", 0, 0))
+    order, bounds = batches(SAMPLES, setup.training, stream(0, "batches", 0, 0))
     rows = torch.from_numpy(order)
     loss_of = nn.CrossEntropyLoss()
 

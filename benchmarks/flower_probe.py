@@ -84,8 +84,8 @@ def at_site(run_clientapp: Any) -> None:
         made = pull(*words)
         told["pulled"] = time.time()
         message = made[0]
-        words = json.loads(str(message.content.config_records["fields"]["fields"]))
-        told.update(kind=message.metadata.message_type, round=words.get("round"), client=words.get("client"))
+        fields = json.loads(str(message.content.config_records["fields"]["fields"]))
+        told.update(kind=message.metadata.message_type, round=fields.get("round"), client=fields.get("client"))
         return made
 
     def pushed(*words: Any) -> None:

@@ -15,9 +15,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import machine
-import page
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -62,8 +62,8 @@ def ours(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, padding: int, side: 
     """The three forms in our kernels, by Winograd's tiles of ``side`` or in the direct way."""
     return (
         lambda: operators.run_conv(x, w, padding, side),
-        lambda: operators.run_conv_input(g, w, padding, *x.shape[3:], winograd=side),
-        lambda: operators.run_conv_weight(x, g, padding, *w.shape[3:], winograd=side),
+        lambda: operators.run_conv_input(g, w, padding, x.shape[3], x.shape[4], winograd=side),
+        lambda: operators.run_conv_weight(x, g, padding, w.shape[3], w.shape[4], winograd=side),
     )
 
 
@@ -102,6 +102,21 @@ def peak(turns: int) -> float:
     return 2 * 1024**3 / 1e9 / best([lambda: a @ b], turns)[0]
 
 
+def show(found: dict[str, Any]) -> None:
+    """Print rates forward, by input and by weights: direct kernels, Winograd's faster tile, PyTorch's faster format."""
+    title = f"GFLOP/s; a matrix product's peak: {found['peak_gflops']:.0f}"
+    table = Table("layer", "MFLOP", "direct", "Winograd's", "tile", "PyTorch's", title=title)
+    for one in found["rows"]:
+        theirs = [max(pair) for pair in zip(one["pytorch"], one["channels_last"], strict=True)]
+        tiles = {side: one[way] for way, side in (("winograd", "2x2"), ("winograd-4x4", "4x4")) if way in one}
+        side = min(tiles, key=lambda side: sum(1 / rate for rate in tiles[side]), default="")
+        ours, fast, best_of_theirs = (
+            ", ".join(f"{rate:.0f}" for rate in rates) for rates in (one["ours"], tiles.get(side, []), theirs)
+        )
+        table.add_row(one["layer"], f"{one['mflop']:.0f}", ours, fast, side, best_of_theirs)
+    Console().print(table)
+
+
 def main() -> None:
     """Measure, print the table, and write the figures where asked to."""
     parser = argparse.ArgumentParser(description="Time our convolutions beside PyTorch's.")
@@ -120,10 +135,7 @@ def main() -> None:
     wanted = [layer for layer in LAYERS if any(word in layer[0] for word in given.layers)]
     found = {**machine.when_and_where(), "batch": BATCH, "turns": given.turns, "peak_gflops": peak(given.turns)}
     found["rows"] = [rates(layer, given.turns) for layer in wanted]
-    table = Table(*page.KERNELS_HEAD, title=f"GFLOP/s; a matrix product's peak: {found['peak_gflops']:.0f}")
-    for row in page.kernels_rows(found):
-        table.add_row(*row)
-    Console().print(table)
+    show(found)
     if given.out:
         (given.out / f"kernels-{machine.kind()}.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -75,7 +75,7 @@ def brief_section() -> str:
     (peer,), times = {*peers}, sorted(map(float, factors))
     return (
         f"In the fastest other framework ({peer}) a round of federated averaging takes {times[0]} to {times[-1]} times "
-        "as long ([measured](docs/benchmarks.md))."
+        "as long ([table](docs/benchmarks.md))."
     )
 
 

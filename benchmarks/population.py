@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def one(clients: int, partition: str, rounds: int) -> dict[str, Any]:
     took, written = [], []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds + WARM_UP):
-            round_s, (state, _) = seconds(lambda state=state: federation.round(state))
-            write_s, _ = seconds(lambda state=state: checkpoint.write(Path(folder), state))
+            round_s, (state, _) = seconds(partial(federation.round, state))
+            write_s, _ = seconds(partial(checkpoint.write, Path(folder), state))
             took.append(round_s)
             written.append(write_s)
         kept = (Path(folder) / checkpoint.NAME).stat().st_size

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import machine
-import page
 import torch
 from contestants import HERE, STACKS
 from rich.console import Console
@@ -194,7 +193,7 @@ def clocked_update(stack: Stack, clock: Clock) -> None:
         plain(params, velocity, gradients, *more)
         clock.note(UPDATE, 0, time.perf_counter() - begun, update_flop(gradients))
 
-    optimizer.step = step  # type: ignore[method-assign]
+    optimizer.step = step  # type: ignore
 
 
 def clocked_gather(stack: Stack, step: int, clock: Clock) -> None:
@@ -269,6 +268,17 @@ def told_of(whole: list[float], clock: Clock) -> dict[str, Any]:
     return {"kinds": {kind: kinds[kind] for kind in KINDS if kind in kinds}, "whole": {**total, "us": us}}
 
 
+def show(found: dict[str, Any]) -> None:
+    """Print the table, one row a kind of operation."""
+    table = Table("kind", "calls", "us a step", "share", "MFLOP", "GFLOP/s", "of the peak")
+    for kind, one in [*found["kinds"].items(), ("whole step", found["whole"])]:
+        us, flop = one["us"], one["flop"]
+        rate = flop / us / 1e3
+        counted = [f"{flop / 1e6:.1f}", f"{rate:.1f}", f"{rate / found['peak_gflops']:.0%}"] if flop else []
+        table.add_row(kind, f"{one['calls']:g}", f"{us:.0f}", f"{us / found['whole']['us']:.0%}", *counted)
+    Console().print(table)
+
+
 def main() -> None:
     """Profile, print the table, and write the figures where asked to."""
     parser = argparse.ArgumentParser(description="Profile a stacked step.")
@@ -298,11 +308,7 @@ def main() -> None:
         "peak_gflops": max(rates),
         **told_of(whole, clock),
     }
-    table = Table(*page.PROFILE_HEAD)
-    for row in page.profile_rows(found):
-        table.add_row(*row)
-    Console().print(table)
-    print(page.profile_facts(found))
+    show(found)
     if given.out:
         (given.out / f"profile-{machine.kind()}-{given.job}.json").write_text(json.dumps(found, indent=1) + "\n")
 

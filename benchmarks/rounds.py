@@ -272,7 +272,7 @@ def facts(job: str, plan: Plan, repeats: dict[str, list[Result]]) -> Result:
     versions: dict[str, str] = {}
     for results in repeats.values():
         versions |= results[0]["versions"] if results else {}
-    settings = next((results[0]["settings"] for results in repeats.values() if results), {})
+    settings: Result = next((results[0]["settings"] for results in repeats.values() if results), {})
     tested = {"A": 10_000, "B": 10_000, "C": 2_000, "D": 2_000}[job]
     return {
         **machine.when_and_where(),
@@ -326,13 +326,16 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 
 
 def show(name: str, job: Result) -> None:
-    """Print a job's table and what it says of the goals."""
-    table = Table(*page.HEAD, title=f"job {name}")
-    for row in page.rows(job):
-        table.add_row(*row)
+    """Print a job's table."""
+    timed = job["contestants"]
+    peer = page.fastest(timed, "peer")
+    table = Table("contestant", "s a round", "repeats", "x the fastest peer", "accuracy", title=f"job {name}")
+    for one in timed.values():
+        medians = [repeat["median_s"] for repeat in one["repeats"]]
+        times = f"{page.quotient(peer, one):.2f}" if peer else ""
+        seconds = f"{page.seconds_of(one):.3f}" + page.mark(one)
+        table.add_row(one["label"], seconds, f"{min(medians):.3f}-{max(medians):.3f}", times, f"{one['accuracy']:.3f}")
     console.print(table)
-    for line in page.verdicts(job):
-        console.print(line)
 
 
 def keep(out: Path, kind: str, name: str, found: Result) -> None:

@@ -19,6 +19,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -53,7 +54,7 @@ def contestants(samples: int) -> dict[str, Contestant]:
     """What is timed, by name."""
     rng = stream(0, "benchmark")
     x = torch.from_numpy(rng.integers(0, 256, (samples, 1, SIDE, SIDE), np.uint8))
-    rows = {p: [rng.integers(samples, size=(samples, p)) for _ in range(2)] for p in BLENDED}
+    rows = {p: (rng.integers(samples, size=(samples, p)), rng.integers(samples, size=(samples, p))) for p in BLENDED}
     seeds = encode(x, *rows[1], ALPHA)
     first, second = (torch.from_numpy(r[:, 0].copy()) for r in rows[1])
     made = {
@@ -62,9 +63,9 @@ def contestants(samples: int) -> dict[str, Contestant]:
         "two gathers and an XOR": Contestant(lambda: x[first] ^ x[second], 2),
     }
     for p, (a, b) in rows.items():
-        made[f"encode, p = {p}"] = Contestant(lambda a=a, b=b: encode(x, a, b, ALPHA), 2 * p)
-        made[f"decode, p = {p}"] = Contestant(lambda b=b: decode(seeds, x, b, ALPHA), 1 + p)
-        made[f"encode, p = {p}, without the kernel"] = Contestant(lambda a=a, b=b: _plain(x, a, b), 2 * p)
+        made[f"encode, p = {p}"] = Contestant(partial(encode, x, a, b, ALPHA), 2 * p)
+        made[f"decode, p = {p}"] = Contestant(partial(decode, seeds, x, b, ALPHA), 1 + p)
+        made[f"encode, p = {p}, without the kernel"] = Contestant(partial(_plain, x, a, b), 2 * p)
     return made
 
 

@@ -10,6 +10,7 @@ from jobs import CLASSES, Settings
 
 from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
+from fedblend.core.method import Training
 from fedblend.core.registry import FilePath
 from fedblend.engines import loop_engine
 
@@ -43,13 +44,11 @@ class JobData:
         return Dataset("job", "image", train, test, tuple(map(str, range(CLASSES))))
 
 
-def in_stored_order(
-    n: int, epochs: int, size: int, rng: np.random.Generator, steps: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def in_stored_order(n: int, train: Training, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """What fedblend's own ``batches`` gives for whole epochs, but for the order of the samples."""
-    assert steps is None
-    starts = [epoch * n + first for epoch in range(epochs) for first in range(0, n, size)]
-    return np.tile(np.arange(n), epochs), np.array([*starts, epochs * n], np.int64)
+    assert train.steps is None
+    starts = [epoch * n + first for epoch in range(train.epochs) for first in range(0, n, train.batch_size)]
+    return np.tile(np.arange(n), train.epochs), np.array([*starts, train.epochs * n], np.int64)
 
 
 def table_of(settings: Settings, path: str, stored_order: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -221,7 +222,8 @@ def first_weights(settings: Settings) -> dict[str, np.ndarray]:
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
     return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
@@ -235,13 +237,14 @@ def write(settings: Settings, path: str | Path) -> None:
     x, y = train[0][rows], train[1][rows]
     factor, offset = standard(x)
     cohorts = [np.sort(rng.choice(settings.clients, settings.cohort, replace=False)) for _ in range(ROUNDS)]
+    start: dict[str, Any] = {f"start/{name}": array for name, array in first_weights(settings).items()}
     np.savez(
         path,
         settings=json.dumps(vars(settings) | {"data": data}),
         x=x, y=y, test_x=test[0], test_y=test[1], factor=factor, offset=offset,
         clients=np.arange(held).reshape(settings.clients, settings.samples),
         cohorts=np.stack(cohorts),
-        **{f"start/{name}": array for name, array in first_weights(settings).items()},
+        **start,
     )  # fmt: skip
 
 

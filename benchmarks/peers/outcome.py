@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +97,8 @@ def report(
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     if given.weights:
-        np.savez(given.weights, **{name: tensor.numpy() for name, tensor in weights.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in weights.items()}
+        np.savez(given.weights, **arrays)
     told = ", ".join(f"{name} {result[name]}" for name in ("median_s", "accuracy", "change_norm", "fingerprint"))
     print(f"{contestant}, job {job.settings.name}, {given.ranks} rank(s): {told}")
 

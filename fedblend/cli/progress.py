@@ -15,6 +15,12 @@ from fedblend.cli.console import Console, write_line
 from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.experiment.config import Experiment
 
+TESTING_SHARE = 0.2
+"""Share of a run's time above which a line names the options that make testing cheaper."""
+
+STEP_SECONDS = 2.0
+"""Seconds of a round after which its steps are shown."""
+
 LINE_EVERY = 10.0
 """Seconds between two plain lines of one run or task, where there is no terminal."""
 
@@ -56,8 +62,10 @@ class RunProgress:
         self.live = self.console.is_terminal
         self.closed = False  # whether the reader of stderr has closed its pipe
         self.printed: dict[str, float] = {}
-        self.timed: dict[str, float] = {}  # when timing of engines began, or was last shown
+        self.stepped: dict[str, float] = {}  # when a step was printed, or the last round ended
         self.engines: set[str] = set()  # choices that were printed
+        self.seconds: dict[str, float] = defaultdict(float)  # by phase, of all runs after round 0
+        self.told = False  # whether testing was said to be slow
         self.remaining = RemainingTime()
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -86,9 +94,11 @@ class RunProgress:
         """Show one round's record. If the output is closed, or its disk is full, the run continues without output."""
         self._unless_closed(self._show, slug, record)
 
-    def timing(self, slug: str, engine: str) -> None:
-        """Show that an engine is timed for a run, before its first round."""
-        self._unless_closed(self._show_timing, slug, engine)
+    def step(self, slug: str, what: str, done: int, total: int) -> None:
+        """Show a step of a run's round, or of its first choices, that takes a while."""
+        left = self.remaining.left(f"{slug}: {what}", done, total)
+        if time.monotonic() - self.stepped.setdefault(slug, time.monotonic()) >= STEP_SECONDS:
+            self._unless_closed(self._show_step, slug, f"{what} {done / total:.0%}{left}" if total else what)
 
     def _unless_closed(self, show: Callable[..., None], *facts: Any) -> None:
         if not self.closed:
@@ -97,14 +107,11 @@ class RunProgress:
             except OSError:
                 self.closed = True
 
-    def _show_timing(self, slug: str, engine: str) -> None:
-        text = f"timing engines: {engine}"
+    def _show_step(self, slug: str, text: str) -> None:
         if self.live:
             self.bars.update(self.tasks[slug], facts=text)
-            return
-        now = time.monotonic()
-        if now - self.timed.setdefault(slug, now) >= LINE_EVERY:
-            self.timed[slug] = now
+        elif time.monotonic() - max(self.stepped[slug], self.printed.get(slug, 0.0)) >= LINE_EVERY:
+            self.stepped[slug] = time.monotonic()
             write_line(f"{slug}: {text}")
 
     def _show(self, slug: str, record: RoundRecord) -> None:
@@ -117,12 +124,28 @@ class RunProgress:
         facts += [f"loss {latest['loss']:.3f}"] if "loss" in latest else []
         facts.append(f"{self.bytes[slug] / 1e6:.1f} MB sent")
         text, round = "  ".join(facts), record.round
+        self.stepped[slug] = time.monotonic()
         if self.live:
             if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
             self.bars.update(self.tasks[slug], completed=round, facts=text)
         else:
             self._line(slug, round, text)
+        if round:
+            self._note_testing(slug, record)
+
+    def _note_testing(self, slug: str, record: RoundRecord) -> None:
+        """Name the options that make testing cheaper, once, where it takes much of a run of which much is left."""
+        for phase, seconds in record.machine.get("seconds", {}).items():
+            self.seconds[phase] += seconds
+        testing, all_phases = self.seconds["evaluate"], sum(self.seconds.values())
+        left = (self.totals[slug] - record.round) / record.round * testing
+        if not self.told and testing > TESTING_SHARE * all_phases and left > LINE_EVERY:
+            self.told = True
+            self.console.tell(
+                f"{slug}: testing takes {testing / all_phases:.0%} of the time; cheaper: eval_every (rounds between "
+                "tests) or eval_samples (a fixed part of the test samples)"
+            )
 
     def _print_engine(self, slug: str, choice: EngineChoice | None) -> None:
         """Print the engine of a run where fedblend chose it, once for all runs with the same choice."""

@@ -14,7 +14,7 @@ from fedblend.cli.console import Console, note
 from fedblend.cli.interrupts import stop_announced
 from fedblend.cli.progress import RunProgress
 from fedblend.core.errors import FedblendError, listed
-from fedblend.engines.distributed.ranks import rank_here
+from fedblend.engines.distributed.ranks import Ranks, rank_here, started_by_torchrun
 from fedblend.engines.distributed.worker import serve_environment
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import Study, slugify
@@ -30,8 +30,13 @@ def on_rank_0(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
-        if rank_here() == 0:
+        if not started_by_torchrun():
             command(**options)
+        elif rank_here() == 0:
+            # Connected first, so that the others end, whatever ends this rank.
+            ranks = Ranks.from_environment()
+            command(**options)
+            ranks.broadcast({"command": "leave"})
         else:
             serve_environment()
 
@@ -99,7 +104,7 @@ def _resume_run(path: Path, ranks: int | None) -> None:
     rounds_before = {name: checkpoint.round_of(path) or 0}
     _print_long_runs({name: experiment}, rounds_before)
     with RunProgress({name: experiment}, rounds_before) as progress:
-        failure = run_one(experiment, path, True, partial(progress, name), processors(), partial(progress.timing, name))
+        failure = run_one(experiment, path, True, partial(progress, name), processors(), partial(progress.step, name))
     _report([run], path / "report.html", [f"{name}: {failure}"] if failure else [], tabled=True)
 
 
@@ -118,7 +123,7 @@ def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: b
         note(f"{folder}: nothing to resume; its runs start from round 0")
     _print_long_runs(study.experiments, rounds_before)
     with RunProgress(study.experiments, rounds_before) as progress:
-        failed = run_all(study, folder, resume, jobs, progress, progress.timing)
+        failed = run_all(study, folder, resume, jobs, progress, progress.step)
     runs = [RunDirectory(folder / slug) for slug in study.experiments if RunDirectory.is_run(folder / slug)]
     _report(runs, folder / "report.html", [join_failures(failed, len(study.experiments))] if failed else [], tabled)
 

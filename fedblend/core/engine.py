@@ -282,6 +282,14 @@ class Sent:
     """What else is wrong with it."""
 
 
+OnStep = Callable[[str, int, int], Any]
+"""Receives what an engine does, how much of it is done, and of how much; 0 of 0 where that is not known."""
+
+
+def no_step(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
 class Engine(Protocol):
     """Runs tasks on clients. Results come in the order in which the clients were given."""
 
@@ -299,7 +307,7 @@ class Engine(Protocol):
         """Return the mean loss of a model over each client's samples, or why a client does not state it."""
         ...
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         """Train a model on each client from the weights that the task gives it."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedblend._kernels.build import all_missing as missing_kernels
-from fedblend.core.engine import ClientUpdate, CohortResult, Engine, Scores, TrainTask
+from fedblend.core.engine import ClientUpdate, CohortResult, Engine, OnStep, Scores, TrainTask, no_step
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.engines.autotune import EnginePlan, inner_engine, plan_engine
@@ -34,8 +34,10 @@ __all__ = [
 ]
 
 
-def make(setup: Setup, plan: EnginePlan) -> Engine:
+def make(setup: Setup, plan: EnginePlan, on_step: OnStep = no_step) -> Engine:
     """Create the engine of a plan, and start the processes of its other ranks. The caller closes the engine.
+
+    ``on_step`` receives this process's steps.
 
     Raises :class:`FedblendError` for a device that is not available, and for more ranks than clients: each rank is a
     process that holds the data.
@@ -48,6 +50,7 @@ def make(setup: Setup, plan: EnginePlan) -> Engine:
             "more than this machine has processors"
         )
     inner = inner_engine(setup, plan.table())
+    inner.on_step = on_step
     if started_by_torchrun():
         return DistributedEngine(setup, inner, Ranks.from_environment(), plan.table(), RankProcesses())
     if plan.ranks == 1:

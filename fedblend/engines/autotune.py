@@ -9,7 +9,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch import nn
 
 from fedblend import __version__
 from fedblend._kernels import build
-from fedblend.core.engine import ClientUpdate
+from fedblend.core.engine import ClientUpdate, OnStep, no_step
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically
 from fedblend.core.setup import Setup
@@ -172,13 +172,11 @@ def _difference(loop: LoopEngine, stacked: Sequence[ClientUpdate], expected: Seq
     return ""
 
 
-def plan_engine(
-    setup: Setup, processors: int, rounds: int, on_timing: Callable[[str], Any] = lambda name: None
-) -> EnginePlan:
+def plan_engine(setup: Setup, processors: int, rounds: int, on_step: OnStep = no_step) -> EnginePlan:
     """Choose the engine for ``rounds`` rounds on ``processors`` CPU cores of this machine.
 
     Settings of the experiment are kept; the others are chosen by timing a few steps of each candidate.
-    ``on_timing`` receives the name of each candidate before its steps.
+    ``on_step`` receives the name of each candidate before its steps.
     """
     experiment = setup.experiment
     allow_tf32(experiment.precision)
@@ -208,7 +206,7 @@ def plan_engine(
         kept = json.loads(_plan_file(setup, ranks).read_text(encoding="utf-8"))
         if kept["limit"] >= limit / 2:
             return EnginePlan(**kept["plan"])
-    plan = _fastest(short, step, ranks, limit, on_timing)
+    plan = _fastest(short, step, ranks, limit, on_step)
     with contextlib.suppress(OSError, FedblendError, RuntimeError):
         file = _plan_file(setup, ranks)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +237,7 @@ def _label(plan: EnginePlan) -> str:
     return "loop" if plan.memory_format == "contiguous" else f"loop, {plan.memory_format}"
 
 
-def _fastest(setup: Setup, step: float, ranks: int, limit: float, on_timing: Callable[[str], Any]) -> EnginePlan:
+def _fastest(setup: Setup, step: float, ranks: int, limit: float, on_step: OnStep) -> EnginePlan:
     """Return the fastest of the plans that ``limit`` seconds allow to time, the likeliest first.
 
     ``step`` is the loop engine's. A stack must be clearly faster than the loop, which is timed again after it: another
@@ -251,7 +249,7 @@ def _fastest(setup: Setup, step: float, ranks: int, limit: float, on_timing: Cal
         return time.monotonic() + 2 * clients * step * TRIAL_BATCHES * TRIAL_EPOCHS < end
 
     def timed(plan: EnginePlan) -> tuple[float, EnginePlan]:
-        on_timing(_label(plan))
+        on_step(f"timing engines: {_label(plan)}", 0, 0)
         engine = inner_engine(setup, plan.table(), tested=True)
         timings.append((seconds_per_step(engine, plan.stack or 1, limit=end - time.monotonic()), plan))
         return timings[-1]

@@ -18,11 +18,13 @@ from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
     ClientUpdate,
     CohortResult,
+    OnStep,
     Scores,
     Tensors,
     TrainTask,
     client_parts,
     collect,
+    no_step,
     objective_of,
     terms_of,
 )
@@ -101,6 +103,7 @@ class LoopEngine:
         self._uploads: dict[int, Tensors] = {}
         self.notes = False
         """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
+        self.on_step: OnStep = no_step
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -170,9 +173,10 @@ class LoopEngine:
     def _hidden(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         return self.net(x.to(self.device), 0, layer).cpu()
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         """Training on each client in turn. An exception names the client, the round and the batch."""
-        for client in clients:
+        for done, client in enumerate(clients):
+            self.on_step("training", done, len(clients))
             self._load(task.start_of(client))
             train_mode(self.model)
             try:
@@ -521,9 +525,12 @@ class LoopEngine:
         indices = np.arange(len(data.test)) if split == "test" else self.setup.population.rows(split)
         selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
         keeps_outputs = bool(self.setup.experiment.metrics)
-        losses, rights, kept = [], [], []
+        losses: list[torch.Tensor] = []
+        rights, kept = [], []
         # Many networks fail on a batch without samples.
-        for rows in torch.from_numpy(selected).split(score_batch(samples.x)) if len(selected) else ():
+        batches = torch.from_numpy(selected).split(score_batch(samples.x)) if len(selected) else ()
+        for rows in batches:
+            self.on_step("testing", len(losses), len(batches))
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if keeps_outputs:

@@ -62,6 +62,10 @@ class Experiment(FrozenTable):
     """Number of rounds; 0 evaluates the untrained model."""
     eval_every: Count = 1
     """Rounds between evaluations on the test samples; the last round is always evaluated."""
+    eval_samples: Count | None = None
+    """Test samples that evaluations use, a fixed part of the test half, the same for all seeds and methods (default:
+    all).
+    """
     evaluate_model: Literal["server", "device", "each"] | None = None
     """Model that is evaluated: the server's, a device's of the first cohort after training, or each client's on its own
     tests (default: the server's; a device's where clients keep weights, each client's where they keep layers).

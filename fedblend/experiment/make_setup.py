@@ -7,16 +7,17 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedblend.core.context import Task
-from fedblend.core.dataset import Dataset, Population
+from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.errors import FedblendError, listed, require_memory, tokens_refused
 from fedblend.core.module import evaluating, frozen_names
 from fedblend.core.objective import with_bases
-from fedblend.core.random import lent_generator
+from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
 from fedblend.data.scale import Fitted
@@ -38,6 +39,8 @@ def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: boo
     ``at_site`` the model is tried on zeros: the server, which chooses it, is told of a failure.
     """
     data = data or experiment.data.load()
+    if experiment.eval_samples is not None and not at_site:
+        data = replace(data, test=_part_of(data.test, experiment.eval_samples))
     _require_pictures(experiment, data)
     population = split(experiment, data)
     scale = experiment.scale.fit(data)
@@ -62,6 +65,14 @@ def make_setup(experiment: Experiment, data: Dataset | None = None, at_site: boo
     if not at_site:
         _warn_of_factors(setup)
     return setup
+
+
+def _part_of(test: Samples, number: int) -> Samples:
+    """A fixed part of test samples, in their order, drawn without replacement whatever the run's seed."""
+    if number > len(test):
+        raise FedblendError(f"eval_samples: {number}: the data have {len(test)} test samples; valid: 1 to {len(test)}")
+    rows = np.sort(stream(0, "eval_samples").permutation(len(test))[:number])
+    return Samples(test.x[rows], test.y[rows], None if test.client is None else test.client[rows])
 
 
 def split(experiment: Experiment, data: Dataset) -> Population:

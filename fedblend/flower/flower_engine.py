@@ -144,7 +144,7 @@ class FlowerEngine:
         self._note_sent(round, found.keys() - faults.keys())
         return found
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         """Train clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 

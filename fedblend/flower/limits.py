@@ -56,7 +56,7 @@ AT_SITES = (
 """Fields that sites follow, within what their site files allow."""
 
 AT_SERVER = (
-    *("eval_every", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
+    *("eval_every", "eval_samples", "convergence_tol", "compute_seconds", "target", "start", "delta", "min_uploads"),
     *("target_metric", "stop_at_target", "validation.metric", "selection"),
     *("checkpoint_every", "callbacks", "engine", "stack", "ranks", "memory_format", "device", "cuda_graphs"),
 )

@@ -9,6 +9,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from fedblend.core import registry
+from fedblend.core.engine import OnStep
 from fedblend.core.errors import FedblendError, Stopped, by_reason, listed
 from fedblend.core.record import RoundRecord
 from fedblend.engines.distributed.pipes import Parent
@@ -40,8 +42,11 @@ from fedblend.runs.warm_start import source_run
 
 OnRecord = Callable[[str, RoundRecord], None]
 
-OnTiming = Callable[[str, str], Any]
-"""Receives a run's name, and the name of an engine, before the engine is timed."""
+OnRunStep = Callable[[str, str, int, int], Any]
+"""Receives a run's name and one of its steps (:data:`fedblend.core.engine.OnStep`)."""
+
+STEP_SECONDS = 1.0
+"""Seconds between two steps of a run that a process sends."""
 
 POLL_SECONDS = 0.2
 """Seconds of one wait for the processes' messages, in which Windows handles no Ctrl-C."""
@@ -53,7 +58,7 @@ def run_all(
     resume: bool,
     jobs: int | None,
     on_record: OnRecord,
-    on_timing: OnTiming = lambda slug, engine: None,
+    on_step: OnRunStep = lambda slug, what, done, total: None,
 ) -> dict[str, str]:
     """Run every experiment of a study in ``folder``; return the error message of each failed run, by its name.
 
@@ -70,7 +75,7 @@ def run_all(
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with locked_study(folder):
-            return _run_locked(study, folder, resume, jobs, on_record, on_timing)
+            return _run_locked(study, folder, resume, jobs, on_record, on_step)
     finally:
         if created and not has_runs(folder):
             # An invalid experiment leaves no empty study.
@@ -78,7 +83,7 @@ def run_all(
 
 
 def _run_locked(
-    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_timing: OnTiming
+    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_step: OnRunStep
 ) -> dict[str, str]:
     if resume:
         _require_same_experiments(study, folder)
@@ -115,9 +120,9 @@ def _run_locked(
                 )
             if parallel <= 1 or own:
                 share = 1 if own else processors()
-                failed |= _run_sequentially(wave, folder, resume, on_record, on_timing, share)
+                failed |= _run_sequentially(wave, folder, resume, on_record, on_step, share)
             else:
-                failed |= _run_in_parallel(wave, folder, resume, parallel, on_record, on_timing)
+                failed |= _run_in_parallel(wave, folder, resume, parallel, on_record, on_step)
         for slug, reason in failed.items() if has_runs(folder) else ():
             keep_failure(folder / slug, study.experiments[slug], reason)
         return failed
@@ -183,7 +188,7 @@ def processors() -> int:
 
 
 def _run_sequentially(
-    study: Study, folder: Path, resume: bool, on_record: OnRecord, on_timing: OnTiming, processors: int
+    study: Study, folder: Path, resume: bool, on_record: OnRecord, on_step: OnRunStep, processors: int
 ) -> dict[str, str]:
     failed: dict[str, str] = {}
     for slug, experiment in study.experiments.items():
@@ -191,7 +196,7 @@ def _run_sequentially(
         def listen(record: RoundRecord, slug: str = slug) -> None:
             on_record(slug, record)
 
-        message = run_one(experiment, folder / slug, resume, listen, processors, partial(on_timing, slug))
+        message = run_one(experiment, folder / slug, resume, listen, processors, partial(on_step, slug))
         if message:
             failed[slug] = message
     return failed
@@ -203,11 +208,11 @@ def run_one(
     resume: bool,
     listener: Listener,
     processors: int,
-    on_timing: Callable[[str], Any],
+    on_step: OnStep,
 ) -> str:
     """Run one experiment; return its error message, or an empty text. Raises :class:`Stopped` on Ctrl-C."""
     try:
-        execute(experiment, path, resume, listener, processors, on_timing=on_timing)
+        execute(experiment, path, resume, listener, processors, on_step=on_step)
     except Stopped:
         raise
     except FedblendError as error:
@@ -232,7 +237,7 @@ def _return_memory() -> None:
 
 
 def _run_in_parallel(
-    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_timing: OnTiming
+    study: Study, folder: Path, resume: bool, jobs: int, on_record: OnRecord, on_step: OnRunStep
 ) -> dict[str, str]:
     waiting, share = list(study.experiments), max(1, processors() // jobs)
     inbox: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
@@ -267,8 +272,8 @@ def _run_in_parallel(
                 start_workers(1 if waiting else 0)
             elif "record" in message:
                 on_record(running[worker], RoundRecord.from_dict(message["record"]))
-            elif "timing" in message:
-                on_timing(running[worker], message["timing"])
+            elif "step" in message:
+                on_step(running[worker], *message["step"])
             elif "warning" in message:
                 # Python shows a warning once, also if several processes send it.
                 warnings.warn(message["warning"], stacklevel=2)
@@ -320,6 +325,14 @@ def _run_in_worker(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    sent = time.monotonic()
+
+    def send_step(what: str, done: int, total: int) -> None:
+        nonlocal sent
+        if time.monotonic() - sent >= STEP_SECONDS:
+            sent = time.monotonic()
+            parent.send({"step": [what, done, total]})
+
     ended = "stopped"
     try:
         signal.signal(signal.SIGINT, interrupt)
@@ -332,7 +345,7 @@ def _run_in_worker(
                     resume,
                     lambda record: parent.send({"record": record.as_dict()}),
                     processors,
-                    lambda engine: parent.send({"timing": engine}),
+                    send_step,
                 )
         finally:
             # The signal may still come while this line is executed.

@@ -18,7 +18,7 @@ import torch
 from fedblend import __version__, engines
 from fedblend.core import registry
 from fedblend.core.callbacks import Callback, require_own_files
-from fedblend.core.engine import Engine
+from fedblend.core.engine import Engine, OnStep, no_step
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.core.loop import RoundLoop
 from fedblend.core.record import EngineChoice, RoundRecord
@@ -71,13 +71,13 @@ def execute(
     processors: int = 1,
     federate: Federate | None = None,
     callbacks: Sequence[Callback] = (),
-    on_timing: Callable[[str], Any] = lambda name: None,
+    on_step: OnStep = no_step,
 ) -> FinishedRun:
     """Run an experiment in ``path``; with ``resume``, continue from its checkpoint.
 
     ``listener`` is called with every record; in a resumed run, with the earlier records first. Up to ``processors``
-    ranks are started if the experiment gives no number; ``federate`` returns another engine instead. ``on_timing``
-    receives the name of each engine before it is timed. Ctrl-C marks the run stopped and raises :class:`Stopped`, and
+    ranks are started if the experiment gives no number; ``federate`` returns another engine instead. ``on_step``
+    receives the steps before and within a round. Ctrl-C marks the run stopped and raises :class:`Stopped`, and
     so do :class:`KeyboardInterrupt` and :class:`Stopped` of a callback. Any other error marks the run failed.
     """
     directory = RunDirectory(path)
@@ -101,8 +101,8 @@ def execute(
         if federate is not None:
             setup, engine, choice = federate(setup)
         else:
-            choice = _choose_plan(directory, setup, processors, on_timing)
-            engine = engines.make(setup, choice)
+            choice = _choose_plan(directory, setup, processors, on_step)
+            engine = engines.make(setup, choice, on_step)
         try:
             # Order: callbacks and the listener may end the run, so that its last round is evaluated; then the best
             # model is kept, trackers see the record, it is written, and made final by the checkpoint.
@@ -170,13 +170,13 @@ def _require_no_federation(directory: RunDirectory) -> None:
         )
 
 
-def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_timing: Callable[[str], Any]) -> EnginePlan:
+def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_step: OnStep) -> EnginePlan:
     """Return the run's engine plan. A resumed run keeps its plan, so that its rounds are bit-identical."""
     experiment, earlier = setup.experiment, directory.facts().get("engine")
     _require_no_federation(directory)
     if earlier and experiment.engine == "auto":
         return replace(EnginePlan(**earlier), ranks=experiment.ranks or earlier["ranks"])
-    return engines.plan_engine(setup, processors, experiment.rounds, on_timing)
+    return engines.plan_engine(setup, processors, experiment.rounds, on_step)
 
 
 def _run(

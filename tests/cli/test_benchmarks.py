@@ -120,7 +120,7 @@ def test_the_table_of_speeds_has_what_users_type_beside_the_fastest_peer(monkeyp
     assert page.speed_rows() == [[some, "today", "B: pfl's CNN", "peer 3", "3.00 (disturbed)", "1.00", "3.0"]]
     assert page.brief_section() == (
         "In the fastest other framework (peer 3) a round of federated averaging takes 3.0 to 3.0 times as long "
-        "([measured](docs/benchmarks.md))."
+        "([table](docs/benchmarks.md))."
     )
 
 

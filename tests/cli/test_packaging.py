@@ -5,6 +5,7 @@ import email
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli_helpers import PATIENCE_S
+from cli_helpers import PATIENCE_S, here, refused
 from helpers import each
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from torch.distributed.run import get_args_parser
 
 import fedblend
 from fedblend.experiment.reference import filled
@@ -68,6 +70,28 @@ def test_the_citation_file_has_what_its_format_requires():
         assert reference["type"] in {"article", "conference-paper"}
         assert reference["authors"]
         assert all(author.keys() == persons for author in reference["authors"])
+
+
+def test_recipes_for_clusters_start_what_torchrun_and_fedblend_take():
+    yaml = pytest.importorskip("yaml")
+    folder = ROOT / "examples" / "cluster"
+    subprocess.run(["bash", "-n", folder / "slurm.sh"], check=True)
+    in_bash = re.search(r"bash -c '(.*?)'", (folder / "slurm.sh").read_text("utf-8"), re.DOTALL)[1]
+    values = {"SLURM_NNODES": 2, "SLURM_NODEID": 1, "SLURM_CPUS_PER_TASK": 4, "MASTER_ADDR": "a", "0": "my.toml"}
+    for name, value in values.items():
+        in_bash = in_bash.replace(f'"${name}"', str(value))
+    service, job = yaml.safe_load_all((folder / "job.yaml").read_text("utf-8"))
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    numbered = [one.replace("$(JOB_COMPLETION_INDEX)", "1") for one in container["args"]]
+
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
+    for words in (shlex.split(in_bash.replace("\\\n", " ")), [*container["command"], *numbered]):
+        parsed = get_args_parser().parse_args(words[1:])
+        assert words[0] == "torchrun"
+        assert (parsed.nnodes, parsed.nproc_per_node, parsed.node_rank, parsed.no_python) == ("2", "4", 1, True)
+        assert parsed.training_script == "fedblend"
+        refused(here(*parsed.training_script_args), "my.toml")
 
 
 def test_no_page_and_no_message_installs_an_unpublished_name():

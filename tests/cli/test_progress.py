@@ -67,9 +67,37 @@ def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock, capsys):
     with RunProgress({"a": Experiment(**table)}, {}) as shown:
         for now, engine in [(100, "1 stacked"), (104, "4 stacked"), (111, "8 stacked"), (112, "16 stacked")]:
             clock.now = now
-            shown.timing("a", engine)
+            shown.step("a", f"timing engines: {engine}", 0, 0)
 
     assert capsys.readouterr().err.splitlines() == ["a: timing engines: 8 stacked"]
+
+
+def test_steps_of_a_long_round_have_a_pace_and_those_of_a_short_one_are_not_shown(clock, capsys):
+    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
+
+    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+        for now, done in [(100, 0), (101, 1), (104, 2), (108, 3), (114, 4)]:
+            clock.now = now
+            shown.step("a", "testing", done, 5)
+        shown("a", RoundRecord(round=1))
+        for clock.now in (115, 123):
+            shown.step("a", "training", 0, 5)
+
+    assert capsys.readouterr().err.splitlines() == ["a: testing 80%  4 s left", "a: round 1/9  0.0 MB sent"]
+
+
+def test_costly_testing_is_told_once_with_its_remedies(capsys):
+    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
+
+    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+        for round, testing in [(0, 90.0), (1, 1.0), (2, 5.0), (3, 9.0)]:
+            shown("a", RoundRecord(round=round, machine={"seconds": {"train": 3.0, "evaluate": testing}}))
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "eval_" in line]
+    assert told == [
+        "a: testing takes 50% of the time; cheaper: eval_every (rounds between tests) or eval_samples (a fixed part of "
+        "the test samples)"
+    ]
 
 
 def test_each_choice_of_an_engine_is_told_once(capsys):

@@ -14,6 +14,7 @@ from helpers import engine_of, experiment, federation, federation_of, images, nu
 from fedblend import engines
 from fedblend.core.context import Task
 from fedblend.core.engine import Scores
+from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import evaluate, over_clients, own_tests
 from fedblend.core.setup import Setup
 from fedblend.engines.loop_engine import LoopEngine
@@ -139,6 +140,27 @@ def test_regression_trains_and_is_scored_by_squared_error(method: str) -> None:
 def test_evaluation_is_every_so_many_rounds_and_at_the_end(every: int, evaluated: list[int]) -> None:
     _, records = run(federation(eval_every=every, rounds=5), 5)
     assert [record["round"] for record in records if "accuracy" in record] == evaluated
+
+
+def test_a_fixed_part_of_the_test_samples_is_the_same_for_seeds_and_methods() -> None:
+    data = images(test=12, client=np.arange(40) % 4)
+    first, second = (setup(data, eval_samples=5, seed=seed, method=m) for seed, m in [(0, "fedavg"), (7, "fedmix")])
+    rows = [next(i for i, x in enumerate(data.test.x) if torch.equal(x, part)) for part in first.data.test.x]
+
+    assert len(rows) == 5
+    assert rows == sorted(set(rows))
+    assert torch.equal(first.data.test.x, second.data.test.x)
+    assert first.data.test.client is not None
+    assert data.test.client is not None
+    assert first.data.test.client.tolist() == data.test.client[rows].tolist()
+    assert torch.equal(first.data.test.y, data.test.y[rows])
+    whole, part = (engine_of(made).score(first.weights()) for made in (setup(data), first))
+    np.testing.assert_allclose(part.loss, whole.loss[rows], rtol=1e-6)
+
+
+def test_a_part_is_not_larger_than_the_test_half() -> None:
+    with pytest.raises(FedblendError, match="eval_samples: 13: the data have 12 test samples; valid: 1 to 12"):
+        setup(images(test=12), eval_samples=13)
 
 
 def test_a_short_run_takes_the_loop() -> None:

@@ -325,9 +325,9 @@ def test_auto_chooses_a_clearly_faster_engine_and_states_why(
 
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", measured)
     timed: list[str] = []
-    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000, timed.append)
+    plan = engines.plan_engine(setup(train={"cohort": 4}), 2, 1000, lambda *step: timed.append(step[0]))
 
-    assert timed == ["2 stacked without kernels", "1 stacked", "loop"]
+    assert timed == [f"timing engines: {name}" for name in ("2 stacked without kernels", "1 stacked", "loop")]
     assert plan.engine == engine
     assert plan.ranks == 2
     assert "2 stacked" in plan.why
@@ -511,7 +511,7 @@ def test_what_cannot_be_timed_within_its_share_of_a_run_is_not_begun(monkeypatch
     timed: list[str] = []
 
     # One client with 20 s a step: a round of some minutes, of which a twentieth is no step.
-    plan = engines.plan_engine(setup(train={"cohort": 1}), 2, 1, timed.append)
+    plan = engines.plan_engine(setup(train={"cohort": 1}), 2, 1, lambda *step: timed.append(step[0]))
 
     assert (timed, plan.engine, plan.ranks) == ([], "loop", 1)
 

@@ -32,6 +32,9 @@ from cli_helpers import (
 from helpers import same_up_to_rounding
 from safetensors.torch import load_file
 
+from fedblend.engines.distributed.processes import free_address
+from fedblend.engines.distributed.ranks import Ranks, keep_alive
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 METHOD = {"name": "fedmix", "objective": {"lambda": 0.1}}
@@ -243,31 +246,55 @@ def test_a_failing_client_is_named_with_round_and_batch(tmp_path: Path, ranks: i
     assert re.search(r"while training client [01] in round 1, batch 3", outcome.err)
 
 
-@pytest.mark.slow
-def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> None:
-    file = one_rank.parent.parent / "file.toml"
+def as_torchrun_does(*command: Any) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of a command on two ranks, without torchrun's start-up of several seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = ("run", file, "--out", tmp_path / "out")
     environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-    def as_rank(rank: int) -> Any:
-        # As torchrun does, without its start-up of several seconds.
-        return start(*command, environment={**environment, "RANK": str(rank)})
-
-    first, second = as_rank(0), as_rank(1)
+    ranks = [start(*command, environment={**environment, "RANK": str(rank)}) for rank in (0, 1)]
     try:
-        out, err = first.communicate(timeout=PATIENCE_S)
-        other_out, other_err = second.communicate(timeout=PATIENCE_S)
+        texts = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
     finally:
-        stop(first)
-        stop(second)
+        for rank in ranks:
+            stop(rank)
+    return [(rank.returncode, out, err) for rank, (out, err) in zip(ranks, texts, strict=True)]
 
-    assert (first.returncode, second.returncode) == (0, 0), err + other_err
-    assert "fedmix" in out
-    assert other_out == ""
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_as_well(one_rank: Path, tmp_path: Path) -> None:
+    first, second = as_torchrun_does("run", one_rank.parent.parent / "file.toml", "--out", tmp_path / "out")
+
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "fedmix" in first[1]
+    assert second[1] == ""
     same_weights(tmp_path / "out" / SLUG, one_rank)
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_end_with_rank_0(tmp_path: Path) -> None:
+    first, second = as_torchrun_does("run", tmp_path / "absent.toml", "--out", tmp_path / "out")
+
+    assert (first[0], second[0]) == (2, 2)
+    assert "absent.toml" in first[2]
+    assert second[2].endswith("fedblend: error: rank 0 ended (see its own output)\n")
+
+
+def test_connections_of_ranks_are_probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[int] = []
+    monkeypatch.setattr("fedblend.engines.distributed.ranks.keep_alive", found.append)
+    Ranks(0, 1, free_address()).leave()
+    assert found
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        keep_alive(client.fileno())
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        server.accept()[0].sendall(b"open")
+        assert client.recv(4) == b"open"
+    with open(tmp_path / "file", "w", encoding="utf-8") as file:
+        keep_alive(file.fileno())
+        file.write("open")
 
 
 def test_an_invalid_number_of_ranks_is_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class DistributedEngine:
             self._sent_frozen = True
         return without(weights, self.setup.frozen)
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         """Training clients in this process; a round's cohort goes through :meth:`collect`."""
         return self.inner.train(task, clients)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +20,10 @@ Message = tuple[dict[str, Any], dict[str, torch.Tensor]]
 """Fields that JSON can represent, and tensors by name."""
 
 TIMEOUT = datetime.timedelta(days=7)
-"""Practically no timeout: a dead rank is detected by its closed connection."""
+"""Practically no timeout: a dead rank is detected by its closed connection, a dead machine by the system's probes."""
+
+PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds until a silent connection is probed, seconds between probes, and unanswered probes that close it."""
 
 _joined: list[Ranks] = []
 """The ranks that ``torchrun`` started; empty before they connect."""
@@ -53,7 +58,10 @@ class Ranks:
             backend = "cpu:gloo,cuda:nccl"
             # Each rank of a machine uses another GPU as "cuda"; with fewer GPUs than ranks, ranks share them.
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+        before = open_files()
         dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
+        for number in open_files() - before:
+            keep_alive(number)
 
     @staticmethod
     def from_environment() -> Ranks:
@@ -101,6 +109,27 @@ class Ranks:
     def sum_to_rank_0(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place; only rank 0 holds the sum."""
         dist.reduce(tensor, 0)
+
+
+def open_files() -> set[int]:
+    """Return the numbers of this process's open files; empty where the system does not list them."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:
+        return set()
+
+
+def keep_alive(number: int) -> None:
+    """Have the system probe an open connection, and close it if the other machine does not answer."""
+    try:
+        connection = socket.socket(fileno=os.dup(number))
+    except OSError:
+        # Another kind of file.
+        return
+    with connection, contextlib.suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PROBES.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def is_about_connection(error: RuntimeError) -> bool:

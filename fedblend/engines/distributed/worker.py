@@ -45,7 +45,8 @@ def serve_process(parent: Parent, rank: int, size: int, address: str, setup: Set
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        serve(Ranks(rank, size, address), setup)
+        ranks = Ranks(rank, size, address)
+        serve(ranks, ranks.receive()[0], setup)
     except Exception as error:
         if isinstance(error, RuntimeError) and is_about_connection(error):
             # Rank 0 has ended, so this rank has nothing left to do.
@@ -69,27 +70,27 @@ def error_line(error: Exception, rank: int) -> str:
 
 
 def serve_environment() -> None:
-    """Execute the commands of ``torchrun``'s rank 0 for all its runs, until it ends."""
+    """Execute the commands of ``torchrun``'s rank 0 for all its runs; raise :class:`FedblendError` if it fails."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     try:
-        while True:
-            serve(ranks)
+        while (begun := ranks.receive()[0])["command"] != "leave":
+            serve(ranks, begun)
     except RuntimeError as error:
         if not is_about_connection(error):
             raise
+        raise FedblendError("rank 0 ended (see its own output)") from None
     finally:
         # As in :func:`serve_process`: no thread may run when the process ends.
         disconnect()
 
 
-def serve(ranks: Ranks, setup: Setup | None = None) -> None:
-    """Execute rank 0's commands for one run, until the command ``end``."""
-    fields, _ = ranks.receive()
-    setup = setup or make_setup(resolve(fields["experiment"]))
+def serve(ranks: Ranks, begun: dict[str, Any], setup: Setup | None = None) -> None:
+    """Execute rank 0's commands for one run, from its first message to the command ``end``."""
+    setup = setup or make_setup(resolve(begun["experiment"]))
     # Rank 0 has checked that the model can be stacked.
-    inner = inner_engine(setup, fields["plan"], tested=True)
+    inner = inner_engine(setup, begun["plan"], tested=True)
     pool: Pool | None = None
     frozen: Tensors = {}
     while True:

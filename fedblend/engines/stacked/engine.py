@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ class StackedEngine(LoopEngine):
         self.known_drops: dict[tuple[Any, ...], list[Drop]] = {}
         self.forwards: dict[tuple[str, ...], TracedFunction] = {}
 
-    def train(self, task: TrainTask, clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         """Training the clients in stacks. An exception names the clients, the round and the batch."""
         assignments = [self.assign(task, client) for client in clients]
         size = sum(p.numel() * p.element_size() for p in self.params)
@@ -94,11 +94,10 @@ class StackedEngine(LoopEngine):
         size = 1 if own_models and self.untrained.keys() - self.setup.frozen else self.stack
         stacks = [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
         # By assignment, not by client: a trial may train one client several times.
-        updates = {
-            id(one): update
-            for stack in stacks
-            for one, update in zip(stack, self._train_stack(task, stack), strict=True)
-        }
+        updates: dict[int, ClientUpdate] = {}
+        for stack in stacks:
+            self.on_step("training", len(updates), len(assignments))
+            updates |= {id(one): update for one, update in zip(stack, self._train_stack(task, stack), strict=True)}
         yield from (updates.pop(id(one)) for one in assignments)
 
     def _train_stack(self, task: TrainTask, assignments: Sequence[Assignment]) -> list[ClientUpdate]:
