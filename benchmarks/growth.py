@@ -1,7 +1,6 @@
 """How a round grows: processor seconds and memory, by clients, cohort, size of the model and ranks.
 
     python benchmarks/growth.py [--only clients cohort model ranks] [--out benchmarks/results/growth.json]
-    python benchmarks/growth.py --draw                the figure of docs/scaling.md, from the committed results
 
 Two samples of 1x2x2 pixels a client, made in memory, one local epoch, a dense network, the loop engine, one thread.
 One of the four numbers varies, the others are those of BASE. Every row is a process of its own. Seconds are processor
@@ -32,9 +31,6 @@ from fedblend.engines import EnginePlan
 from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
 
-HERE = Path(__file__).resolve().parent
-RESULTS, FIGURE = HERE / "results" / "growth.json", HERE.parent / "docs" / "figures" / "growth.png"
-
 SAMPLES = 2
 """Samples of a client."""
 
@@ -46,8 +42,6 @@ VARIED: dict[str, tuple[str, tuple[int, ...]]] = {
     "ranks": ("ranks", (1, 2, 4)),
 }
 """What varies, by its field and values; a network of h hidden units has 15 h + 10 parameters."""
-
-AXES = {"clients": "clients", "cohort": "clients of a round", "model": "parameters of the model", "ranks": "processes"}
 
 WARM_UP, ROUNDS = 2, 5
 
@@ -116,50 +110,13 @@ def apart(kind: str, value: int) -> dict[str, Any]:
     return {"kind": kind, "value": value, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def place(row: dict[str, Any]) -> int:
-    """Where a row stands on its axis."""
-    return int(row["parameters"] if row["kind"] == "model" else row["value"])
-
-
-def draw(rows: list[dict[str, Any]], told: str) -> None:
-    """Draw seconds and memory against each of the four numbers."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 4, figsize=(13, 6), sharey="row", layout="constrained")
-    for column, (kind, label) in zip(axes.T, AXES.items(), strict=True):
-        found = [row for row in rows if row["kind"] == kind]
-        x = [place(row) for row in found]
-        for axis, field in zip(column, ("round_s", "mb"), strict=True):
-            axis.plot(x, [row[field] for row in found], marker="o")
-            axis.set(xscale="log", yscale="log")
-            axis.grid(alpha=0.3)
-        column[1].set_xlabel(label)
-        if kind == "ranks":
-            for axis in column:
-                axis.set_xscale("linear")
-                axis.set_xticks(x)
-    axes[0, 0].set_ylabel("processor seconds of a round")
-    axes[1, 0].set_ylabel("MB beyond libraries")
-    figure.suptitle(told, fontsize=10)
-    figure.savefig(FIGURE, dpi=110)
-
-
 def main() -> None:
     """Measure all, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(VARIED), default=list(VARIED))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--draw", action="store_true", help="draw the committed results only")
     parser.add_argument("--one", nargs=2, metavar=("KIND", "VALUE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.draw:
-        found = json.loads(RESULTS.read_text())
-        base = ", ".join(f"{name} {value:,}" for name, value in found["base"].items())
-        draw(found["rows"], f"{found['machine']['processor']}, one thread; not varied: {base}")
-        return
     if given.one:
         field = VARIED[given.one[0]][0]
         print(json.dumps(one(**{**BASE, field: int(given.one[1])})))

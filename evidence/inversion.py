@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tables.common import figure_of, save_png
+from tables.common import FIGURES
 
 from fedblend.analysis.attacks.outcome import TABLE, attack_run
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
-from fedblend.analysis.plotting import COLOURS, DASHES, INK, style_axes
+from fedblend.analysis.plotting import COLOURS, DASHES, INK, blank_figure, png_bytes, style_axes
 from fedblend.core.engine import TrainTask
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.make_setup import make_setup
@@ -441,7 +441,7 @@ SIDE = 0.9
 def draw_rebuilt() -> None:
     """Figure 3: the first client's images, and below them the rebuilt ones at each severity; untrained, trained."""
     severities = (0, 2, 6, 10)
-    figure = figure_of(SIDE * len(STAGES) * 4 + 1.0, SIDE * (len(severities) + 1) + 0.8)
+    figure = blank_figure(SIDE * len(STAGES) * 4 + 1.0, SIDE * (len(severities) + 1) + 0.8)
     for half, stage in zip(figure.subfigures(1, len(STAGES)), STAGES, strict=True):
         half.suptitle(f"{stage} model", fontsize=9.5, color=INK)
         axes = half.subplots(len(severities) + 1, 4, squeeze=False)
@@ -452,14 +452,14 @@ def draw_rebuilt() -> None:
                 _show(axes[line, k], original[k] if severity is None else rebuilt[k])
             word = "original" if severity is None else "none" if severity == 0 else f"s = {severity}"
             axes[line, 0].set_ylabel(word, fontsize=8.5, color=INK)
-    save_png(figure, "augmix-rebuilt")
+    (FIGURES / "augmix-rebuilt.png").write_bytes(png_bytes(figure))
 
 
 def draw_loss_scaling(rows: Sequence[Row]) -> None:
     """Figure 6: cost by iteration on an untrained model, and the rebuilt images, with loss scaling and without."""
     shown = [AugmixAttack("untrained", "plain", 0), AugmixAttack("untrained", "plain", 6)]
     shown.append(AugmixAttack("untrained", "plain", 6, loss_scaling=False))
-    figure = figure_of(9.6, 4.2)
+    figure = blank_figure(9.6, 4.2)
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
     axes = left.subplots()
     grid = right.subplots(len(shown) + 1, 4)
@@ -478,12 +478,12 @@ def draw_loss_scaling(rows: Sequence[Row]) -> None:
     style_axes(axes, "iteration", "cost: 1 - cosine, and total variation")
     axes.set_yscale("log")
     axes.legend(fontsize=8.5, frameon=False, labelcolor=INK)
-    save_png(figure, "augmix-loss-scaling")
+    (FIGURES / "augmix-loss-scaling.png").write_bytes(png_bytes(figure))
 
 
 def draw_single_images() -> None:
     """One image for each network and data set, and below it the rebuilt one under each protection."""
-    figure = figure_of(SIDE * 1.35 * len(PAIRS), SIDE * 1.12 * (len(FEW_PROTECTIONS) + 1))
+    figure = blank_figure(SIDE * 1.35 * len(PAIRS), SIDE * 1.12 * (len(FEW_PROTECTIONS) + 1))
     grid = figure.subplots(len(FEW_PROTECTIONS) + 1, len(PAIRS), squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -496,7 +496,7 @@ def draw_single_images() -> None:
     for row, word in enumerate(("original", *FEW_PROTECTIONS)):
         grid[row, 0].set_axis_on()
         grid[row, 0].set_ylabel(word, fontsize=8, color=INK)
-    save_png(figure, "invgrad-single-images")
+    (FIGURES / "invgrad-single-images.png").write_bytes(png_bytes(figure))
 
 
 def _show(axes: Any, image: np.ndarray) -> None:

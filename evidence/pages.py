@@ -18,8 +18,7 @@ from tables.augmix import (
     augmix_accuracy,
     augmix_attacks,
     augmix_small,
-    draw_augmix_accuracy,
-    draw_augmix_trade_off,
+    draw_augmix,
     invgrad_speed,
     invgrad_table,
 )
@@ -37,6 +36,7 @@ from tables.comparisons import (
     rate_table,
 )
 from tables.front import draw_front
+from tables.growth import draw_growth
 from tables.items import fedmix_in_small, item_pages, overview
 from tables.mix2fld import (
     channel_table,
@@ -172,7 +172,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "xormixfl offset": xor_offset,
     "xormixfl offset leaks": xor_offset_leaks,
     "xormixfl-mnist5k table 2": lambda: xor_table_2("xormixfl-mnist5k"),
-    "xormixfl-mnist5k figure 3": lambda: xor_figure_3_table("xormixfl-mnist5k"),
     "xormixfl-mnist5k claims": lambda: xor_target_claims("xormixfl-mnist5k"),
     "warm-start": warm_start,
     "baselines": baseline_table,
@@ -197,12 +196,15 @@ DRAWINGS: tuple[Callable[[], None], ...] = (
     draw_mix2fld_figure_3,
     draw_mix2fld_t_max,
     draw_xor_figure_3,
-    lambda: draw_xor_figure_3("xormixfl-mnist5k"),
-    draw_augmix_trade_off,
-    draw_augmix_accuracy,
-    lambda: draw_study("fashion-mnist", "Fashion-MNIST"),
-    lambda: draw_study("femnist", "FEMNIST"),
-    lambda: draw_study("fedmix-cifar10", "CIFAR10"),
+    draw_augmix,
+    lambda: draw_study(
+        "fashion-mnist",
+        "Fashion-MNIST: only raw samples help; FedMix with lambda 0.2 falls back",
+        ("global-mixup", "fedmix 0.2", "localmix"),
+    ),
+    lambda: draw_study("femnist", "FEMNIST: FedMix as written collapses", ("fedmix",)),
+    lambda: draw_study("fedmix-cifar10", "CIFAR10: only raw samples help", ("global-mixup", "fedavg")),
+    draw_growth,
     draw_blends,
     draw_maps,
     draw_front,

@@ -81,8 +81,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let long code in a line of text, such as the name of a test, break after a slash, a colon or an underscore."""
-    return LONG_CODE.sub(lambda found: re.sub(r"(/|::|_)(?=\w)", r"\1<wbr>", found[0]), html)
+    """Break lines in long code, such as the name of a test, after a slash, colon or underscore, and nowhere at a ±."""
+    return LONG_CODE.sub(
+        lambda found: re.sub(r"(/|::|_)(?=\w)", r"\1<wbr>", found[0]), html.replace(" ± ", "\u00a0±\u00a0")
+    )
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
-from fedblend.analysis.plotting import COLOURS, DASHES, INK, MUTED, style_axes
+from fedblend.analysis.plotting import COLOURS, DASHES, INK, MUTED, blank_figure, style_axes
 from tables.common import (
     Row,
     command_of,
-    figure_of,
     final_accuracy,
     last_accuracy,
     paper_numbers,
-    save_png,
+    save_svg,
     study_result,
     table,
 )
@@ -99,39 +97,28 @@ def invgrad_speed() -> str:
     return table(["images", "steps", "iterations a second", "bare double backward", "times the bare"], rows)
 
 
-def draw_augmix_trade_off() -> None:
-    """Figures 4 and 5: accuracy against each measure of the rebuilt images, a line for each stage."""
+def draw_augmix() -> None:
+    """Figures 4, 5 and 7 in one: test accuracy by round, and how well images are rebuilt, by severity."""
     result = study_result("augmix-mnist")
-    runs = {_severity_order(run): final_accuracy(run) for run in result["runs"]}
-    accuracy = {severity: value for (proximal, severity), value in runs.items() if not proximal}
-    rows = [row for row in result["rows"] if row["attacker"] == "plain" and row["loss_scaling"]]
-    measures = {"mse": ("MSE of what is rebuilt", 1), "ssim": ("SSIM (%)", 100), "psnr": ("PSNR (dB)", 1)}
-    figure = figure_of(10.5, 3.9)
-    for axes, (measure, (label, factor)) in zip(figure.subplots(1, 3, sharey=True), measures.items(), strict=True):
-        for number, stage in enumerate(("untrained", "trained")):
-            chosen = sorted((row["severity"], factor * row[measure]) for row in rows if row["stage"] == stage)
-            x, y = [value for _, value in chosen], [accuracy[severity] for severity, _ in chosen]
-            stroke = DASHES[number]
-            axes.plot(x, y, "o", color=COLOURS[number], linestyle=stroke, markersize=6, label=f"{stage} model")
-        style_axes(axes, label, "test accuracy (%)" if measure == "mse" else "")
-        axes.margins(0.08)
-    style: dict[str, Any] = {"fontsize": 8, "color": MUTED, "va": "center", "annotation_clip": False}
-    for severity, value in accuracy.items():
-        word = "no Fed-AugMix" if severity == 0 else f"s = {severity}"
-        axes.annotate(word, (1.03, value), None, axes.get_yaxis_transform(), **style)
-    handles, words = axes.get_legend_handles_labels()
-    figure.legend(handles, words, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK, ncols=2)
-    save_png(figure, "augmix-trade-off")
-
-
-def draw_augmix_accuracy() -> None:
-    """Figure 7: test accuracy by round of FedAvg and FedProx, without Fed-AugMix and with it."""
-    figure = figure_of(8.2, 4.2)
-    axes = figure.subplots()
-    for number, run in enumerate(sorted(study_result("augmix-mnist")["runs"], key=_severity_order)):
+    figure = blank_figure(7.5, 3.6)
+    accuracy, rebuilt = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    for number, run in enumerate(sorted(result["runs"], key=_severity_order)):
         stroke = DASHES[1] if run["method"].startswith("fedprox") else "-"
-        accuracy = [100 * value for value in run["accuracy"]]
-        axes.plot(run["rounds"], accuracy, color=COLOURS[number], linestyle=stroke, linewidth=1.8, label=run["method"])
-    style_axes(axes, "round", "test accuracy (%)")
-    figure.legend(loc="outside right upper", fontsize=8.5, frameon=False, labelcolor=INK)
-    save_png(figure, "augmix-accuracy")
+        percent = [100 * value for value in run["accuracy"]]
+        accuracy.plot(run["rounds"], percent, color=COLOURS[number], linestyle=stroke, label=run["method"])
+    style_axes(accuracy, "round", "test accuracy (%)")
+    for stage, colour in zip(("untrained", "trained"), COLOURS[4:], strict=False):
+        rows = [r for r in result["rows"] if (r["stage"], r["attacker"]) == (stage, "plain") and r["loss_scaling"]]
+        rows.sort(key=lambda row: row["severity"])
+        values, errors = ([row[name] for row in rows] for name in ("psnr", "psnr_error"))
+        look = {"color": colour, "marker": "o", "capsize": 2, "elinewidth": 1, "label": f"{stage} model"}
+        rebuilt.errorbar(range(len(rows)), values, errors, **look)
+    style_axes(rebuilt, "severity", "PSNR of rebuilt images (dB)")
+    rebuilt.set_xticks(range(4), ["none", "2", "6", "10"])
+    rebuilt.margins(x=0.08)
+    rebuilt.set_title("bars: standard error over four clients", loc="left", fontsize=8, color=MUTED)
+    look = {"loc": "upper left", "fontsize": 8, "frameon": False, "labelcolor": INK}
+    for axes, columns in ((accuracy, 2), (rebuilt, 1)):
+        axes.legend(bbox_to_anchor=(0, -0.16), ncols=columns, **look)
+    title = "Fed-AugMix costs accuracy; only images of the untrained model get worse at every severity"
+    save_svg(figure, "augmix-accuracy", title)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from fedblend.analysis.advice import BASE, Option
-from fedblend.analysis.plotting import COLOURS, INK, MUTED, style_axes
+from fedblend.analysis.plotting import COLOURS, INK, MUTED, blank_figure, style_axes
 from fedblend.runs.differences import Difference, certain_together
-from tables.common import figure_of, save_png, table
+from tables.common import save_svg, table
 from tables.comparisons import advice_of, of_map, span, told
 
 SPLITS = {
@@ -78,7 +78,7 @@ def draw_blends() -> None:
     """
     from matplotlib.lines import Line2D
 
-    figure = figure_of(4.7, 6.7)
+    figure = blank_figure(4.9, 7.0)
     axes = figure.subplots()
     across, labels = axes.get_yaxis_transform(), {}
     place = 0.0
@@ -114,7 +114,7 @@ def draw_blends() -> None:
         [*prices, *marks], words, title="beside its model a client gives", alignment="left", loc="outside lower left",
         fontsize=8.5, title_fontsize=8.5, frameon=False, labelcolor=INK,
     )  # fmt: skip
-    save_png(figure, "blends")
+    save_svg(figure, "blends", "Blends gain most where clients have few classes")
 
 
 @functools.cache

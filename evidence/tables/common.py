@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.analysis.plotting import DPI
+from fedblend.analysis.plotting import head_figure
 from fedblend.papers.items import Item, all_papers
+from fedblend.report.svg import inline_svg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "evidence" / "results"
@@ -75,18 +76,25 @@ def last_accuracy(run: Row, rounds: int = 10) -> float:
     return 100 * statistics.mean(run["accuracy"][-rounds:])
 
 
-def figure_of(width: float, height: float) -> Any:
-    """An empty figure of this size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{0:.0f}" height="{1:.0f}"\
+{2}><style>
+:root {{ color-scheme: light dark; --ink: #1d2730; --muted: #5c6873; --grid: #e3e7ea; --paper: #ffffff }}
+@media (prefers-color-scheme: dark) {{
+:root {{ --ink: #e6ebef; --muted: #9aa7b2; --grid: #3a444d; --paper: #1e2129 }}
+}}
+text {{ fill: var(--ink); font-family: "DejaVu Sans", Verdana, sans-serif }}
+</style>{3}
+"""
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
 
-
-def save_png(figure: Any, name: str) -> None:
-    """Write a figure to docs/figures."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    (FIGURES / f"{name}.png").write_bytes(buffer.getvalue())
+def save_svg(figure: Any, name: str, title: str = "") -> None:
+    """Write a figure to docs/figures, below a title if one is given, in dark colours where the page is dark."""
+    width, height = figure.get_size_inches()
+    if title:
+        head_figure(figure, textwrap.fill(title, int(11 * width)), 10.5)
+    head, _, body = inline_svg(figure, "f", title or name).partition(">")
+    for colour, variable in {"#ffffff": "paper", "#000000": "ink"}.items():
+        body = body.replace(colour, f"var(--{variable})")
+    text = SVG.format(96 * width, 96 * height, head.removeprefix("<svg"), body)
+    (FIGURES / f"{name}.svg").write_text(text, encoding="utf-8")

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedblend.analysis.advice import BASE, LAST, Advice, Option
+from fedblend.analysis.privacy.membership import ENOUGH, SAMPLES
 from fedblend.report.advice_figure import draw_advice
 from fedblend.runs.differences import Difference, certain_together, paired_difference
-from tables.common import FIGURES, RESULTS, Row, by_method, study_result, table
+from tables.common import RESULTS, Row, by_method, save_svg, study_result, table
 
 SETTINGS = {
     "fashion-dirichlet": "Fashion-MNIST, Dirichlet 0.1",
@@ -264,7 +265,10 @@ def advice_of(table: Row) -> Advice:
 def draw_maps() -> None:
     """The figure of each setting's advice, from its committed numbers."""
     for setting, result in of_map("map").items():
-        (FIGURES / f"map-{setting}.png").write_bytes(draw_advice(advice_of(result["advice"]), MAP[setting]))
+        used, test = result["clients"]["samples"], result["data"]["test"]
+        held = used // 9  # each client holds out a tenth
+        samples = min(SAMPLES, used, held if held >= ENOUGH else test)
+        save_svg(draw_advice(advice_of(result["advice"]), MAP[setting], samples), f"map-{setting}")
 
 
 def map_costs(kind: str = "map") -> str:

@@ -6,19 +6,26 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from fedblend.analysis.plotting import BAND, COLOURS, INK, MUTED, LineStyle, line_styles, style_axes
+from fedblend.analysis.plotting import (
+    BAND,
+    COLOURS,
+    INK,
+    MUTED,
+    add_legend,
+    blank_figure,
+    line_styles,
+    style_axes,
+)
 from fedblend.analysis.privacy.mixup_privacy import LAMBDAS
 from fedblend.methods.channels.wireless import Wireless
 from tables.common import (
     Row,
     command_of,
-    figure_of,
     final_accuracy,
     last_accuracy,
     paper_numbers,
-    save_png,
+    save_svg,
     study_result,
     table,
 )
@@ -79,47 +86,28 @@ def mean(runs: Sequence[Row], measure: Callable[[Row], float]) -> float:
 
 
 def draw_mix2fld_figure_2() -> None:
-    """Accuracy over seconds, a panel for each channel and split; bands span the seeds, at their mean times."""
-    from matplotlib.lines import Line2D
-
+    """Accuracy over seconds of FL on either channel, and of FD and Mix2FLD, which are alike on both."""
     found = panels()
-    chosen = line_styles(list(dict.fromkeys(method for panel in found.values() for method in panel)))
-    figure = figure_of(11, 8.4)
-    axes = figure.subplots(2, 2, sharey=True)
-    for (panel, title), one in zip(PANELS.items(), axes.flat, strict=True):
-        for method, runs in found[panel].items():
-            _draw_line(one, runs, chosen[method])
-        one.set_title(title, loc="left", fontsize=9.5, color=MUTED)
-    for number, one in enumerate(axes.flat):
-        style_axes(
-            one, "seconds, on the air and computing" if number > 1 else "", "" if number % 2 else "test accuracy (%)"
-        )
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=2)
-        for look in chosen.values()
-    ]
-    lowest = min(min(run["accuracy"][1:]) for panel in found.values() for runs in panel.values() for run in runs)
-    axes.flat[0].set_ylim(bottom=100 * lowest - 3)  # untrained models would take most of the figure
-    words = [
-        m.replace("Mix2FLD ", "Mix2FLD, seeds sent and made: ").replace("MixFLD ", "MixFLD, seeds sent: ")
-        for m in chosen
-    ]
-    figure.legend(handles, words, loc="outside lower left", ncols=3, fontsize=9, frameon=False, labelcolor=INK)
-    save_png(figure, "mix2fld-figure-2")
-
-
-def _draw_line(axes: Any, runs: Sequence[Row], look: LineStyle) -> None:
-    x = [statistics.mean(times) for times in zip(*(run["clock"] for run in runs), strict=True)]
-    values = [[100 * a for a in seeds] for seeds in zip(*(run["accuracy"] for run in runs), strict=True)]
-    middle = [statistics.mean(v) for v in values]
-    axes.plot(x, middle, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4, linewidth=1.6)
-    if len(runs) > 1:
-        axes.fill_between(x, list(map(min, values)), list(map(max, values)), color=look.colour, alpha=BAND, linewidth=0)
+    figure = blank_figure(7.5, 3.6)
+    shown = {("FL", "symmetric"): "FL, symmetric channel", ("FL", "asymmetric"): "FL, asymmetric channel"}
+    shown |= {(BEST, "asymmetric"): "Mix2FLD, either channel", ("FD", "asymmetric"): "FD, either channel"}
+    both = figure.subplots(1, 2, sharey=True)
+    for labels, axes in zip(("even labels", "uneven labels"), both, strict=True):
+        ends = {title: panel for panel, title in PANELS.items() if title.endswith(f" {labels}")}
+        for ((method, channel), name), look in zip(shown.items(), line_styles([*shown.values()]).values(), strict=True):
+            (run,) = found[ends[f"{channel} channel, {labels}"]][method]
+            accuracy = [100 * value for value in run["accuracy"][1:]]
+            style = {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "markersize": 4}
+            axes.plot(run["clock"][1:], accuracy, linewidth=1.6, label=name, **style)
+        axes.set_title(labels, loc="left", fontsize=9.5, color=MUTED)
+        style_axes(axes, "seconds, on the air and computing", "" if axes is both[1] else "test accuracy (%)")
+    add_legend(figure, *both[0].get_legend_handles_labels(), ncols=2)
+    save_svg(figure, "mix2fld-figure-2", "FL is above Mix2FLD from eight seconds on, on either channel (one seed)")
 
 
 def draw_mix2fld_figure_3() -> None:
     """Each device's accuracy by the number of devices, and their mean; a panel for each split."""
-    figure = figure_of(9, 3.8)
+    figure = blank_figure(7.5, 3.4)
     forms = {"iid": "even labels", "non-iid": "uneven labels"}
     everything = study_result("mix2fld-figure-3")["runs"]
     for (form, title), axes, colour in zip(forms.items(), figure.subplots(1, 2, sharey=True), COLOURS, strict=False):
@@ -131,17 +119,17 @@ def draw_mix2fld_figure_3() -> None:
         axes.plot(list(by_number), means, color=colour, marker="D", linewidth=1.6, label="mean")
         axes.set_title(title, loc="left", fontsize=9.5, color=MUTED)
         axes.set_xticks(list(by_number))
-        axes.margins(x=0.06)
         axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
         style_axes(axes, "devices", "" if form == "non-iid" else "test accuracy of each device (%)")
-    save_png(figure, "mix2fld-figure-3")
+        axes.margins(x=0.06)
+    save_svg(figure, "mix2fld-figure-3", "More devices are more accurate, most with uneven labels (one seed)")
 
 
 def draw_mix2fld_t_max() -> None:
     """FL's and Mix2FLD's accuracy by T_max over both channels, and below it the exact chance that a model arrives."""
     (result,) = (one for one in item_results() if (one["item"], one["scale"]) == ("mix2fld/choice-t-max", "laptop"))
     cells = {(c["row"], float(c["column"])): c["ours"] for c in result["quantities"]["accuracy"]["cells"] if c["ours"]}
-    figure = figure_of(7.5, 5.6)
+    figure = blank_figure(6.5, 5.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     lines = {"fl": "FL, asymmetric", "fl-symmetric": "FL, symmetric", "mix2fld": "Mix2FLD, either"}
     for (row, label), look in zip(lines.items(), line_styles(list(lines)).values(), strict=True):
@@ -160,7 +148,8 @@ def draw_mix2fld_t_max() -> None:
     above.set_xticks(range(100, 111))
     style_axes(above, "", "test accuracy of one device (%)")
     style_axes(below, "T_max (ms)", "a model arrives (chance)")
-    save_png(figure, "mix2fld-t-max")
+    title = "FL passes Mix2FLD at a T_max of 101 ms on the symmetric channel, at 109 ms on the asymmetric one"
+    save_svg(figure, "mix2fld-t-max", title)
 
 
 def channel_table(name: str) -> str:

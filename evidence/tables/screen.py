@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from fedblend.analysis.plotting import COLOURS, INK, MUTED
+from fedblend.analysis.plotting import COLOURS, INK, MUTED, blank_figure
 from fedblend.papers.verdicts import FAILS, HOLDS, NOISE, NOT_COMPARABLE, PART, UNDECIDED
 from tables.blends import blend_table
 from tables.claims import FULL, OTHER, OWN, JudgedClaim, judged_claims, our_margin, paper_margin
-from tables.common import figure_of, save_png
+from tables.common import save_svg
 from tables.items import PAPER_NAMES
 from tables.summary import best_result
 
 COLOUR = {
     HOLDS: COLOURS[0],
-    PART: "#9CCBE8",
-    NOISE: "#D5DBE0",
-    UNDECIDED: "#F1F3F4",
-    NOT_COMPARABLE: "#FFFFFF",
+    PART: (COLOURS[0], 0.35),
+    NOISE: (MUTED, 0.3),
+    UNDECIDED: (MUTED, 0.12),
+    NOT_COMPARABLE: (MUTED, 0.0),
     FAILS: COLOURS[1],
 }
-"""Verdicts in the order of a bar, and their colours; claims of one seed or without a run are undecided."""
+"""Verdicts in the order of a bar, and their colours and opacity; claims of one seed or without a run are undecided."""
+
+ON_COLOUR = "#fefefe"
+"""White on a full colour, also in a figure's dark form."""
 
 PANELS = {True: "the paper's settings and data", False: "smaller runs or other data"}
 """The panels of verdicts, by whether a result is at the paper's settings; a claim judged at both is in both."""
@@ -147,13 +150,13 @@ def verdict_figure() -> str:
         f"{panel}: " + "; ".join(f"{PAPER_NAMES[paper]}: {_in_words(counts[paper, full])}" for paper in _papers())
         for full, panel in PANELS.items()
     ]
-    return f"![Verdicts on the claims of each paper. At {'. In '.join(shown)}](figures/verdicts.png)"
+    return f"![Verdicts on the claims of each paper. At {'. In '.join(shown)}](figures/verdicts.svg)"
 
 
 def forest_figure() -> str:
     """The forest plot of the headline claims, with its sentences as the text in its place."""
     shown = " ".join(f"{PAPER_NAMES[one.paper]} {_sentence(one)}" for one in HEADLINES)
-    return f"![Headline claims. {shown.replace('*', '')}](figures/headlines.png)"
+    return f"![Headline claims. {shown.replace('*', '')}](figures/headlines.svg)"
 
 
 def what_helps() -> str:
@@ -166,7 +169,7 @@ def draw_verdicts() -> None:
     from matplotlib.patches import Patch
 
     counts = _counts()
-    figure = figure_of(4.5, 1.6)
+    figure = blank_figure(5.2, 2.1)
     for axes, (full, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         axes.set_title(title, fontsize=8.5, color=INK, loc="left")
         for place, paper in enumerate(_papers()):
@@ -174,7 +177,7 @@ def draw_verdicts() -> None:
             for word, colour in COLOUR.items():
                 share = here[word] / max(1, here.total())
                 axes.barh(place, share, 0.8, left, color=colour, edgecolor="white", linewidth=0.8)
-                ink = "white" if word in (HOLDS, FAILS) else INK
+                ink = ON_COLOUR if word in (HOLDS, FAILS) else INK
                 number = str(here[word] or "")
                 axes.text(left + share / 2, place, number, ha="center", va="center_baseline", fontsize=8.5, color=ink)
                 left += share
@@ -189,12 +192,13 @@ def draw_verdicts() -> None:
         marks, [*COLOUR], loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=INK,
         handlelength=1, handletextpad=0.4, columnspacing=1, borderpad=0,
     )  # fmt: skip
-    save_png(figure, "verdicts")
+    held, total = (sum(f(counts[paper, True]) for paper in _papers()) for f in (lambda one: one[HOLDS], Counter.total))
+    save_svg(figure, "verdicts", f"At the papers' settings {held} of {total} claims hold")
 
 
 def draw_headlines() -> None:
     """A row for each headline: the mean margin, its interval and the paper's margin, each row on a scale of its own."""
-    figure = figure_of(4.5, 2.5)
+    figure = blank_figure(5.2, 2.9)
     axes = figure.subplots()
     for place, headline in enumerate(HEADLINES):
         one = best_result(headline.item, headline.begins)
@@ -219,7 +223,8 @@ def draw_headlines() -> None:
     axes.set_ylim(len(HEADLINES) - 0.5, -1.1)
     axes.set_yticks([])
     _bare(axes)
-    save_png(figure, "headlines")
+    held = sum(best_result(one.item, one.begins).word == HOLDS for one in HEADLINES)
+    save_svg(figure, "headlines", f"{held} of {len(HEADLINES)} headline claims hold (95 % intervals, own scales)")
 
 
 def _bare(axes: Any) -> None:

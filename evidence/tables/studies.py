@@ -5,19 +5,16 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from fedblend.analysis.plotting import BAND, INK, MUTED, line_styles, log_axis, style_axes
-from fedblend.report.advice_figure import SPAN
-from fedblend.report.figures import plain_legend
+from fedblend.analysis.plotting import BAND, MUTED, LineStyle, add_legend, blank_figure, line_styles, style_axes
 from fedblend.report.guarantees import PRIVACY_NOTE
 from tables.common import (
     Row,
     by_method,
     command_of,
-    figure_of,
     final_accuracy,
     last_accuracy,
     mean_std,
-    save_png,
+    save_svg,
     study_result,
     table,
 )
@@ -56,46 +53,28 @@ def method_table(name: str, fashion_methods: tuple[str, ...] = ()) -> str:
     return table(head, rows, command_of(result))
 
 
-def draw_study(name: str, data: str) -> None:
-    """Accuracy by round with a band over seeds, and the final accuracy against the megabytes that were sent in all."""
+def draw_study(name: str, title: str, shown: tuple[str, ...]) -> None:
+    """Accuracy by round: methods ``shown`` in colour, with a band over seeds; the others, which are level, in grey."""
     groups = by_method(study_result(name)["runs"])
     styles = line_styles(list(groups))
-    figure = figure_of(8.5, 4.0)
-    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
-    sent = {m: statistics.mean(r["costs"]["bytes_up"] + r["costs"]["bytes_down"] for r in g) for m, g in groups.items()}
-    handles = []
+    figure = blank_figure(6.5, 3.6)
+    axes = figure.subplots()
     for method, runs in groups.items():
-        style = styles[method]
+        style = styles[method] if method in shown else LineStyle(MUTED, "-", "")
         seeds = [[100 * accuracy for accuracy in run["accuracy"]] for run in runs]
         mean, low, high = (list(map(pick, zip(*seeds, strict=True))) for pick in (statistics.mean, min, max))
-        rounds = runs[0]["rounds"]
-        handles += by_round.plot(
-            rounds, mean, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=4,
-            markevery=max(1, len(rounds) // 8), linewidth=1.6,
-        )  # fmt: skip
-        by_round.fill_between(rounds, low, high, color=style.colour, alpha=BAND, linewidth=0)
-        by_bytes.errorbar(
-            [sent[method] / 1e6], mean[-1:], yerr=[[mean[-1] - low[-1]], [high[-1] - mean[-1]]], color=style.colour,
-            marker=style.marker, markersize=7, capsize=2, elinewidth=1.0,
-        )  # fmt: skip
-    style_axes(by_round, "round", "test accuracy (%)")
-    log = max(sent.values()) > SPAN * min(sent.values())
-    style_axes(by_bytes, f"MB sent in all by all clients{', log scale' if log else ''}  (← cheaper)", "")
-    by_bytes.margins(x=0.15)
-    if log:
-        log_axis(by_bytes, [number / 1e6 for number in sent.values()])
-    else:
-        by_bytes.set_xlim(0, 1.15 * max(sent.values()) / 1e6)
-    seeds_text = " to ".join(map(str, sorted({len(runs) for runs in groups.values()})))
-    many = "" if seeds_text == "1" else "s"
-    title = f"Test accuracy by round, and after the last round by megabytes sent: {data}, {seeds_text} seed{many}"
-    figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
-    if seeds_text != "1":
-        told = "Line: mean over seeds. Band and bars: lowest to highest seed."
-        by_round.set_title(told, loc="left", fontsize=9, color=MUTED)
-    unsafe = {"global-mixup": f"global-mixup ({PRIVACY_NOTE})"}
-    plain_legend(figure, handles, [unsafe.get(method, method) for method in groups], 4)
-    save_png(figure, name)
+        width = 2.0 if method in shown else 0.8
+        axes.plot(runs[0]["rounds"], mean, color=style.colour, linestyle=style.dash, linewidth=width, label=method)
+        if method in shown:
+            axes.fill_between(runs[0]["rounds"], low, high, color=style.colour, alpha=BAND, linewidth=0)
+    handles, names = axes.get_legend_handles_labels()
+    rest = [method for method in groups if method not in shown]
+    lines = {shown: line for line, shown in zip(handles, names, strict=True)}
+    words = [f"{method} ({PRIVACY_NOTE})" if method == "global-mixup" else method for method in shown]
+    add_legend(figure, [*(lines[method] for method in shown), lines[rest[0]]], [*words, ", ".join(rest)], ncols=2)
+    style_axes(axes, "round", "test accuracy (%)")
+    seeds = max(map(len, groups.values()))
+    save_svg(figure, name, f"{title} ({'one seed' if seeds == 1 else f'means and range of {seeds} seeds'})")
 
 
 def _rounds_to(run: Row, target: float) -> float | None:

@@ -8,16 +8,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedblend.analysis.plotting import INK, MUTED, line_styles, style_axes
+from fedblend.analysis.plotting import INK, MUTED, add_legend, blank_figure, line_styles, style_axes
 from tables.common import (
     Row,
     all_items,
     command_of,
-    figure_of,
     final_accuracy,
     mean_std,
     paper_numbers,
-    save_png,
+    save_svg,
     study_result,
     table,
 )
@@ -149,14 +148,13 @@ def xor_table_2(name: str = "xormixfl-mnist") -> str:
     return table(["target labels", *methods], rows, f"{above}deviation over seeds (the paper's, difference)")
 
 
-def xor_figure_3_table(name: str = "xormixfl-mnist") -> str:
+def xor_figure_3_table() -> str:
     """Accuracy of the target labels by their number."""
-    found = TargetRuns(name)
+    found = TargetRuns("xormixfl-mnist")
     numbers = sorted({len(targets) for targets in found.targets})
     rows = [[m, *(mean_std(found.by_seed(m, n, target_accuracy)) for n in numbers)] for m in TARGET_METHODS]
     text = table(["target labels' accuracy %", *(f"N = {n}" for n in numbers)], rows)
-    picture = f"figures/{name.removesuffix('-mnist')}-figure-3.png"
-    return f"{text}\n\n![Accuracy of each target label, for N = 1, 2 and 4]({picture})"
+    return f"{text}\n\n![Accuracy of each target label, for N = 1, 2 and 4](figures/xormixfl-figure-3.svg)"
 
 
 def xor_target_claims(name: str = "xormixfl-mnist") -> str:
@@ -205,24 +203,21 @@ def _reached(paper: float, ours: float) -> str:
 BAR_METHODS = ("xormixfl", "mixfl", "vanilla-fl", "standalone")
 
 
-def draw_xor_figure_3(name: str = "xormixfl-mnist") -> None:
+def draw_xor_figure_3() -> None:
     """Figure 3: accuracy of each target label, their mean, and of all labels; a panel for each number of targets N.
 
     Bars are means over seeds and over the choices of target labels that include the label.
     """
-    found = TargetRuns(name)
-    figure = figure_of(11.0, 7.2)
-    figure.suptitle(
-        "XorMixFL: accuracy of target labels", x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK
-    )
+    found = TargetRuns("xormixfl-mnist")
+    figure = blank_figure(7.5, 5.6)
     grid = figure.add_gridspec(2, 2)
     for number, cell in {1: grid[0, :], 2: grid[1, 0], 4: grid[1, 1]}.items():
         axes = figure.add_subplot(cell)
         _draw_bars(axes, found, number)
         axes.set_title(f"N = {number}", loc="left", fontsize=9.5, color=MUTED)
     handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower left", fontsize=9, frameon=False, labelcolor=INK, ncols=len(names))
-    save_png(figure, f"{name.removesuffix('-mnist')}-figure-3")
+    add_legend(figure, handles, names, ncols=len(names))
+    save_svg(figure, "xormixfl-figure-3", "MixFL, which hides nothing, is most accurate on every target label")
 
 
 def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
@@ -236,7 +231,9 @@ def _draw_bars(axes: Any, found: TargetRuns, number: int) -> None:
         x = [bar + (k - (len(BAR_METHODS) - 1) / 2) * width for bar in range(len(bars))]
         means = [statistics.mean(values) if values else 0.0 for values in bars]
         errors = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in bars]
-        axes.bar(x, means, 0.9 * width, yerr=errors, color=look.colour, label=method, error_kw={"linewidth": 0.8})
+        axes.bar(
+            x, means, 0.9 * width, yerr=errors, color=look.colour, label=method, ecolor=INK, error_kw={"linewidth": 0.8}
+        )
     style_axes(axes, "target label", "accuracy (%)")
     axes.set_ylim(0, 100)
     axes.set_xticks(range(len(heads)), heads)

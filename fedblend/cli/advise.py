@@ -10,7 +10,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedblend.analysis import plotting
 from fedblend.analysis.advice import BASE, Advice, Limits, read_advice, study_of
+from fedblend.analysis.privacy.membership import compared
 from fedblend.cli.arguments import parse_changes
 from fedblend.cli.console import Console
 from fedblend.cli.run import run_in
@@ -18,6 +20,7 @@ from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, tr
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid
 from fedblend.core.files import write_atomically, write_json
 from fedblend.experiment.changes import change_field
+from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
 from fedblend.experiment.toml_tables import read_toml, write_toml
@@ -138,7 +141,9 @@ def advise(
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
     facts = runs[0].facts()
     data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
-    _write(folder, advice, read_toml(folder / "search" / BEST), searches, data)
+    _write(folder, advice, read_toml(folder / "search" / BEST), searches)
+    figure = draw_advice(advice, data, compared(make_setup(runs[0].experiment())))
+    write_atomically(folder / "advice.png", plotting.png_bytes(figure))
     console.print(_table(advice))
     console.tell(NOTE, style="dim")
     for line in (*advice.answer(), *lines_of_ends(searches)):
@@ -182,8 +187,8 @@ def _table(advice: Advice) -> Table:
     return table
 
 
-def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch], data: str) -> None:
-    """Write the figure, the numbers, and the file of the advised method, if there is one, with its best values."""
+def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch]) -> None:
+    """Write the numbers, and the file of the advised method, if there is one, with its best values."""
     if advice.to_run is None:
         (folder / ADVISED).unlink(missing_ok=True)
     else:
@@ -195,4 +200,3 @@ def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequ
             change_field(table, name, value)
         write_atomically(folder / ADVISED, write_toml(table))
     write_json(folder / "advice.json", advice.table())
-    write_atomically(folder / "advice.png", draw_advice(advice, data))

@@ -8,23 +8,24 @@ from statistics import stdev
 from typing import TYPE_CHECKING
 
 from fedblend.analysis import plotting
-from fedblend.analysis.advice import Advice, Option, front
+from fedblend.analysis.advice import Advice, front
+from fedblend.analysis.privacy.membership import standard_error
 from fedblend.report.figures import plain_legend
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE = (8.5, 4.6)  # Width and height in inches
 SPAN = 3  # Ratio of the largest to the smallest number of megabytes above which their axis is logarithmic
 LEAST_ADVANTAGE = 0.05  # Least end of the axis of membership advantages, which are measured to some hundredths
 
 
-def draw_advice(advice: Advice, data: str) -> bytes:
-    """A PNG with two panels: the score against the membership advantage, and against megabytes a client.
+def draw_advice(advice: Advice, data: str, samples: int) -> Figure:
+    """A figure with two panels: the score against the membership advantage, and against megabytes a client.
 
-    A mark for each method, its standard deviation over seeds, and the Pareto front as a line: no method is better than
-    one on the line in both. Hollow marks are methods that the limits exclude. The title has ``data``, the name of the
-    data and their split, and the answer.
+    A mark for each method, its standard deviation over seeds and the standard error of its membership advantage over
+    ``samples`` members, and the Pareto front as a line: no method is better than one on the line in both. Hollow marks
+    are methods that the limits exclude. The title has ``data``, the name of the data and their split, and the answer.
     """
     from matplotlib.lines import Line2D
 
@@ -40,13 +41,21 @@ def draw_advice(advice: Advice, data: str) -> bytes:
     markers = {option.method: marker for option, marker in zip(advice.options, cycle(plotting.MARKERS), strict=False)}
     for axes, cost in costs.items():
         for option in advice.options:
-            if not math.isnan(cost[option.method]):
-                _mark(axes, option, cost[option.method], factor, styles[option.method].colour, markers[option.method])
+            name, place = option.method, cost[option.method]
+            if math.isnan(place):
+                continue
+            error = standard_error(place, samples) if axes is leak else 0.0
+            spread = factor * stdev(option.scores.values()) if len(option.scores) > 1 else 0.0
+            axes.errorbar(
+                [place], [factor * option.score], xerr=[error], yerr=[spread], color=styles[name].colour, markersize=7,
+                marker=markers[name], fillstyle="none" if option.fault else "full", capsize=2, elinewidth=1.0,
+                clip_on=False,
+            )  # fmt: skip
         line = front([o for o in advice.options if not o.fault], cost, advice.larger_is_better)
         x, y = [cost[o.method] for o in line], [factor * o.score for o in line]
         axes.plot(x, y, color=plotting.MUTED, linewidth=1.0, zorder=1)
     score = f"test {advice.metric}{' (%)' if percent else ''}"
-    plotting.style_axes(leak, "membership advantage  (← more private)", score)
+    plotting.style_axes(leak, "membership advantage ± standard error  (← more private)", score)
     sizes = [option.megabytes for option in advice.options]
     log = min(sizes) > 0 and max(sizes) > SPAN * min(sizes)
     plotting.style_axes(sent, f"MB a client, up and down{', log scale' if log else ''}  (← cheaper)", "")
@@ -61,12 +70,4 @@ def draw_advice(advice: Advice, data: str) -> bytes:
     marks = [Line2D([], [], color=styles[name].colour, marker=mark, linestyle="") for name, mark in markers.items()]
     marks.append(Line2D([], [], color=plotting.MUTED))
     plain_legend(figure, marks, [*markers, "Pareto front"], 4)
-    return plotting.png_bytes(figure)
-
-
-def _mark(axes: Axes, option: Option, cost: float, factor: float, colour: str, marker: str) -> None:
-    spread = stdev(option.scores.values()) if len(option.scores) > 1 else 0.0
-    axes.errorbar(
-        [cost], [factor * option.score], yerr=[factor * spread], color=colour, marker=marker, markersize=7,
-        fillstyle="none" if option.fault else "full", capsize=2, elinewidth=1.0, clip_on=False,
-    )  # fmt: skip
+    return figure

@@ -519,7 +519,8 @@ def test_figures_are_drawn_with_and_without_an_interval(
         write(tmp_path, "xormixfl/choice-network", ours)
         screen.draw_verdicts()
         screen.draw_headlines()
-    assert all((tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG" for name in ("verdicts", "headlines"))
+    drawn = [(tmp_path / f"{name}.svg").read_text() for name in ("verdicts", "headlines")]
+    assert all(text.startswith("<svg") and "prefers-color-scheme: dark" in text for text in drawn)
 
 
 def test_what_helps_is_the_first_row_of_each_split(pages: ModuleType) -> None:

@@ -45,9 +45,14 @@ def words_in_a_shell(line: str) -> list[str]:
 def test_every_table_of_the_pages_is_made_from_the_committed_results() -> None:
     pages = script("evidence/pages.py")
     for path in pages.PAGES:
-        page = path.read_text()
-        assert pages.filled(path) == page
-        assert "<!-- end -->" in page
+        assert pages.filled(path) == path.read_text()
+
+
+def test_every_figure_is_on_a_page_and_small() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    for path in (ROOT / "docs" / "figures").iterdir():
+        assert f"figures/{path.name}" in pages
+        assert path.stat().st_size <= 300_000
 
 
 def test_links_of_tables_lead_to_files_from_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,22 @@ def advantage(members: np.ndarray, others: np.ndarray) -> float:
     return float(np.mean(found))
 
 
+def standard_error(advantage: float, samples: int) -> float:
+    """The largest standard error of an advantage over so many members and as many others.
+
+    It is that of the difference of two shares p and p - advantage, which is largest for p = (1 + advantage) / 2.
+
+    >>> standard_error(0.0, 200), standard_error(1.0, 200)
+    (0.05, 0.0)
+    """
+    return math.sqrt((1 - advantage**2) / (2 * samples))
+
+
+def compared(setup: Setup) -> int:
+    """How many members, and as many others, attacks on shared entries compare; those on the model at most as many."""
+    return len(_halves(setup)[0][1])
+
+
 def _share_up_to(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """The share of scores at or below each threshold."""
     return np.searchsorted(np.sort(scores), thresholds, side="right") / max(1, len(scores))

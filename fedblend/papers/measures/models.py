@@ -138,13 +138,9 @@ class PointsFigure(Measure):
         }
 
 
-INK = "#22303c"
-TITLE = "{}: a class interior point of each class, by round"
-
-
 @part("measure", "points-picture")
 class PointsPicture(Measure):
-    """The class interior points of a run: a row a round (eight at most), a column a class (AggEnhance, Figure 10)."""
+    """The class interior points of a run: a row a round (four at most), a column a class (AggEnhance, Figure 10)."""
 
     def measured(self, cell: CellRun) -> str:
         """The path of a PNG."""
@@ -161,26 +157,22 @@ class PointsPicture(Measure):
 
 def draw(sheet: Sheet, data: str) -> bytes:
     """The points of a run on ``data`` as one PNG: a row a round, a column a class, blank where there is no point."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from PIL import Image
 
-    wide, high = 0.9 * len(sheet.classes) + 0.8, len(sheet.rows) + 1.0
-    figure = Figure(figsize=(wide, high), dpi=80, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(TITLE.format(data), x=0.01, ha="left", fontsize=9, fontweight="bold", color=INK, parse_math=False)
-    for (row, (round, urls)), (column, name) in itertools.product(enumerate(sheet.rows), enumerate(sheet.classes)):
-        axes = figure.add_subplot(len(sheet.rows), len(sheet.classes), row * len(sheet.classes) + column + 1)
+    from fedblend.analysis import plotting
+
+    rows = plotting.evenly_spaced(range(len(sheet.rows)), 4)
+    figure = plotting.blank_figure(0.9 * len(sheet.classes) + 0.8, len(rows) + 1.0, dpi=80)
+    plotting.head_figure(figure, f"{data}: a class interior point of each class, by round", 9)
+    grid = figure.subplots(len(rows), len(sheet.classes), squeeze=False)
+    for (row, number), (column, name) in itertools.product(enumerate(rows), enumerate(sheet.classes)):
+        axes, (round, urls) = grid[row, column], sheet.rows[number]
         if urls[column]:
-            axes.imshow(
-                Image.open(io.BytesIO(base64.b64decode(urls[column].split(",")[1]))), cmap="gray", vmin=0, vmax=255
-            )
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
+            image = Image.open(io.BytesIO(base64.b64decode(urls[column].split(",")[1])))
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255)
+        plotting.hide_frame(axes)
         if row == 0:
-            axes.set_title(name, fontsize=8, color=INK, parse_math=False)
+            axes.set_title(name, fontsize=8, color=plotting.INK, parse_math=False)
         if column == 0:
-            axes.set_ylabel(f"round {round}", fontsize=8, color=INK)
-    buffer = io.BytesIO()
-    figure.savefig(buffer)
-    return buffer.getvalue()
+            axes.set_ylabel(f"round {round}", fontsize=8, color=plotting.INK)
+    return plotting.png_bytes(figure)
