@@ -71,7 +71,7 @@ def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks):
 
     assert page.startswith("# Tutorial in a notebook\n")
     assert '<a href="tutorial.ipynb" download>' in page
-    assert "```python\nimport fedblend\n" in page
+    assert "```python\nimport numpy as np\n" in page
     assert "```text\nmethod  fedavg  server-means  difference\n" in page
     assert "![Test accuracy by round of FedAvg and server-means, with bands over three seeds](tutorial-1.png)" in page
     assert [name for name in pictures if f"]({name})" in page] == ["tutorial-1.png"]
