@@ -19,7 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-from fedblend.experiment.reference import filled
+from fedblend.experiment.reference import filled, part_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
@@ -34,8 +34,11 @@ IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the page of all runs, and one for each file outside of docs/ that is linked to, also from such a page."""
+    """Add the page of all runs, one for each kind of part, and one for each file outside of docs/ that is linked to."""
     files.append(File.generated(config, "site/all-runs.html", content=all_runs()))
+    for kind, text in part_pages().items():
+        page = f"reference/{kind}.md"
+        files.append(File.generated(config, page, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
     for notebook in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
         page, pictures = notebook_page(ROOT / "docs" / notebook)
         files.append(File.generated(config, page_of(f"docs/{notebook}"), content=page))

@@ -70,7 +70,7 @@ def long_table() -> str:
     others = [committed(f"long-{method}", MAP) for method in LONG]
     for setting, result in committed("long", MAP).items():
         runs = by_method(sum((other[setting]["runs"] for other in others if setting in other), result["runs"]))
-        at = [index for index, number in enumerate(result["runs"][0]["rounds"]) if number and number % 20 == 0]
+        at = [index for index, number in enumerate(result["runs"][0]["rounds"]) if number and number % 40 == 0]
         rounds = [result["runs"][0]["rounds"][index] for index in at]
         for method, own in runs.items():
             scores = [{run["seed"]: 100 * fmean(run["accuracy"][i - LAST + 1 : i + 1]) for run in own} for i in at]
@@ -178,28 +178,26 @@ def map_table(kind: str = "map") -> str:
 
 
 def rate_table() -> str:
-    """FedAvg's accuracy at each learning rate, and ``server-means`` minus its best one, which only the test tells."""
+    """FedAvg's accuracy at its best learning rate, which only the test tells, and each of HINDSIGHT minus it."""
     advised = of_map("map")
-    rows, rates = [], []
+    rows = []
     for setting, result in committed("rates", MAP).items():
         scores = {
             label.rpartition("=")[2]: {run["seed"]: fmean(run["accuracy"][-LAST:]) for run in runs}
             for label, runs in by_method(result["runs"]).items()
         }
-        rates = list(scores)
         whole = max(len(own) for own in scores.values())
-        cells = [
-            f"{100 * fmean(own.values()):.1f}" + (f" ({len(own)} of {whole} seeds)" if len(own) < whole else "")
-            for own in scores.values()
-        ]
-        best = max((own for own in scores.values() if len(own) == whole), key=lambda own: fmean(own.values()))
+        rate = max(
+            (one for one, own in scores.items() if len(own) == whole), key=lambda one: fmean(scores[one].values())
+        )
+        best = scores[rate]
+        cells = [rate, f"{100 * fmean(best.values()):.1f}"]
         options = {option["method"]: option for option in advised[setting]["advice"]["options"]}
         for method in HINDSIGHT:
             own = {int(seed): score for seed, score in options[method]["scores"].items()}
             cells.append(told(paired_difference(own, best), 100.0))
         rows.append([MAP[setting], *cells])
-    heads = [f"% at {rate}" for rate in rates] + [f"{method} minus the best" for method in HINDSIGHT]
-    return table(["setting", *heads], rows)
+    return table(["setting", "best rate", "fedavg % at it", *(f"{method} minus that" for method in HINDSIGHT)], rows)
 
 
 def map_attack_table() -> str:
@@ -223,9 +221,9 @@ def _near(row: Row) -> str:
 
 
 def _methods(results: dict[str, Row]) -> list[str]:
-    """The methods beside FedAvg, in order of first appearance."""
-    options = (option["method"] for result in results.values() for option in result["advice"]["options"])
-    return [method for method in dict.fromkeys(options) if method != BASE]
+    """The methods with a gain whose own interval is above 0 in some setting, in order of first appearance."""
+    options = (option for result in results.values() for option in result["advice"]["options"])
+    return list(dict.fromkeys(o["method"] for o in options if (given := difference_of(o)) and given.low > 0))
 
 
 def _missing(method: str, impossible: Row) -> str:

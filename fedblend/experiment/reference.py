@@ -17,14 +17,12 @@ from fedblend.experiment.options import kind_entries, table_entries
 
 
 def fields() -> str:
-    """A section for each table of a file, each part, the named methods, and the measures of a split."""
+    """A section for each table of a file, and the measures of a split."""
     experiment, *inner = table_entries()
     return "\n".join(
         [
             *_section("## The experiment", experiment),
             *(line for entry in inner for line in _section(f"## `[{entry.where}]`", entry)),
-            *(line for kind in registry.MODULES for line in _kind(kind)),
-            *_presets(),
             "## Measures of a split\n",
             "`fedblend data show FILE` prints them, and every report shows them next to the figure of the split.\n",
             markdown(inspect.getdoc(noniid_measures) or ""),
@@ -34,12 +32,12 @@ def fields() -> str:
 
 
 def contents() -> str:
-    """Links to the sections of a file's tables, and a table with a link to each part by its kind."""
+    """Links to the sections of a file's tables, and to the page of each kind of part and its parts."""
     links = ", ".join(f"[`[{entry.where}]`](#{entry.where})" for entry in table_entries()[1:])
     rows = [
         [
-            f"[{kind}](#parts-{kind})",
-            ", ".join(f"[`{entry.name}`](#{kind}-{entry.name})" for entry in kind_entries(kind)),
+            f'<span id="parts-{kind}"></span>[{kind}](reference/{kind}.md)',
+            ", ".join(f"[`{entry.name}`](reference/{kind}.md#{entry.name})" for entry in kind_entries(kind)),
         ]
         for kind in registry.MODULES
     ]
@@ -47,6 +45,16 @@ def contents() -> str:
         f"[The experiment](#the-experiment) has the top-level fields; the tables of a file are {links}.\n\n"
         + _table(["kind of part", "parts"], rows)
     )
+
+
+def part_pages() -> dict[str, str]:
+    """A page for each kind of part: a section for each part that fedblend declares; users' parts are left out."""
+    pages = {}
+    for kind in registry.MODULES:
+        entries = kind_entries(kind)
+        sections = [line for entry in entries for line in _section(f"## `{entry.name}`", entry)]
+        pages[kind] = "\n".join([f"# Parts: {kind}\n", f"In a file: `{entries[0].where}`.\n", *sections])
+    return pages
 
 
 def markdown(docstring: str) -> str:
@@ -62,15 +70,6 @@ def markdown(docstring: str) -> str:
     return re.sub(r"(`[^`]*`|^ {4}.*$)|<(?=[a-zA-Z/!])", lambda found: found[1] or "&lt;", text, flags=re.MULTILINE)
 
 
-def _kind(kind: str) -> Iterable[str]:
-    """A section for each part of a kind that fedblend declares; users' parts are left out."""
-    entries = kind_entries(kind)
-    yield f"## Parts: {kind}\n"
-    yield f"In a file: `{entries[0].where}`.\n"
-    for entry in entries:
-        yield from _section(f"### {kind} `{entry.name}`", entry)
-
-
 def _section(head: str, entry: Entry) -> Iterable[str]:
     yield head + "\n"
     yield markdown(entry.text)
@@ -83,46 +82,13 @@ def _section(head: str, entry: Entry) -> Iterable[str]:
         yield _table(["option", "type and range", "default", "what it is"], rows)
 
 
-def _presets() -> Iterable[str]:
-    yield "## Methods\n"
-    yield "Presets of parts, by name. Parts that are not listed are the defaults of `[method]`.\n"
-    for family, methods in presets.families().items():
-        yield f"\n### {family}\n"
-        rows = [[f"`{name}`", text, _parts(spec)] for name, (text, spec) in methods.items()]
-        yield _table(["method", "what it is", "parts"], rows)
-
-
-def _parts(spec: Mapping[str, Any]) -> str:
-    """A preset's parts with the options that it sets: ``sharing `means`, terms `proximal```."""
-    words = []
-    for field, given in spec.items():
-        if not isinstance(given, (Mapping, list)):
-            words.append(f"{field} `{given}`")
-            continue
-        for part in given if isinstance(given, list) else [given]:
-            options = "".join(f", {name} = {value}" for name, value in part.items() if name != "name")
-            words.append(f"{field} `{part['name']}{options}`")
-    return "; ".join(words) or "the defaults"
-
-
 def methods_of(family: str) -> str:
-    """The methods of a family, and each part that they name once, as Markdown for a page in ``docs/methods/``."""
-    entries = {(entry.kind, entry.name): entry for kind in registry.MODULES for entry in kind_entries(kind)}
-    rows: list[list[str]] = []
-    used: dict[tuple[str, str], Entry] = {}
+    """The methods of a family with links to their parts, as Markdown for a page in ``docs/methods/``."""
+    rows = []
     for name, (text, spec) in presets.families()[family].items():
-        parts = _parts_of(spec)
-        used |= {part: entries[part] for part in parts}
-        links = ", ".join(f"{kind} [`{part}`]({_section_of(kind, part)})" for kind, part in parts) or "the defaults"
-        rows.append([f"`{name}`", text, links, _leaving(Method.model_validate(name))])
-    lines = [_table(["method", "what it is", "parts", "leaves a client"], rows)]
-    for (kind, part), entry in used.items():
-        lines += [f"### {kind} `{part}`\n", markdown(entry.text), f"[Options]({_section_of(kind, part)}).\n"]
-    return "\n".join(lines).rstrip()
-
-
-def _section_of(kind: str, name: str) -> str:
-    return f"../configuration.md#{kind}-{name}"
+        parts = ", ".join(f"{kind} [`{part}`](../reference/{kind}.md#{part})" for kind, part in _parts_of(spec))
+        rows.append([f"`{name}`", text, parts or "the defaults", _leaving(Method.model_validate(name))])
+    return _table(["method", "what it is", "parts", "leaves a client"], rows).rstrip()
 
 
 def _parts_of(spec: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -129,10 +129,11 @@ def test_each_package_that_is_imported_is_a_requirement_of_fedblend_or_an_extra(
 
 
 def headings(text):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """The anchors of a page: of its headings, as GitHub makes them, and those in HTML."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     words = re.findall(r"^#+ (.+)$", prose, re.M)
-    return {re.sub(r"[^\w\- ]", "", word.lower()).replace(" ", "-") for word in words}
+    named = re.findall(r'<span id="([\w-]+)">', prose)
+    return {re.sub(r"[^\w\- ]", "", word.lower()).replace(" ", "-") for word in words} | set(named)
 
 
 def links(page):

@@ -26,7 +26,7 @@ from fedblend.experiment.options import (
     part_entry,
     table_entries,
 )
-from fedblend.experiment.reference import filled
+from fedblend.experiment.reference import filled, part_pages
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -36,15 +36,17 @@ ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in k
 
 
 @pytest.mark.slow
-def test_the_page_begins_with_links_to_all_of_its_sections_of_parts_and_tables() -> None:
+def test_the_page_begins_with_links_to_all_tables_and_parts() -> None:
     begin, _, rest = filled(PAGE.read_text(encoding="utf-8")).partition("## How a file is laid out")
-    links = set(re.findall(r"\]\(#(.+?)\)", begin))
-    heads = re.findall(r"^##+ (.+)$", rest, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-    assert links <= anchors
-    kinds = {head.removeprefix("Parts: ") for head in heads if head.startswith("Parts: ")}
-    parts = {f"{kind}-{name}" for kind, name in re.findall(r"^### (\w+) `(.+)`$", rest, re.MULTILINE)}
-    assert {f"parts-{kind}" for kind in kinds} | parts <= links
+    links = set(re.findall(r"\]\((\S+?)\)", begin))
+    heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^##+ (.+)$", rest, re.M)]
+    parts = {
+        f"reference/{kind}.md#{name}"
+        for kind, page in part_pages().items()
+        for name in re.findall("^## `(.+)`", page, re.M)
+    }
+    assert parts == {link for link in links if link.startswith("reference/") and "#" in link}
+    assert {link[1:] for link in links if link.startswith("#")} <= set(heads)
 
 
 @pytest.mark.slow
