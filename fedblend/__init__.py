@@ -83,7 +83,7 @@ __all__ = [
     "run",
     "run_study",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     name: module
