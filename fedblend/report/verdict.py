@@ -82,12 +82,13 @@ def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -
     target, name = target_text(base), base["method"]
     reached = [row for row in rows if row["target_reached"] == row["seeds"]]
     missed = [f"{row['method']} ({row['target_reached']} of {row['seeds']})" for row in rows if row not in reached]
+    if not reached:
+        return [f"No method reaches {target} with every seed: {listed(missed)}."]
     sentences = []
     if base["target_reached"] < base["seeds"]:
         does = [f"{row['method']} does, in {row['target_round']:.1f} rounds" for row in reached]
         sentences.append(
-            f"{name} reaches {target} with {base['target_reached']} of {base['seeds']} seeds"
-            f"{'; ' + listed(does) if does else ', and no method with all'}."
+            f"{name} reaches {target} with {base['target_reached']} of {base['seeds']} seeds; {listed(does)}."
         )
     elif sooner := rounds.certain(1):
         row = next(row for row in rows if row["method"] == sooner[0])
@@ -126,7 +127,8 @@ def _scores(base: MethodRow, final: Comparison, when: str) -> str:
         if names
     ]
     if not parts:
-        return f"{when} no difference to {base['method']} is certain."
+        among = f" among {len(texts)} (Holm's correction)" if len(texts) > 1 else ""
+        return f"{when} no difference to {base['method']} is certain{among}."
     rest = f"; within noise: {listed(final.unsure)}" if final.unsure else ""
     return f"{when}, beside {base['method']}, {'; '.join(parts)}{rest}."
 
