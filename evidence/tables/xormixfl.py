@@ -42,7 +42,7 @@ LEAKS = {
     "sent_recognised": "seed known %",
     "made_recognised": "decoded known %",
 }
-"""Columns of ``fedblend privacy xor`` by their names in its JSON."""
+"""Columns of ``fedblend paper xor`` by their names in its JSON."""
 
 
 class XorRun(NamedTuple):
