@@ -189,9 +189,9 @@ STUDIES: dict[str, list[str]] = {
     "warm-start": ["run", "examples/warm-start.toml"],
     "xormixfl-mnist": ["run", "evidence/studies/xormixfl-mnist.toml", *MNIST, *LOOP],
     "xormixfl-distance": [
-        "privacy", "xor", "evidence/studies/xormixfl-distance.toml", *MNIST, "--blended", "1,2,3,4,5", "--mds",
+        "paper", "xor", "evidence/studies/xormixfl-distance.toml", *MNIST, "--blended", "1,2,3,4,5", "--mds",
     ],
-    "xormixfl-offset-leaks": ["privacy", "xor", "evidence/studies/xormixfl-offset.toml"],
+    "xormixfl-offset-leaks": ["paper", "xor", "evidence/studies/xormixfl-offset.toml"],
 }  # fmt: skip
 """Studies that a fedblend command makes: its arguments by the study's name."""
 

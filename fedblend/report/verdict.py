@@ -82,10 +82,11 @@ def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -
     target, name = target_text(base), base["method"]
     reached = [row for row in rows if row["target_reached"] == row["seeds"]]
     missed = [f"{row['method']} ({row['target_reached']} of {row['seeds']})" for row in rows if row not in reached]
-    if not reached:
-        return [f"No method reaches {target} with every seed: {listed(missed)}."]
     sentences = []
     if base["target_reached"] < base["seeds"]:
+        own = f"{name} ({base['target_reached']} of {base['seeds']})"
+        if not reached:
+            return [f"No method reaches {target} with every seed: {listed([own, *missed])}."]
         does = [f"{row['method']} does, in {row['target_round']:.1f} rounds" for row in reached]
         sentences.append(
             f"{name} reaches {target} with {base['target_reached']} of {base['seeds']} seeds; {listed(does)}."
