@@ -78,9 +78,7 @@ def test_a_baseline_that_misses_the_target_is_told_without_an_interval() -> None
     assert found[0] == "fedavg reaches 90 % with 1 of 3 seeds; a does, in 5.0 rounds."
     assert found[1] == "90 % not with every seed: b (2 of 3)."
     alone = row("b", [0.5, 0.5, 0.6], [9, math.nan, 9])
-    assert (
-        verdict([base, alone], "fedavg")[0] == "No method reaches 90 % with every seed: fedavg (1 of 3) and b (2 of 3)."
-    )
+    assert verdict([base, alone], "fedavg")[0] == "No method reaches 90 % with every seed: fedavg (1 of 3), b (2 of 3)."
     reaches = row("fedavg", [0.9, 0.9, 0.9], [20, 20, 20])
     assert verdict([reaches, alone], "fedavg")[0] == "90 % not with every seed: b (2 of 3)."
 
