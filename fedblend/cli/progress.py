@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -64,7 +64,7 @@ class RunProgress:
         self.printed: dict[str, float] = {}
         self.stepped: dict[str, float] = {}  # when a step was printed, or the last round ended
         self.engines: set[str] = set()  # choices that were printed
-        self.seconds: dict[str, float] = defaultdict(float)  # by phase, of all runs after round 0
+        self.seconds: dict[str, Counter[str]] = defaultdict(Counter)  # of each run after round 0, by phase
         self.told = False  # whether testing was said to be slow
         self.remaining = RemainingTime()
         self.bars = Progress(
@@ -136,9 +136,9 @@ class RunProgress:
 
     def _note_testing(self, slug: str, record: RoundRecord) -> None:
         """Name the options that make testing cheaper, once, where it takes much of a run of which much is left."""
-        for phase, seconds in record.machine.get("seconds", {}).items():
-            self.seconds[phase] += seconds
-        testing, all_phases = self.seconds["evaluate"], sum(self.seconds.values())
+        seconds = self.seconds[slug]
+        seconds.update(record.machine.get("seconds", {}))
+        testing, all_phases = seconds["evaluate"], seconds.total()
         left = (self.totals[slug] - record.round) / record.round * testing
         if not self.told and testing > TESTING_SHARE * all_phases and left > LINE_EVERY:
             self.told = True

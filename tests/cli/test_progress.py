@@ -89,7 +89,8 @@ def test_steps_of_a_long_round_have_a_pace_and_those_of_a_short_one_are_not_show
 def test_costly_testing_is_told_once_with_its_remedies(capsys):
     table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
 
-    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+    with RunProgress({"a": Experiment(**table), "b": Experiment(**table)}, {}) as shown:
+        shown("b", RoundRecord(round=8, machine={"seconds": {"train": 1.0, "evaluate": 50.0}}))  # little is left
         for round, testing in [(0, 90.0), (1, 1.0), (2, 5.0), (3, 9.0)]:
             shown("a", RoundRecord(round=round, machine={"seconds": {"train": 3.0, "evaluate": testing}}))
 
