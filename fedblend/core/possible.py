@@ -45,13 +45,7 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
         own_tests(setup)
     method.aggregator.require_possible(min(cohort, holding))
     method.server_step.require_possible(spec)
-    train, largest = experiment.train, int(setup.population.sizes.max())
-    one_step = train.optimizer.is_sgd and not (train.momentum or train.weight_decay or train.steps)
-    if method.server_step.reads_gradient and not (one_step and train.batches_of(largest) == 1):
-        raise FedblendError(
-            f"method.server_step: '{method.server_step.name}' takes clients' changes for gradients; valid: SGD with "
-            f"train.epochs = 1 and train.batch_size = {largest} or more, without train.steps, momentum, weight_decay"
-        )
+    method.server_step.require_training(setup.training, int(setup.population.sizes.max()))
     setup.requests(setup.sizes(0))
     if method.objective.needs or method.server_step.needs_pool or method.sharing.plan.after_training:
         method.sharing.require_possible(setup.sizes(0), experiment.policy.min_mean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from fedblend.core.context import ModelSpec
 from fedblend.core.part import Part
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.method import Training
 
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -67,8 +70,6 @@ class ServerStep(Part):
     """
     breaks_privacy: bool = False
     """Whether the step uses raw samples."""
-    reads_gradient: bool = False
-    """Whether the step takes the clients' change for a gradient: clients make one step of SGD."""
     reads: tuple[str, ...] = ()
     """Forms of shared entries (:data:`~fedblend.core.sharing.Form`) that the step uses; none where it uses no pool."""
     needs_pool: bool = False
@@ -83,6 +84,9 @@ class ServerStep(Part):
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` if the step cannot be used with this model or these data."""
+
+    def require_training(self, train: Training, largest: int) -> None:
+        """Raise :class:`FedblendError` for local training that the step cannot follow; ``largest`` client's samples."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
         """What the step keeps at the server before the first round; ``weights`` are the first global ones."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.errors import FedblendError
+from fedblend.core.method import Training
 from fedblend.core.registry import Float, NonNegative, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.sharing.moments import projection, unpacked, width_of
@@ -67,10 +68,14 @@ class ClosedHead(ServerStep):
     step: Positive = 8.0
     """Largest length of a step of ``softmax``; where the loss rises, a smaller one, down to 2."""
 
-    @property
-    def reads_gradient(self) -> bool:  # type: ignore[override]
-        """Whether it is ``softmax``."""
-        return self.head == "softmax"
+    def require_training(self, train: Training, largest: int) -> None:
+        """Raise :class:`FedblendError` for ``softmax`` where a client's change is not one gradient of its samples."""
+        one_step = train.optimizer.is_sgd and not (train.momentum or train.weight_decay or train.steps)
+        if self.head == "softmax" and not (one_step and train.batches_of(largest) == 1):
+            raise FedblendError(
+                f"method.server_step: '{self.name}' takes clients' changes for gradients; valid: SGD with train.epochs "
+                f"= 1 and train.batch_size = {largest} or more, without train.steps, momentum, weight_decay"
+            )
 
     def require_possible(self, spec: ModelSpec) -> None:
         """Raise :class:`FedblendError` for data without classes, and for models that end in no dense layer."""
