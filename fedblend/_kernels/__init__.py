@@ -3,7 +3,6 @@
 They are written in C++ for CPUs and in Triton for GPUs.
 """
 
-from fedblend._kernels.dense import add_product, use_dense
 from fedblend._kernels.lowrank import LowRank, Rows, Weights, is_worth_it, lerp_towards, use_low_rank
 from fedblend._kernels.operators import RAW, Convolution, MaxPool, are_usable, conv, join_pools, makes, max_pool
 
@@ -14,7 +13,6 @@ __all__ = [
     "MaxPool",
     "Rows",
     "Weights",
-    "add_product",
     "are_usable",
     "conv",
     "is_worth_it",
@@ -22,6 +20,5 @@ __all__ = [
     "lerp_towards",
     "makes",
     "max_pool",
-    "use_dense",
     "use_low_rank",
 ]

@@ -13,13 +13,11 @@
 #include <cstring>
 #include <vector>
 
+#include "pooled.h"
 #include "pools.h"
 #include "vectors.h"
 
 namespace {
-
-// Floats of a tile's images and gradients that are read again and again, which fit into the first-level cache.
-constexpr int READ_AT_ONCE = 6 << 10;
 
 // The most rows of outputs in a tile, and the vectors of positions for fewer: sums, the positions' numbers and one factor
 // fit into the registers.
@@ -28,8 +26,6 @@ constexpr int vectors_beside(int rows) { return std::min((REGISTERS - 1) / (rows
 
 // Rows of a tile of T columns whose sums, with T numbers and one factor, fit into the registers.
 constexpr int rows_beside(int T) { return (REGISTERS - 1 - T) / T >= 4 ? 4 : 2; }
-
-inline int up(int n, int to) { return (n + to - 1) / to * to; }
 
 // A convolution of images [C, H, W] with padding ph above and below, and pw to the left and right; negative ones crop.
 struct Shape {
@@ -46,44 +42,22 @@ struct Shape {
     Shape adjoint() const { return {O, h(), w(), C, kh, kw, kh - 1 - ph, kw - 1 - pw}; }
 };
 
-// Planes [channels, H, W], sample by sample; with `which`, the planes of which `from` has the gradients of a max pool.
+// Planes [channels, H, W], sample by sample.
 class Images {
   public:
-    Images(int channels, int H, int W, const float* from, const uint8_t* which)
-        : channels_(channels), H_(H), W_(W), from_(from), which_(which) {}
+    Images(int channels, int H, int W, const float* from) : channels_(channels), H_(H), W_(W), from_(from) {}
 
     // Write the next sample to planes of zeros, from row ph and column pw on; negative ones crop, by as much at each side.
     void next(float* to, int ph, int pw, int pitch, int apart) {
-        if (which_ && ph >= 0 && pw >= 0) {
-            const int start = ph * pitch + pw;
-            spread({channels_, H_, W_, pitch, apart, int64_t(channels_) * apart - start}, to + start);
-        } else if (which_) {
-            whole_.assign(int64_t(channels_) * H_ * W_ + 4 * LANES, 0.0f);
-            spread({channels_, H_, W_, W_, int64_t(H_) * W_, int64_t(whole_.size())}, whole_.data());
-            pad(whole_.data(), to, ph, pw, pitch, apart);
-        } else {
-            pad(from_, to, ph, pw, pitch, apart);
-            from_ += int64_t(channels_) * H_ * W_;
-        }
+        const int top = std::max(-ph, 0), left = std::max(-pw, 0);
+        for (int c = 0; c < channels_; c++, from_ += H_ * W_, to += apart)
+            for (int i = top; i < H_ - top; i++)
+                copy_row(to + (i + ph) * pitch + left + pw, from_ + i * W_ + left, W_ - 2 * left);
     }
 
   private:
-    void spread(const Planes& planes, float* to) {
-        spread_planes(planes, from_, which_, to);
-        from_ += planes.outputs(), which_ += planes.outputs();
-    }
-
-    void pad(const float* from, float* to, int ph, int pw, int pitch, int apart) const {
-        const int top = std::max(-ph, 0), left = std::max(-pw, 0);
-        for (int c = 0; c < channels_; c++, from += H_ * W_, to += apart)
-            for (int i = top; i < H_ - top; i++)
-                copy_row(to + (i + ph) * pitch + left + pw, from + i * W_ + left, W_ - 2 * left);
-    }
-
     int channels_, H_, W_;
     const float* from_;
-    const uint8_t* which_;
-    std::vector<float> whole_;
 };
 
 // Kernels in the order in which tiles read them: by block, channel and tap, the numbers of the block's rows. Those of row o
@@ -212,7 +186,7 @@ void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const
     const Shape s{C, H, W, O, kh, kw, p, p};
     const int64_t outputs = int64_t(B) * O * (which ? (s.h() / 2) * (s.w() / 2) : s.h() * s.w());
     Convolver convolver(s);
-    Images images(C, H, W, x, nullptr);
+    Images images(C, H, W, x);
     for (int64_t k = 0; k < K; k++) {
         pack(s, w + k * O * C * s.taps(), C * s.taps(), s.taps(), false, convolver.packed());
         convolver.convolve(B, images, y + k * outputs, which ? which + k * outputs : nullptr, (K - k) * outputs);
@@ -220,10 +194,10 @@ void conv(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const
 }
 
 void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w,
-                float* x, const uint8_t* which) {
+                float* x) {
     const Shape s = Shape{C, H, W, O, kh, kw, p, p}.adjoint();
     Convolver convolver(s);
-    Images gradients(O, s.H, s.W, g, which);
+    Images gradients(O, s.H, s.W, g);
     for (int64_t k = 0; k < K; k++) {
         pack(s, w + k * O * C * s.taps(), s.taps(), C * s.taps(), true, convolver.packed());
         convolver.convolve(B, gradients, x + k * B * C * H * W, nullptr, 0);
@@ -231,12 +205,12 @@ void conv_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p,
 }
 
 void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g,
-                 float* w, const uint8_t* which) {
+                 float* w) {
     const Shape s{C, H, W, O, kh, kw, p, p};
     const int image = C * s.plane(), gradient = O * s.output_plane();
-    const int most = std::clamp(READ_AT_ONCE / (s.plane() + 4 * s.output_plane()), 1, B);
+    const int most = std::clamp(CACHED / (s.plane() + 4 * s.output_plane()), 1, B);
     std::vector<float> xs(most * image + 4 * LANES), gs(most * gradient + 4 * LANES);
-    Images images(C, H, W, x, nullptr), gradients(O, s.h(), s.w(), g, which);
+    Images images(C, H, W, x), gradients(O, s.h(), s.w(), g);
     for (int k = 0; k < K; k++, w += O * C * s.taps()) {
         std::fill(w, w + O * C * s.taps(), 0.0f);
         for (int first = 0; first < B; first += most) {
@@ -251,6 +225,17 @@ void conv_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p
             for (; j < kw; j++) weight_columns<1>(s, some, xs.data(), gs.data(), j, w);
         }
     }
+}
+
+// The same with the gradients g [K, B, O, h / 2, w / 2] of the outputs' max pool, which has its maxima at `which`.
+void pooled_input(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* g, const float* w, float* x,
+                  const uint8_t* which) {
+    derive<true>(K, B, {C, H, W, O, kh, kw, p}, x, g, w, which);
+}
+
+void pooled_weight(int K, int B, int C, int H, int W, int O, int kh, int kw, int p, const float* x, const float* g, float* w,
+                   const uint8_t* which) {
+    derive<false>(K, B, {C, H, W, O, kh, kw, p}, x, g, w, which);
 }
 
 void pool(int64_t planes, int H, int W, const float* x, float* y, uint8_t* which) {

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fedblend._kernels.dense import base_plus_product, run_dense, supports
-
 aten = torch.ops.aten
 
 LEAST = 1 << 18
@@ -57,8 +55,6 @@ class LowRank:
             a, x = self.a[:, : self.used], self.x[:, : self.used]
             if self.owns_base:
                 self.base.baddbmm_(a.transpose(1, 2), x)
-            elif self.base.stride(0) == 0:
-                self.base = base_plus_product(self.base[0], a, x)
             else:
                 self.base = self.base.baddbmm(a.transpose(1, 2), x)
         elif not self.owns_base:
@@ -113,7 +109,11 @@ class Rows:
         """Multiply rows [k, B, I] by the transposed weights, or rows [k, B, O] by the weights."""
         whole, used = self.whole, self.whole.used
         base = whole.base[self.rows]
-        product = _times_shared(rows, base, transposed) if base.stride(0) == 0 else _times(rows, base, transposed)
+        base = base.transpose(1, 2) if transposed else base
+        shared = base.stride(0) == 0
+        product = (
+            torch.mm(rows.flatten(0, 1), base[0]).unflatten(0, rows.shape[:2]) if shared else torch.bmm(rows, base)
+        )
         if not used:
             return product
         a, x = whole.a[self.rows, :used], whole.x[self.rows, :used]
@@ -150,12 +150,12 @@ def is_worth_it(shape: torch.Size, samples: int) -> bool:
 
 def run_times_transposed(x: torch.Tensor, w: Weights) -> torch.Tensor:
     """x [K, B, I] times the transposed w [K, O, I]."""
-    return w.times(x, True) if isinstance(w, Rows) else _times(x, w, True)
+    return w.times(x, True) if isinstance(w, Rows) else torch.bmm(x, w.transpose(1, 2))
 
 
 def run_times(g: torch.Tensor, w: Weights) -> torch.Tensor:
     """g [K, B, O] times w [K, O, I]."""
-    return w.times(g, False) if isinstance(w, Rows) else _times(g, w, False)
+    return w.times(g, False) if isinstance(w, Rows) else torch.bmm(g, w)
 
 
 def use_low_rank(weights: Node) -> bool:
@@ -178,20 +178,4 @@ def use_low_rank(weights: Node) -> bool:
 
 def _is_product(node: Node, factor: Node) -> bool:
     """Whether a node is the product of some rows and the factor."""
-    multiplies = node.target in (aten.bmm.default, run_dense)
-    return multiplies and node.args[1] is factor and node.args[0] is not factor
-
-
-def _times(rows: torch.Tensor, w: torch.Tensor, transposed: bool) -> torch.Tensor:
-    if not transposed:
-        return torch.bmm(rows, w)
-    transpose = w.transpose(1, 2)
-    return run_dense(rows, transpose) if supports(rows, transpose) else torch.bmm(rows, transpose)
-
-
-def _times_shared(rows: torch.Tensor, base: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """Rows [K, B, n] of all clients by the one matrix that ``base`` expands."""
-    flat = rows.reshape(-1, rows.shape[2])
-    # Few rows of a long matrix are faster as columns.
-    product = torch.mm(base[0], flat.t()).t().contiguous() if transposed else torch.mm(flat, base[0])
-    return product.view(*rows.shape[:2], -1)
+    return node.target is aten.bmm.default and node.args[1] is factor and node.args[0] is not factor

@@ -125,7 +125,7 @@ def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
     """
     _merge_repeats(graph.graph)
     rules = (_remove_identities, _shorten_views, _kernels.join_pools)
-    for rule in (*rules, *([_factor_gradients] if factors else []), _kernels.use_dense):
+    for rule in (*rules, *([_factor_gradients] if factors else [])):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
         graph.graph.eliminate_dead_code()

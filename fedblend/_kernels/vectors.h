@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 namespace {
@@ -22,6 +23,25 @@ constexpr int LANES = 4, REGISTERS = 16;
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int Mask __attribute__((vector_size(4 * LANES)));
+
+// Floats of images and gradients that are read again and again, which fit into the first-level cache.
+constexpr int CACHED = 6 << 10;
+
+inline int up(int n, int to) { return (n + to - 1) / to * to; }
+
+// Room for numbers, from the start of a cache line on.
+class Room {
+  public:
+    explicit Room(int64_t size) : all_(new float[size + 16]) {
+        const auto beyond = reinterpret_cast<uintptr_t>(all_.get()) % 64 / sizeof(float);
+        data_ = all_.get() + (16 - beyond) % 16;
+    }
+    operator float*() { return data_; }
+
+  private:
+    std::unique_ptr<float[]> all_;
+    float* data_;
+};
 
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
@@ -92,6 +112,19 @@ inline Vector shuffle(Vector a, Vector b, Mask places) {
 #else
     return __builtin_shuffle(a, b, places);
 #endif
+}
+
+// Transpose LANES vectors: exchange the blocks beside the diagonal, of S numbers in S vectors, in blocks of twice the size.
+template <int S = 1>
+void exchange(Vector (&v)[LANES]) {
+    constexpr Mask upper = places_by([](int i) { return i & S ? LANES + i - S : i; });
+    constexpr Mask lower = places_by([](int i) { return i & S ? LANES + i : i + S; });
+    for (int i = 0; i < LANES; i++)
+        if (!(i & S)) {
+            const Vector a = v[i], b = v[i + S];
+            v[i] = shuffle(a, b, upper), v[i + S] = shuffle(a, b, lower);
+        }
+    if constexpr (2 * S < LANES) exchange<2 * S>(v);
 }
 
 // The sum of a vector's numbers, by halves.

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "pools.h"
@@ -24,22 +23,6 @@ constexpr int COLUMNS = 2 * LANES;
 
 // Numbers of the transforms of a block.
 constexpr int64_t AT_ONCE = 3 << 16;
-
-inline int up(int n, int to) { return (n + to - 1) / to * to; }
-
-// Room for numbers, from the start of a cache line on.
-class Room {
-  public:
-    explicit Room(int64_t size) : all_(new float[size + 16]) {
-        const auto beyond = reinterpret_cast<uintptr_t>(all_.get()) % 64 / sizeof(float);
-        data_ = all_.get() + (16 - beyond) % 16;
-    }
-    operator float*() { return data_; }
-
-  private:
-    std::unique_ptr<float[]> all_;
-    float* data_;
-};
 
 // Matrices [rows, columns] of the N N products. A cache line is between one and the next: so many numbers at a distance of a
 // power of two share one set of the first-level cache. So are rows, for the same reason.
@@ -501,26 +484,13 @@ void transform_sums(int rows, int C, Products& U, float* w) {
         }
 }
 
-// Exchange the blocks beside the diagonal, of S numbers in S vectors, in blocks of twice the size.
-template <int S>
-void exchange(Vector (&v)[LANES]) {
-    constexpr Mask upper = places_by([](int i) { return i & S ? LANES + i - S : i; });
-    constexpr Mask lower = places_by([](int i) { return i & S ? LANES + i : i + S; });
-    for (int i = 0; i < LANES; i++)
-        if (!(i & S)) {
-            const Vector a = v[i], b = v[i + S];
-            v[i] = shuffle(a, b, upper), v[i + S] = shuffle(a, b, lower);
-        }
-    if constexpr (2 * S < LANES) exchange<2 * S>(v);
-}
-
 // Transforms of the tiles of LANES channels, [N N, LANES, tiles], as rows of channels: [N N, tiles, channels] from `c` on.
 void transpose(Panels& from, int tiles, Panels& to, int c) {
     for (int t = 0; t < from.number; t++)
         for (int q = 0; q < tiles; q += LANES) {
             Vector v[LANES];
             for (int i = 0; i < LANES; i++) v[i] = load(from.at(t, i, q));
-            exchange<1>(v);
+            exchange(v);
             for (int i = 0; i < LANES; i++) store(to.at(t, q + i, c), v[i]);
         }
 }
@@ -568,10 +538,8 @@ void conv_input(int K, int B, int C, int H, int W, int O, int p, const float* g,
 }
 
 template <int M>
-void conv_weight(int K, int B, int C, int H, int W, int O, int p, const float* x, const float* g, float* w,
-                 const uint8_t* which) {
+void conv_weight(int K, int B, int C, int H, int W, int O, int p, const float* x, const float* g, float* w) {
     const Geometry<M> s{H, W, p};
-    const int64_t given = which ? int64_t(s.h() / 2) * (s.w() / 2) : int64_t(s.h()) * s.w();
     const int rows = rows_at_once(s, B, C, O), most = rows * s.wide(), number = (M + 2) * (M + 2);
     Products U(number, O, C), G(number, O, most);
     Panels V(number, up(most, LANES), C), run(number, LANES, most);
@@ -579,7 +547,7 @@ void conv_weight(int K, int B, int C, int H, int W, int O, int p, const float* x
     Transforms<M, M> gradients(s, 0, rows);
     for (int64_t k = 0; k < K; k++) {
         const Images images{C, H, W, x + k * B * C * H * W, nullptr};
-        const Images slopes{O, s.h(), s.w(), g + k * B * O * given, which ? which + k * B * O * given : nullptr};
+        const Images slopes{O, s.h(), s.w(), g + k * B * O * s.h() * s.w(), nullptr};
         for (int first = 0; first < B * s.high(); first += rows) {
             const int some = std::min(rows, B * s.high() - first), tiles = some * s.wide();
             for (int c = 0; c < C; c += LANES) {
@@ -611,8 +579,8 @@ void winograd_conv_input(int side, int K, int B, int C, int H, int W, int O, int
 }
 
 void winograd_conv_weight(int side, int K, int B, int C, int H, int W, int O, int, int, int p, const float* x, const float* g,
-                          float* w, const uint8_t* which) {
-    (side == 4 ? conv_weight<4> : conv_weight<2>)(K, B, C, H, W, O, p, x, g, w, which);
+                          float* w) {
+    (side == 4 ? conv_weight<4> : conv_weight<2>)(K, B, C, H, W, O, p, x, g, w);
 }
 
 }  // extern "C"

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fedblend._kernels.dense import add_product
 from fedblend._kernels.lowrank import Rows, Weights, lerp_towards
 from fedblend.core.method import Training
 from fedblend.core.objective import Term
@@ -261,9 +260,9 @@ class StackedSGD(StackedOptimizer):
                     # The factors are much smaller than their product.
                     a, b = zero_inactive(active, a), zero_inactive(active, b)
                     if self.rate is None:
-                        add_product(param, a, b, -self.lr)
+                        param.baddbmm_(a, b, alpha=-self.lr)
                     else:
-                        add_product(param, a * self.rate, b, 1.0)
+                        param.baddbmm_(a * self.rate, b)
             elif gradient is not None:
                 dense.append(param)
                 grads.append(zero_inactive(active, gradient))

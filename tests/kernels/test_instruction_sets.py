@@ -11,7 +11,7 @@ import pytest
 
 from fedblend._kernels import build
 
-KERNELS = [build.SOURCE.with_name(name) for name in ("kernels.cpp", "dense.cpp", "winograd.cpp")]
+KERNELS = [build.SOURCE.with_name(name) for name in ("kernels.cpp", "winograd.cpp")]
 SOURCES = [Path(__file__).with_name("check.cpp"), *KERNELS]
 
 X86 = {"x86-64": "sse2", "x86-64-v3": "avx2", "skylake-avx512": "avx512f"}

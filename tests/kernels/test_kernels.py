@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend._kernels import build, dropout_masks, operators
-from fedblend._kernels.dense import add_product, run_dense
 from fedblend._kernels.dropout_masks import Streams
 from fedblend._kernels.lowrank import LowRank
 from fedblend._kernels.operators import Convolution, MaxPool, conv, max_pool
@@ -116,7 +115,7 @@ def test_fused_pools_equal_separate_pools(
     x, w = draw(*shape), draw(shape[0], outputs, shape[2], *kernel, seed=1)
     y = operators.run_conv(x, w, padding)
     values, places = operators.run_pool(y)
-    g = draw(*values.shape, seed=2)
+    g = draw(*values.shape, seed=2).relu()  # half of them zeros, as a ReLU leaves them
     spread = operators.run_spread(g, places, *y.shape[-2:])
 
     pooled, which = operators.run_conv_pool(x, w, padding)
@@ -124,30 +123,9 @@ def test_fused_pools_equal_separate_pools(
     assert torch.equal(pooled, values)
     assert torch.equal(which, places)
     by_input = operators.run_conv_input(spread, w, padding, *shape[3:])
-    assert torch.equal(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
+    close(operators.run_conv_input(g, w, padding, *shape[3:], which), by_input)
     by_weight = operators.run_conv_weight(x, spread, padding, *kernel)
-    assert torch.equal(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
-
-
-@given(
-    few=st.integers(1, 20),
-    shape=st.tuples(st.integers(1, 3), st.integers(1, 700), st.integers(1, 40)),
-    factor=st.sampled_from([-0.5, 0.03]),
-)
-@examples(60)
-def test_dense_layers_on_a_few_samples(few: int, shape: tuple[int, int, int], factor: float) -> None:
-    stack, inputs, outputs = shape
-    x, w, g = draw(stack, few, inputs), draw(stack, outputs, inputs, seed=1), draw(stack, few, outputs, seed=2)
-    stepped, other = w.clone(), w.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-
-    add_product(stepped, g.transpose(1, 2), x, factor)
-    add_product(other, g.transpose(1, 2), x, factor)
-
-    close(run_dense(x, w.transpose(1, 2)), torch.bmm(x.double(), w.double().transpose(1, 2)).float())
-    close(run_dense(x, w.transpose(1, 2).contiguous()), torch.bmm(x, w.transpose(1, 2)))
-    wanted = (w.double() + factor * torch.bmm(g.double().transpose(1, 2), x.double())).float()
-    close(stepped, wanted)
-    close(other, wanted)
+    close(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
 
 
 @given(
@@ -212,7 +190,7 @@ def test_a_traced_step_fuses_calls(winograd: int) -> None:
     simplify(graph, factors=False)
 
     called = [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"]
-    assert {"run_conv_pool", "run_conv_input", "run_conv_weight", "run_dense"} <= set(called)
+    assert {"run_conv_pool", "run_conv_input", "run_conv_weight"} <= set(called)
     assert not {"run_conv", "run_pool", "run_spread"} & set(called)
     for ours, wanted in zip(graph(x, w, v), step(x, w, v), strict=True):
         close(ours, wanted)
