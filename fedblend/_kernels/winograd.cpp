@@ -414,37 +414,41 @@ class Outputs {
     std::vector<uint8_t> places_;
 };
 
-// Rows [0, R) of one panel of a product: c (+)= sum over k < K of a[r ra + k ka] b[k].
-template <int R>
+// Rows [0, R) of V vectors of one panel of a product: c (+)= sum over k < K of a[r ra + k ka] b[k].
+template <int R, int V>
 void product_tile(int K, const float* a, int64_t ra, int64_t ka, const float* b, float* c, int64_t pitch, bool add) {
-    Vector sum[R][2];
+    Vector sum[R][V];
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2; v++) sum[r][v] = add ? load(c + r * pitch + v * LANES) : Vector{};
+        for (int v = 0; v < V; v++) sum[r][v] = add ? load(c + r * pitch + v * LANES) : Vector{};
     for (int k = 0; k < K; k++, a += ka, b += COLUMNS) {
-        const Vector first = load(b), second = load(b + LANES);
+        Vector value[V];
+        for (int v = 0; v < V; v++) value[v] = load(b + v * LANES);
         for (int r = 0; r < R; r++) {
             const float factor = a[r * ra];
-            sum[r][0] += factor * first, sum[r][1] += factor * second;
+            for (int v = 0; v < V; v++) sum[r][v] += factor * value[v];
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < 2; v++) store(c + r * pitch + v * LANES, sum[r][v]);
+        for (int v = 0; v < V; v++) store(c + r * pitch + v * LANES, sum[r][v]);
 }
 
 // The same with R rows or fewer.
-template <int R>
+template <int R, int V>
 void product_rows(int rows, int K, const float* a, int64_t ra, int64_t ka, const float* b, float* c, int64_t pitch, bool add) {
     if constexpr (R > 1)
-        if (rows < R) return product_rows<R - 1>(rows, K, a, ra, ka, b, c, pitch, add);
-    product_tile<R>(K, a, ra, ka, b, c, pitch, add);
+        if (rows < R) return product_rows<R - 1, V>(rows, K, a, ra, ka, b, c, pitch, add);
+    product_tile<R, V>(K, a, ra, ka, b, c, pitch, add);
 }
 
 // Matrix t of c [rows, columns] (+)= a b, for a of any strides and K rows of b.
 void product(int t, int rows, int columns, int K, const float* a, int64_t ra, int64_t ka, Panels& b, Products& c, bool add) {
-    for (int j = 0; j < columns; j += COLUMNS)
-        each_block(rows, ROWS, [&](int first, int some) {
-            product_rows<ROWS>(some, K, a + first * ra, ra, ka, b.at(t, 0, j), c.at(t, first) + j, c.pitch, add);
+    for (int j = 0; j < columns; j += COLUMNS) {
+        const bool half = columns - j <= LANES;
+        each_block(rows, half ? 2 * ROWS : ROWS, [&](int first, int some) {
+            (half ? product_rows<2 * ROWS, 1> : product_rows<ROWS, 2>)(some, K, a + first * ra, ra, ka, b.at(t, 0, j),
+                                                                      c.at(t, first) + j, c.pitch, add);
         });
+    }
 }
 
 // U = G w G^T of kernels [rows, C], as matrices [rows, pitch of U]; rotated by half a turn for the derivative by the input.
