@@ -10,18 +10,16 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
-from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.late import awaited, delivered
-from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup, cohort_of
+from fedblend.core.setup import Experiment, Setup, cohort_of
 from fedblend.core.sharing import Pool
 from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState, RunState
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 
 EARLIER = "earlier rounds are kept"
 """In each message about a round that stops the run."""
@@ -82,12 +80,12 @@ class Cohorts:
         setup, log, round = self.setup, self.log, state.round
         with log.time("select"):
             model = np.full(len(candidates), bytes_of(setup.shared(state.weights)))
-            reached = candidates[transmit(setup, "down", "loss-downlink", model, candidates, round, log)]
+            reached = candidates[setup.transmit("down", "loss-downlink", model, candidates, round, log)]
             log.count("down", "weights", int(model.sum()))
             replies = self.engine.losses(round, state.weights, reached.tolist(), setup.sizes(round))
             found = {client: loss for client, loss in replies.items() if not isinstance(loss, str)}
             sent = np.full(len(found), LOSS_BYTES)
-            arrives = transmit(setup, "up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
+            arrives = setup.transmit("up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
             log.count("up", "local-loss", int(sent.sum()))
         arrived = {client: found[client] for client, came in zip(found, arrives.tolist(), strict=True) if came}
         refused = [{"client": c, "reason": reason} for c, reason in replies.items() if isinstance(reason, str)]
@@ -123,13 +121,13 @@ class Cohorts:
         with self.log.time("download"):
             sharing, method, log = self.method.sharing, self.method, self.log
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
-            outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
+            outputs = bytes_of(state.global_outputs) if any(term.outputs_kind for term in method.terms) else 0
             extras = bytes_of(self._broadcast(state))
             goes_to_clients = sharing.plan.to == "clients" and method.objective.needs
             pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
-            received = transmit(self.setup, "down", "downlink", sizes, cohort, state.round, log)
+            received = self.setup.transmit("down", "downlink", sizes, cohort, state.round, log)
             log.count("down", "weights", weights * int(without_model.sum()))
             log.count("down", method.upload.bytes_kind, outputs * len(cohort))
             log.count("down", "extras", extras * len(cohort))
@@ -183,7 +181,7 @@ class Cohorts:
         like = self.method.upload.like(self.setup.shared(task.weights), self.setup.task)
         size = self.experiment.protection.bytes_on_air(like) + bytes_of(extras_like(self.method, task))
         sizes = np.full(len(clients), size)
-        arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, log)
+        arrives = self.setup.transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, log)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with log.time("aggregate"):
             result = self.train(task, clients, lost)

@@ -18,15 +18,15 @@ from torch import nn
 
 from fedblend.core.aggregator import Aggregator, LocalWork
 from fedblend.core.dataset import ClientSplit, Split
-from fedblend.core.method import Method, Training
-from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
+from fedblend.core.objective import ClientPart, Method, ModelSpec, Objective, Term
+from fedblend.core.optimizer import Training
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, trained_names
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.slow import Work, work_of
 from fedblend.core.state import ClientState
-from fedblend.core.trees import Tensors, add_prefix, without
-from fedblend.core.upload import all_finite, bytes_of, fault_of
+from fedblend.core.trees import Tensors, add_prefix, bytes_of, without
+from fedblend.core.upload import all_finite, fault_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def first_client_state(method: Method, train: Training, spec: ModelSpec, weights
     its optimiser if ``train`` keeps that.
     """
     personal = method.personal
-    own = [n for n in personal.own_layers(spec.model) if n not in spec.frozen] if personal.keeps_layers else ()
+    own = [n for n in personal.own_layers(spec.model) if n not in spec.frozen] if personal.keeps == "layers" else ()
     # A client's optimiser moves the layers that stay at the client, too.
     moved = [name for name, p in spec.model.named_parameters() if p.requires_grad]
     keys = train.state_keys if train.optimizer_state == "keep" else ()
@@ -231,9 +231,9 @@ class CohortResult:
 
     def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator, keep: bool) -> None:
         """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
-        if extras and (keep or aggregator.takes_extras):
+        if extras and (keep or aggregator.works_on == "extras"):
             self.each_extras[client] = extras
-        if not aggregator.takes_extras:
+        if aggregator.works_on != "extras":
             self.sum_extras(extras)
 
     def sum_extras(self, extras: Tensors) -> None:
@@ -253,7 +253,7 @@ class CohortResult:
             partial=aggregator.partial((self.uploads[c], aggregator.weigh(c, samples)) for c, samples, _ in good),
             extras={},
         )
-        for client, _, _ in good if not aggregator.takes_extras else ():
+        for client, _, _ in good if aggregator.works_on != "extras" else ():
             left.sum_extras(self.each_extras.get(client, {}))
         return left
 
@@ -377,7 +377,7 @@ def collect(
             yield Sent(update.client, upload, extras, *found)
             start = time.perf_counter()
 
-    keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
+    keep = task.keeps_uploads or setup.method.server_step.uses_uploads
     gather_uploads(setup, task, sent(), lost, result, keep)
     return result
 

@@ -7,18 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
-from fedblend.core.method import Experiment
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Experiment, Setup
 from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState
-from fedblend.core.trees import Tensors
-from fedblend.core.upload import bytes_of, finite_fault
+from fedblend.core.trees import Tensors, bytes_of
+from fedblend.core.upload import finite_fault
 
 
 class Exchange:
@@ -82,13 +80,13 @@ class Exchange:
         reached = np.ones(len(asked), bool)
         if self.plan.sees_model:
             model = np.full(len(asked), bytes_of(self.setup.shared(weights)))
-            reached = transmit(self.setup, "down", "share-downlink", model, asked, round, self.log)
+            reached = self.setup.transmit("down", "share-downlink", model, asked, round, self.log)
             self.log.count("down", "weights", int(model.sum()))
         replies = dict(self.engine.share(round, weights, asked[reached].tolist(), sizes))
         given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
         refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
         sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * self.plan.leaves
-        arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, self.log)
+        arrives = self.setup.transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, self.log)
         self.log.count("up", sharing.bytes_kind, int(sizes_given.sum()))
         lost = asked[~reached].tolist()
         lost += [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]

@@ -19,12 +19,11 @@ from fedblend.core.engine import CohortResult, Engine, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.exchange import Exchange
 from fedblend.core.extremes import Diverged, without_extremes
-from fedblend.core.method import Experiment
 from fedblend.core.possible import require_possible
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.recorder import Recorder
 from fedblend.core.server import Server
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Experiment, Setup, model_spec
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import add_prefix, without
 

@@ -13,9 +13,8 @@ from fedblend.core.engine import CohortResult, Engine
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import evaluate
 from fedblend.core.extremes import Diverged
-from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog, RoundRecord
-from fedblend.core.setup import Setup, reference_device, trained_names
+from fedblend.core.setup import Experiment, Setup, reference_device, trained_names
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors
 

@@ -13,21 +13,19 @@ from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of,
 from fedblend.core.errors import FedblendError
 from fedblend.core.extremes import Diverged
 from fedblend.core.late import LATE
-from fedblend.core.method import Experiment
 from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Protection, ReleaseContext
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
 from fedblend.core.server_step import ServerContext
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Experiment, Setup, model_spec
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState, RunState, replaced
-from fedblend.core.trees import Tensors, strip_prefix
+from fedblend.core.trees import Tensors, bytes_of, strip_prefix
 from fedblend.core.upload import (
     all_finite,
     as_kept,
     as_model_and_table,
-    bytes_of,
     finite_fault,
     form_fault,
     squares_finite,

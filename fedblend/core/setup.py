@@ -1,26 +1,91 @@
 """What stays the same in all rounds of a run: the experiment, its data and clients, the model and its scale."""
 
+# The fields of Experiment are explained in fedblend/experiment/config.py.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.channel import Channel
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.method import Method, Training
+from fedblend.core.metric import Metric
 from fedblend.core.module import frozen_names, same_tensors
+from fedblend.core.objective import Method
+from fedblend.core.optimizer import Training
+from fedblend.core.protection import Adversary, Protection
 from fedblend.core.random import stream
-from fedblend.core.selection import SelectionContext
+from fedblend.core.record import RoundLog
+from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
 from fedblend.core.trees import Tensors, digest_of, without
+
+
+class Experiment(Protocol):
+    """An experiment: a method, how clients train, and what is around them."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def method(self) -> Method: ...
+    @property
+    def train(self) -> Training: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def selection(self) -> Selection: ...
+    @property
+    def channel(self) -> Channel: ...
+    @property
+    def protection(self) -> Protection: ...
+    @property
+    def adversary(self) -> Adversary: ...
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def arrival(self) -> Any: ...
+    @property
+    def slow(self) -> Any: ...
+    @property
+    def validation(self) -> Any: ...
+    @property
+    def metrics(self) -> Sequence[Metric]: ...
+    @property
+    def target(self) -> Any: ...
+    @property
+    def target_metric(self) -> str: ...
+    @property
+    def stop_at_target(self) -> bool: ...
+    @property
+    def start(self) -> str | None: ...
+    @property
+    def min_uploads(self) -> int: ...
+    @property
+    def eval_every(self) -> int: ...
+    @property
+    def compute_seconds(self) -> float | None: ...
+    @property
+    def convergence_tol(self) -> float | None: ...
+    @property
+    def begins_at_clients(self) -> bool: ...
+    @property
+    def keeps_client_weights(self) -> bool: ...
+    @property
+    def evaluates_device(self) -> bool: ...
+    @property
+    def evaluates_each(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -147,12 +212,12 @@ class Setup:
 
     @functools.cached_property
     def own_layers(self) -> frozenset[str]:
-        """Names of the tensors of the model that stay at clients (:attr:`Personal.keeps_layers`).
+        """Names of the tensors of the model that stay at clients (:meth:`Personal.own_layers`).
 
         Raises :class:`FedblendError` where all that is trained would stay there.
         """
         personal = self.method.personal
-        own = frozenset(personal.own_layers(self.model)) - self.frozen if personal.keeps_layers else frozenset()
+        own = frozenset(personal.own_layers(self.model)) - self.frozen if personal.keeps == "layers" else frozenset()
         if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
                 f"method.personal: '{personal.name}' keeps all trained layers of the model "
@@ -196,6 +261,15 @@ class Setup:
         sent.
         """
         return without(weights, self._stays)
+
+    def transmit(
+        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, log: RoundLog
+    ) -> np.ndarray:
+        """Which of the transmissions of ``sizes`` bytes arrive, bool [n]; counts the seconds of the slowest."""
+        experiment = self.experiment
+        sent = experiment.channel.transmit(direction, sizes, stream(experiment.seed, purpose, round), clients)
+        log.wait(direction, float(sent.seconds.max(initial=0.0)))
+        return np.asarray(sent.arrives)
 
     def label_counts(self, client: int, size: int) -> np.ndarray | None:
         """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""

@@ -30,9 +30,19 @@ from fedblend.core.engine import (
 )
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import own_tests
-from fedblend.core.method import Method, Training
 from fedblend.core.module import train_mode
-from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term, checked_loss
+from fedblend.core.objective import (
+    Batch,
+    ClientPart,
+    Context,
+    LocalTraining,
+    Method,
+    Objective,
+    StepPlan,
+    Term,
+    checked_loss,
+)
+from fedblend.core.optimizer import Training
 from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
@@ -320,9 +330,9 @@ class LoopEngine:
     def _optimizer(self, task: TrainTask, kept: Tensors) -> SGD | Adam | TorchOptimizer:
         """Return a client's optimiser, with the state that it has ``kept``."""
         settings = self.setup.training
-        if not settings.optimizer.stacks:
+        if settings.optimizer.steps == "torch":
             return TorchOptimizer(self.params, settings, task.round)
-        optimizer = (SGD if settings.optimizer.is_sgd else Adam)(self.params, settings, task.round)
+        optimizer = (SGD if settings.optimizer.steps == "sgd" else Adam)(self.params, settings, task.round)
         if self.keeps_optimizer(task):
             optimizer.load({key: [kept[f"{key}/{name}"] for name in self.names] for key in settings.state_keys})
         return optimizer

@@ -31,8 +31,8 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState
-from fedblend.core.trees import add_prefix, digest_of, strip_prefix
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.trees import add_prefix, bytes_of, digest_of, strip_prefix
+from fedblend.core.upload import fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
@@ -354,7 +354,7 @@ class FlowerEngine:
             fields["begins"] = "shared"
         else:
             tables.append(shared["weights"])
-        if outputs := task.outputs_of(client) if any(term.uses_outputs for term in method.terms) else {}:
+        if outputs := task.outputs_of(client) if any(term.outputs_kind for term in method.terms) else {}:
             tables.append(to_record(add_prefix("outputs/", outputs)))
         if task.server_state:
             tables.append(shared["server"])

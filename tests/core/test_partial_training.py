@@ -17,7 +17,7 @@ import fedblend
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, trained_names
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.distributed.ranks import Ranks
 from fedblend.engines.loop_engine import LoopEngine

@@ -109,7 +109,7 @@ class StackTrainer:
             inputs.loss_kind,
             slots,
             dict(inputs.shared_tensors),
-            StackedSGD(train, rate) if train.optimizer.is_sgd else StackedAdam(train, rate),
+            StackedSGD(train, rate) if train.optimizer.steps == "sgd" else StackedAdam(train, rate),
             LabelMeans(engine.setup.task.outputs, device, rows) if watches else None,
             recorder,
         )
