@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from fedblend.core.optimizer import Training
 from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.optimizer import Training
 
 WeightedUpload = tuple[Tensors, float]
 

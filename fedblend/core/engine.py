@@ -21,9 +21,8 @@ from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.objective import ClientPart, Method, ModelSpec, Objective, Term
 from fedblend.core.optimizer import Training
 from fedblend.core.random import stream
-from fedblend.core.setup import Setup, trained_names
+from fedblend.core.setup import Setup, Work, work_of
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.slow import Work, work_of
 from fedblend.core.state import ClientState
 from fedblend.core.trees import Tensors, add_prefix, bytes_of, without
 from fedblend.core.upload import all_finite, fault_of
@@ -201,7 +200,7 @@ class CohortResult:
     stale: list[int] = field(default_factory=list)
     """Clients whose upload of an earlier round arrived in this one."""
     awaited: Tensors | None = None
-    """The uploads that are awaited after the round (:mod:`fedblend.core.late`); ``None`` where these are as before."""
+    """The uploads that are awaited after the round; ``None`` where these are as before."""
     good: list[tuple[int, int, float | None]] = field(default_factory=list)
     """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -354,7 +353,8 @@ def client_rounds(engine: Engine, setup: Setup, task: TrainTask, clients: Sequen
         layers = {name: update.weights[name] for name in sorted(setup.own_layers)}
         kept = replace(update.state, model=model, layers=layers, personal=without(update.state.personal, setup.frozen))
         # A client that diverged takes part in later rounds as it would have without this round.
-        kept = kept if all_finite(kept.to_tensors().values()) else had
+        if kept and not all_finite(kept.to_tensors().values()):
+            kept = had
         if own is not None:
             own_model = without(own.weights, setup.frozen)
             kept = replace(kept, personal=own_model if all_finite(own_model.values()) else had.personal)
@@ -414,16 +414,19 @@ def gather_uploads(
     A good upload can be freed at once, unless the aggregator or the result is to ``keep`` it.
     """
     kind, aggregator, begun = setup.method.upload, aggregator_of(setup, task.round), setup.shared(task.weights)
-    like, beside = kind.like(begun, setup.task), extras_like(setup.method, task)
+    like, beside = kind.like(begun, setup.task), exchanged(setup.method, task.server_state, up=True)
 
     def fault(one: Sent) -> str | None:
-        wrong_form = kind.fault(one.upload, begun, setup.task) or fault_of(one.extras, beside)
+        wrong_form = kind.fault(one.upload, begun, setup.task)
+        if one.extras or beside:
+            wrong_form = wrong_form or fault_of(one.extras, beside)
         return wrong_form or aggregator.fault(one.upload, begun)
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for one in good_uploads(sent, lost, result, fault):
             upload = {name: one.upload[name] for name in like}
-            result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
+            if beside:
+                result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
             if keep:
                 result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, aggregator.weigh(one.client, one.samples)
@@ -435,7 +438,7 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     """The aggregator of a round's uploads; ``result`` says which uploads are good, once known."""
     method, train = setup.method, setup.training
     mu = sum(term.proximal_mu for term in method.terms)
-    trained = trained_names(setup)
+    trained = setup.trained
 
     def steps_of(client: int, samples: int) -> int:
         batches = work_of(setup, round, client, samples).batches
@@ -449,10 +452,11 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     return aggregator.for_round(work)
 
 
-def extras_like(method: Method, task: TrainTask) -> dict[str, torch.Tensor]:
-    """Tensors with the names, shapes and types of what a good client sends beside its model."""
-    senders = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.sends)
-    return {name: tensor for name, tensor in task.server_state.items() if name.startswith(senders)}
+def exchanged(method: Method, server_state: Tensors, up: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of ``server_state`` that clients receive; with ``up``, those like which clients send others."""
+    others = ("nothing", "broadcast") if up else ("nothing",)
+    slots = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.exchanges not in others)
+    return {name: t for name, t in server_state.items() if name.startswith(slots)} if slots else {}
 
 
 def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str, torch.Tensor]:

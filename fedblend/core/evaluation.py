@@ -37,8 +37,8 @@ def evaluate(
         result = _on_held_out(engine.score_each(weights, own, "holdout"), setup)
     else:
         result = _on_test_half(engine, weights, setup, own)
-    if validation := _validation(engine, weights, setup, own):
-        result["validation"] = validation
+    if len(setup.population.server_order) or len(setup.population.validation_order):
+        result["validation"] = _validation(engine, weights, setup, own)
     return result
 
 
@@ -49,10 +49,10 @@ def _on_test_half(engine: Engine, weights: Tensors, setup: Setup, own: Mapping[i
     if scores.right is not None:
         result["accuracy"] = scores.accuracy
         result["per_class"] = _means_by(test.y.numpy(), scores.right, len(setup.data.classes))
-        result |= _by_site(setup, scores.right)
     if metrics and scores.outputs is not None:
         result |= _values(metrics, scores.outputs, test.y)
-        result |= _by_site_and_metric(setup, scores.outputs)
+    if test.client is not None and 0 < len(setup.data.client_names) <= NAMED:
+        result |= _by_site(setup, test.client, scores)
     groups = _client_tests(engine, weights, setup, scores)
     if groups is not None:
         owner, of_clients, targets = groups
@@ -195,27 +195,21 @@ def _places_of(natural: np.ndarray, of: np.ndarray) -> np.ndarray:
     return place[of]
 
 
-def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
-    """Accuracy on the test samples of each of the data's own clients, by name, whoever holds what in training."""
-    client, names = setup.data.test.client, setup.data.client_names
-    if client is None or not 0 < len(names) <= NAMED:
-        return {}
-    means = _means_by(client, right, len(names))
-    return {"sites": {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}}
-
-
-def _by_site_and_metric(setup: Setup, outputs: torch.Tensor) -> dict[str, Any]:
-    """Metrics on the test samples of each of the data's own clients, by metric and name."""
-    client, names, targets = setup.data.test.client, setup.data.client_names, setup.data.test.y
-    if client is None or not 0 < len(names) <= NAMED:
-        return {}
-    rows = {name: np.flatnonzero(client == i) for i, name in enumerate(names)}
-    return {
-        "site_metrics": {
+def _by_site(setup: Setup, client: np.ndarray, scores: Scores) -> dict[str, Any]:
+    """Accuracy and metrics on the test samples of each of the data's own clients, by name, whichever client held the
+    training samples.
+    """
+    names, targets, found = setup.data.client_names, setup.data.test.y, dict[str, Any]()
+    if scores.right is not None:
+        means = _means_by(client, scores.right, len(names))
+        found["sites"] = {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}
+    if setup.experiment.metrics and scores.outputs is not None:
+        outputs, rows = scores.outputs, {name: np.flatnonzero(client == i) for i, name in enumerate(names)}
+        found["site_metrics"] = {
             m.label: {name: _defined(m.overall(outputs[r], targets[r])) for name, r in rows.items() if len(r)}
             for m in setup.experiment.metrics
         }
-    }
+    return found
 
 
 def _client_tests(

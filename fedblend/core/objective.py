@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from pydantic import BeforeValidator, WithJsonSchema
 from torch import nn
 
-from fedblend.core.aggregator import Aggregator
 from fedblend.core.context import (
     Batch,
     CohortSummary,
@@ -34,13 +33,16 @@ from fedblend.core.context import (
     Task,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.core.optimizer import Training
 from fedblend.core.part import Part
 from fedblend.core.registry import build, part
-from fedblend.core.server_step import ServerStep
-from fedblend.core.sharing import Sharing
 from fedblend.core.trees import Tensors
-from fedblend.core.upload import Upload
+
+if TYPE_CHECKING:
+    from fedblend.core.aggregator import Aggregator
+    from fedblend.core.optimizer import Training
+    from fedblend.core.server_step import ServerStep
+    from fedblend.core.sharing import Sharing
+    from fedblend.core.upload import Upload
 
 __all__ = [
     "Base",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from fedblend.core.context import ModelSpec
-from fedblend.core.optimizer import Training
 from fedblend.core.part import Part
 from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.optimizer import Training
 
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 

@@ -6,29 +6,33 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedblend.core.channel import Channel
+from fedblend.core.columns import column
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.metric import Metric
 from fedblend.core.module import frozen_names, same_tensors
-from fedblend.core.objective import Method
-from fedblend.core.optimizer import Training
-from fedblend.core.protection import Adversary, Protection
 from fedblend.core.random import stream
-from fedblend.core.record import RoundLog
 from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
 from fedblend.core.trees import Tensors, digest_of, without
+
+if TYPE_CHECKING:
+    from fedblend.core.channel import Channel
+    from fedblend.core.metric import Metric
+    from fedblend.core.objective import Method
+    from fedblend.core.optimizer import Training
+    from fedblend.core.protection import Adversary, Protection
+    from fedblend.core.record import RoundLog
 
 
 class Experiment(Protocol):
@@ -38,7 +42,7 @@ class Experiment(Protocol):
     def seed(self) -> int: ...
     @property
     def rounds(self) -> int: ...
-    @property
+    @functools.cached_property
     def method(self) -> Method: ...
     @property
     def train(self) -> Training: ...
@@ -113,12 +117,12 @@ class Setup:
     folder: Path | None = None
     """The run's folder, for callbacks that write files; ``None`` where no run is kept."""
 
-    @property
+    @functools.cached_property
     def method(self) -> Method:
         """The experiment's method."""
         return self.experiment.method
 
-    @property
+    @functools.cached_property
     def training(self) -> Training:
         """How the experiment's clients train."""
         return self.experiment.train
@@ -233,6 +237,12 @@ class Setup:
         return own
 
     @functools.cached_property
+    def trained(self) -> list[str]:
+        """Names of the tensors that clients train and send."""
+        parameters = self.model.named_parameters()
+        return [name for name, p in parameters if p.requires_grad and name not in self.own_layers]
+
+    @functools.cached_property
     def twins(self) -> dict[str, str]:
         """Further names of the model's tensors that layers share, each with the tensor's first name."""
         return same_tensors(self.model)
@@ -279,17 +289,11 @@ class Setup:
         return np.bincount(labels, minlength=self.task.outputs)
 
 
-def trained_names(setup: Setup) -> list[str]:
-    """Names of the tensors that clients train and send."""
-    own = setup.own_layers
-    return [name for name, p in setup.model.named_parameters() if p.requires_grad and name not in own]
-
-
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """Return what server and clients both know of the model; ``model`` is a module for functional calls."""
     return ModelSpec(
         model=model,
-        trained=trained_names(setup),
+        trained=setup.trained,
         frozen=setup.frozen,
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
@@ -351,6 +355,51 @@ def cohort_of(
         told = f"chose {listed(chosen.tolist())} in round {round + 1}"
         raise FedblendError(f"selection: '{selection.name}' {told}; valid: different clients of context.clients")
     return chosen
+
+
+@dataclass(frozen=True)
+class Work:
+    """A client's training in a round."""
+
+    batches: int
+    """Batches that it makes."""
+    is_late: bool = False
+    """Whether it misses the deadline with some of its batches."""
+    delay: int | None = 0
+    """Rounds after its own in which its upload arrives; ``None`` if it never does."""
+    seconds: float = 0.0
+    """Seconds of computing for which the round waits, where the experiment states how long batches take."""
+
+
+def work_of(setup: Setup, round: int, client: int, samples: int) -> Work:
+    """A client's training on so many samples. It depends on no other client, and on nothing that a run keeps."""
+    slow, train = setup.experiment.slow, setup.training
+    full, passes = train.batches_of(samples), train.steps or train.epochs
+    if slow is None or not full:
+        return Work(full)
+    rng, end = stream(setup.experiment.seed, "slow", round, client), slow.deadline or math.inf
+    pace, seconds = math.inf, 0.0  # pace: batches until the deadline
+    if rng.random() < slow.share:
+        pace = full * int(rng.integers(1, passes, endpoint=True)) / passes
+    if slow.epochs is not None:
+        pace = min(pace, full * float(column(slow.epochs)[client]) / passes)
+    if slow.seconds is not None:
+        seconds = float(column(slow.seconds)[client])
+        pace = min(pace, end / seconds)
+    # Rounded first, or 0.3 seconds would have room for two batches of 0.1.
+    in_time = math.floor(round_off(min(full, pace)))
+    made = in_time if slow.late == "partial" else full
+    if in_time == full:
+        return Work(full, seconds=seconds * full)
+    delay = 0 if slow.late == "partial" and made else None
+    if slow.late == "next-round":
+        delay = math.ceil(round_off(full / pace)) - 1
+    return Work(made, True, delay, min(seconds * full, end))
+
+
+def round_off(quotient: float) -> float:
+    """A quotient without the rounding error of the division."""
+    return round(quotient, 9)
 
 
 def reference_device(setup: Setup) -> int:

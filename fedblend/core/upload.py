@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from fedblend.core.aggregator import Aggregator
-from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.part import Part
-from fedblend.core.state import RunState
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.aggregator import Aggregator
+    from fedblend.core.context import Task
+    from fedblend.core.state import RunState
 
 
 def fault_of(upload: Tensors, like: Tensors) -> str | None:

@@ -20,7 +20,6 @@ from fedblend.core.state import ClientState, to_tensors
 from fedblend.engines import autotune, loop_engine
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.checks import client_part_faults
 from fedblend.runs import checkpoint
 
 MEAN = {"name": "mean", "by": "clients"}
@@ -220,13 +219,6 @@ def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
             assert count > 1
             for name, tensor in update.weights.items():
                 assert torch.equal(update.state.personal[name], tensor * count)
-
-
-def test_a_personal_part_names_the_field_that_it_keeps() -> None:
-    e = with_objective(Counting()).experiment
-    method = e.method.model_copy(update={"personal": type("Older", (Scaled,), {"keeps": "personal/"})()})
-    (fault,) = client_part_faults(method, e.train, e.channel, e.protection)
-    assert fault == "method.personal: 'scaled' has keeps = 'personal/'; valid: layers, personal"
 
 
 def test_what_a_step_renews_keeps_its_type() -> None:
