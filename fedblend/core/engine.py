@@ -228,13 +228,6 @@ class CohortResult:
     measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """Shares of samples that the objective measured, by client of a good upload, where clients send them."""
 
-    def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator, keep: bool) -> None:
-        """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
-        if extras and (keep or aggregator.works_on == "extras"):
-            self.each_extras[client] = extras
-        if aggregator.works_on != "extras":
-            self.sum_extras(extras)
-
     def sum_extras(self, extras: Tensors) -> None:
         """Add one client's extras, or those of another process, to the sums."""
         for name, tensor in extras.items():
@@ -426,7 +419,11 @@ def gather_uploads(
         for one in good_uploads(sent, lost, result, fault):
             upload = {name: one.upload[name] for name in like}
             if beside:
-                result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
+                extras = {name: one.extras[name] for name in beside}
+                if keep or aggregator.works_on == "extras":
+                    result.each_extras[one.client] = extras
+                if aggregator.works_on != "extras":
+                    result.sum_extras(extras)
             if keep:
                 result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
             yield upload, aggregator.weigh(one.client, one.samples)

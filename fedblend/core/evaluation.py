@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from fedblend.core.engine import Engine, Scores, Tensors
-from fedblend.core.errors import FedblendError
 from fedblend.core.metric import Metric
 from fedblend.core.setup import Setup
 
@@ -172,29 +171,6 @@ def _weighted(by_client: Mapping[int, Mapping[str, float]], name: str, size: Map
     return sum(n * v for n, v in defined) / samples if samples else None
 
 
-def own_tests(setup: Setup) -> np.ndarray:
-    """The client of each sample that clients hold out or, where they hold none out, of each test sample, int64 [n].
-
-    Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
-    """
-    if len(setup.population.held_order):
-        return setup.population.owners("holdout")
-    natural, of = setup.population.natural, setup.data.test.client
-    if natural is None or of is None or not np.isin(of, natural).all():
-        raise FedblendError(
-            "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
-            "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
-        )
-    return _places_of(natural, of)
-
-
-def _places_of(natural: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The client of each test sample, int64 [n]; -1 where the data's own client takes no part in this run."""
-    place = np.full(int(max(natural.max(initial=0), of.max(initial=0))) + 1, -1)
-    place[natural] = np.arange(len(natural))
-    return place[of]
-
-
 def _by_site(setup: Setup, client: np.ndarray, scores: Scores) -> dict[str, Any]:
     """Accuracy and metrics on the test samples of each of the data's own clients, by name, whichever client held the
     training samples.
@@ -224,10 +200,9 @@ def _client_tests(
         owner = population.owners("holdout") if held.owner is None else held.owner
         targets = setup.data.train.y
         return owner, held, targets if held.outputs is None else targets[population.held_order]
-    natural = setup.population.natural
-    if natural is None or setup.data.test.client is None:
+    if population.natural is None or setup.data.test.client is None:
         return None
-    owner = _places_of(natural, setup.data.test.client)
+    owner = population.places_of(setup.data.test.client)
     of = owner >= 0
     if not of.any():
         return None

@@ -145,16 +145,15 @@ class ClientPart(Part):
 
 
 class Objective(ClientPart):
-    """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
-
-    ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
-    """
+    """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random."""
 
     to_define = ("loss or phases",)
     renamed: ClassVar[Mapping[str, str]] = {
         "reads_stored": 'reads = ("inputs", "stored", "seeds", "raw")',
         "breaks_privacy": 'reads = ("raw",)',
     }
+    needs: tuple[str, ...] = ()
+    """Names of the tensors that sharing must bring."""
     reads: tuple[str, ...] = ("inputs", "stored")
     """Forms of shared entries that the objective uses, if it needs any (:meth:`Context.entries` scales stored ones)."""
     counts_labels: bool = False
@@ -165,11 +164,6 @@ class Objective(ClientPart):
     """Names of the shares of samples that the record has; :meth:`loss` counts the samples (:meth:`Context.count`)."""
     reads_start: bool = False
     """Whether :meth:`loss` reads the round's global weights (:attr:`Context.start`)."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Nothing, unless an objective says so."""
-        return ()
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
@@ -219,7 +213,7 @@ class WithBase(Objective):
         return replace(self, base=self.base.fallback() if self.base.needs else self.base)  # type: ignore[type-var]
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """The needs of the base."""
         return tuple(self.base.needs)
 

@@ -10,7 +10,6 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.columns import require_column
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.evaluation import own_tests
 from fedblend.core.setup import Experiment, Setup
 
 
@@ -41,7 +40,7 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
             "method.aggregator hides from the server; valid: another aggregator, such as mean"
         )
     if experiment.evaluates_each:
-        own_tests(setup)
+        setup.own_tests()
     method.aggregator.require_possible(min(cohort, holding))
     method.server_step.require_possible(spec)
     method.server_step.require_training(setup.training, int(setup.population.sizes.max()))

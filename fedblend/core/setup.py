@@ -272,6 +272,21 @@ class Setup:
         """
         return without(weights, self._stays)
 
+    def own_tests(self) -> np.ndarray:
+        """The client of each sample that clients hold out or, where they hold none out, of each test sample, int64 [n].
+
+        Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
+        """
+        population, of = self.population, self.data.test.client
+        if len(population.held_order):
+            return population.owners("holdout")
+        if population.natural is None or of is None or not np.isin(of, population.natural).all():
+            raise FedblendError(
+                "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
+                "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
+            )
+        return population.places_of(of)
+
     def transmit(
         self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, log: RoundLog
     ) -> np.ndarray:

@@ -29,7 +29,6 @@ from fedblend.core.engine import (
     terms_of,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.core.evaluation import own_tests
 from fedblend.core.module import still_layers, train_mode
 from fedblend.core.objective import (
     Batch,
@@ -556,7 +555,7 @@ class LoopEngine:
 
     def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own samples with its own model."""
-        owner = own_tests(self.setup) if split == "test" else self.setup.population.owners(split)
+        owner = self.setup.own_tests() if split == "test" else self.setup.population.owners(split)
         clients, sizes = np.unique(owner, return_counts=True)
         rows_of = np.split(np.argsort(owner, kind="stable"), sizes.cumsum())[:-1]
         own = {client: rows for client, rows in zip(clients.tolist(), rows_of, strict=True) if models.get(client)}

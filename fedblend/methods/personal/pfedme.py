@@ -67,7 +67,7 @@ class MoreauEnvelope(Objective):
         self.base, self.solver = base, solver
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """The needs of f."""
         return tuple(self.base.needs)
 
