@@ -142,8 +142,8 @@ class ClientUpdate:
     """Weights and buffers after training, by name."""
     samples: int
     """Samples that the client holds."""
-    loss: float
-    """Mean loss over the steps, without terms."""
+    loss: float | None
+    """Mean loss over the steps, without terms; ``None`` of a site that does not send it."""
     outputs: torch.Tensor | None = None
     """Mean softmax outputs by label, float32 [C, C], or mean embeddings [C, features], where the upload needs them."""
     state: ClientState = field(default_factory=ClientState)
@@ -251,23 +251,14 @@ class CohortResult:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Arrived:
     """What arrives of one client's round, before it is checked."""
 
-    client: int
+    update: ClientUpdate
+    """What training returned, with what is sent beside the upload; the weights may stay at the client."""
     upload: Tensors
-    extras: Tensors
-    """What parts send beside it, by ``SLOT/name``."""
-    samples: int
-    loss: float | None
     size: int
     """Bytes of the upload."""
-    kept: ClientState = field(default_factory=ClientState)
-    """What the client keeps from now on."""
-    notes: Tensors = field(default_factory=dict)
-    """What parts noted while it trained."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Shares of samples that the objective measured."""
     absent: str | None = None
     """Why nothing arrived."""
     fault: str | None = None
@@ -360,14 +351,13 @@ def collect(
     """Train clients with an engine of this process, and protect each upload; the rest is :func:`gather_uploads`."""
     result, begun = CohortResult(), setup.shared(task.weights)
 
-    def sent() -> Iterator[Sent]:
+    def sent() -> Iterator[Arrived]:
         start = time.perf_counter()
         for update in client_rounds(engine, setup, task, clients):
             result.seconds += time.perf_counter() - start
             upload, extras = protected(setup, task, update)
             size = setup.experiment.protection.sent_bytes(upload, begun)
-            found = (update.samples, update.loss, size, update.state, update.notes, update.measured)
-            yield Sent(update.client, upload, extras, *found)
+            yield Arrived(replace(update, extras=extras), upload, size)
             start = time.perf_counter()
 
     keep = task.keeps_uploads or setup.method.server_step.uses_uploads
@@ -376,31 +366,32 @@ def collect(
 
 
 def good_uploads(
-    sent: Iterable[Sent], lost: Collection[int], result: CohortResult, fault: Callable[[Sent], str | None]
-) -> Iterator[Sent]:
+    sent: Iterable[Arrived], lost: Collection[int], result: CohortResult, fault: Callable[[Arrived], str | None]
+) -> Iterator[Arrived]:
     """Count each upload as it comes, and note in ``result`` what its client keeps; pass on those without a fault."""
     for one in sent:
+        update, client = one.update, one.update.client
         result.sent += one.size
-        if size := bytes_of(one.extras):
+        if size := bytes_of(update.extras):
             result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
-        if one.kept:
-            result.client_states[one.client] = one.kept
-        if one.notes:
-            result.notes[one.client] = dict(one.notes)
-        if one.client in lost:
+        if update.state:
+            result.client_states[client] = update.state
+        if update.notes:
+            result.notes[client] = update.notes
+        if client in lost:
             continue
         if reason := one.absent or fault(one) or one.fault:
-            result.refused.append({"client": one.client, "reason": reason})
+            result.refused.append({"client": client, "reason": reason})
             result.invalid += one.absent is None
             continue
-        result.good.append((one.client, one.samples, one.loss))
-        if one.measured:
-            result.measured[one.client] = one.measured
+        result.good.append((client, update.samples, update.loss))
+        if update.measured:
+            result.measured[client] = update.measured
         yield one
 
 
 def gather_uploads(
-    setup: Setup, task: TrainTask, sent: Iterable[Sent], lost: Collection[int], result: CohortResult, keep: bool
+    setup: Setup, task: TrainTask, sent: Iterable[Arrived], lost: Collection[int], result: CohortResult, keep: bool
 ) -> None:
     """Give the good uploads to the aggregator as they come; fill ``result``.
 
@@ -409,24 +400,24 @@ def gather_uploads(
     kind, aggregator, begun = setup.method.upload, aggregator_of(setup, task.round), setup.shared(task.weights)
     like, beside = kind.like(begun, setup.task), exchanged(setup.method, task.server_state, up=True)
 
-    def fault(one: Sent) -> str | None:
+    def fault(one: Arrived) -> str | None:
         wrong_form = kind.fault(one.upload, begun, setup.task)
-        if one.extras or beside:
-            wrong_form = wrong_form or fault_of(one.extras, beside)
+        if one.update.extras or beside:
+            wrong_form = wrong_form or fault_of(one.update.extras, beside)
         return wrong_form or aggregator.fault(one.upload, begun)
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for one in good_uploads(sent, lost, result, fault):
-            upload = {name: one.upload[name] for name in like}
+            upload, client = {name: one.upload[name] for name in like}, one.update.client
             if beside:
-                extras = {name: one.extras[name] for name in beside}
+                extras = {name: one.update.extras[name] for name in beside}
                 if keep or aggregator.works_on == "extras":
-                    result.each_extras[one.client] = extras
+                    result.each_extras[client] = extras
                 if aggregator.works_on != "extras":
                     result.sum_extras(extras)
             if keep:
-                result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
-            yield upload, aggregator.weigh(one.client, one.samples)
+                result.uploads[client] = {name: tensor.cpu() for name, tensor in upload.items()}
+            yield upload, aggregator.weigh(client, one.update.samples)
 
     result.partial = aggregator.partial(uploads())
 

@@ -76,7 +76,7 @@ class Server:
             weights=weights,
             global_outputs=outputs,
             server_state=server_state,
-            client_states=self._kept(task, result, before),
+            client_states=before.client_states | self._kept(task, result),
         )
 
     def mean(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
@@ -117,14 +117,14 @@ class Server:
             state = replaced(state, slot, kept)
         return self.setup.tied(weights), state
 
-    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, ClientState]:
-        """Return the clients' states after the round; those with own models keep the mean outputs they trained with."""
+    def _kept(self, task: TrainTask, result: CohortResult) -> dict[int, ClientState]:
+        """Return clients' states after the round; those with own models keep the mean outputs they trained with."""
         kept = {}
         for client, new in result.client_states.items():
             table = replace(new, outputs=task.outputs_of(client) if new.model else {}).to_tensors()
             # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
             kept[client] = ClientState.from_tensors({n: t.to("cpu", copy=True) for n, t in table.items()})
-        return state.client_states | kept
+        return kept
 
     def step(self, state: RunState, begun: BegunRound, result: CohortResult | None, pool: Pool | None) -> RunState:
         """Apply the server step to the aggregate; return the state after the round.
