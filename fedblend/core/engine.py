@@ -464,7 +464,7 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
 
 def protected(
     setup: Setup, task: TrainTask, update: ClientUpdate, secret: np.random.Generator | None = None
-) -> tuple[dict[str, torch.Tensor], Tensors]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both.
 
     A real client draws noise from a ``secret`` generator: everybody knows the run's streams.
@@ -480,7 +480,7 @@ def protected(
 
 def corrupted(
     setup: Setup, round: int, client: int, payload: Tensors, begun: Tensors, extras: Tensors
-) -> tuple[dict[str, torch.Tensor], Tensors]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What an adversary makes of an upload and of what goes beside it, which starts at 0."""
     rng = stream(setup.experiment.seed, "adversary", round, client)
     adversary = setup.experiment.adversary
