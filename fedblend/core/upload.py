@@ -146,7 +146,7 @@ class Upload(Part):
 
     renamed: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("is_model", "watches", "embeds"), 'content = "outputs", or another word'),
-        "trains": "no payload where clients do not train",
+        "trains": 'content = "nothing" and no payload, where clients do not train',
     }
     bytes_kind: str = "weights"
     content: str = "model"
@@ -157,8 +157,8 @@ class Upload(Part):
 
     @property
     def trains(self) -> bool:
-        """Whether clients train: they do where they have a payload, even an empty one."""
-        return type(self).payload is not Upload.payload
+        """Whether clients train; not where the content is "nothing" and the part defines no payload, even an empty one."""
+        return self.content != "nothing" or type(self).payload is not Upload.payload
 
     @property
     def is_model(self) -> bool:
