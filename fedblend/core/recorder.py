@@ -33,6 +33,7 @@ class Recorder:
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
         self.device = reference_device(setup) if self.experiment.evaluates_device else None
+        self.tests_each = self.experiment.evaluates_each
         self.metric, self.signs = criteria(setup)
         self.warned = False
 
@@ -49,8 +50,7 @@ class Recorder:
         if record.measured and not self.warned and (warning := self.method.objective.warning(record.measured)):
             warnings.warn(warning, stacklevel=2)
             self.warned = True
-        experiment = self.experiment
-        of_aggregate = self.method.upload.is_model and not (experiment.evaluates_device or experiment.evaluates_each)
+        of_aggregate = self.method.upload.is_model and self.device is None and not self.tests_each
         if result is not None and bounded and of_aggregate and not math.isfinite(record.loss or 0.0):
             raise Diverged("the model's loss is not finite")
         return state, record
@@ -87,7 +87,7 @@ class Recorder:
         """
         own = None if self.device is None else state.client_states.get(self.device)
         models: dict[int, Tensors] | None = None
-        if self.experiment.evaluates_each:
+        if self.tests_each:
             field = self.method.personal.keeps or "model"
             models = {client: model for client, kept in state.client_states.items() if (model := getattr(kept, field))}
         weights = {**state.weights, **own.model} if own else state.weights

@@ -157,7 +157,7 @@ class Upload(Part):
 
     @property
     def trains(self) -> bool:
-        """Whether clients train; not where the content is "nothing" and the part defines no payload, even an empty one."""
+        """Whether clients train; not where the content is "nothing" and the part defines no payload."""
         return self.content != "nothing" or type(self).payload is not Upload.payload
 
     @property
