@@ -45,7 +45,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from flower_helpers import Nodes, through
 
 from fedblend.core.loop import RoundLoop
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.flower.app_folder import FederationLimits, write_app

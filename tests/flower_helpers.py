@@ -29,8 +29,8 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.sharing import Pool, rows_of
 from fedblend.core.state import RunState
-from fedblend.core.trees import add_prefix
-from fedblend.core.upload import Tensors, bytes_of
+from fedblend.core.trees import add_prefix, bytes_of
+from fedblend.core.upload import Tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.make_setup import make_setup

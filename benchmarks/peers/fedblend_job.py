@@ -10,7 +10,7 @@ from jobs import CLASSES, Settings
 
 from fedblend import part
 from fedblend.core.dataset import Dataset, Samples
-from fedblend.core.method import Training
+from fedblend.core.optimizer import Training
 from fedblend.core.registry import FilePath
 from fedblend.engines import loop_engine
 

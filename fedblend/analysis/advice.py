@@ -362,7 +362,7 @@ def _option(g: Group, metric: str) -> Option:
     method = run.experiment().method
     sharing, objective = method.sharing, method.objective
     leaks = leak_report(run, trust=True).leaks
-    statistics = any(part.sends_statistics for part in client_parts(method).values())
+    statistics = any(part.exchanges == "map-statistics" for part in client_parts(method).values())
     beside = [leak for leak in leaks if leak.kind not in OF_MODELS or (leak.kind == "extras" and statistics)]
     return Option(
         method=g.name,

@@ -208,7 +208,7 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
         kind = sharing.bytes_kind
         permitted = (kind,) if kind in KINDS and kind not in SAFE and sharing.plan.active else ()
         # Means of hidden states are new in each round, and masked means in each start of a trial.
-        sharings = max(1, experiment.rounds) if sharing.plan.repeats or sharing.secure_aggregated else 1
+        sharings = max(1, experiment.rounds) if sharing.plan.repeats or sharing.plan.who == "groups" else 1
         trusted = [*foreign_code(as_table(experiment)), *files_of(experiment.data).values()]
         # A trial that is begun again counts rounds anew.
         rounds = experiment.rounds + MOST_ROUNDS

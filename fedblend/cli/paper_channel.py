@@ -11,7 +11,7 @@ from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
 from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.optimizer import Training
 
 WeightedUpload = tuple[Tensors, float]
 
@@ -41,15 +44,19 @@ class Aggregator(Part):
 
     An author overrides :meth:`aggregate`. One that needs the round's own weights as well overrides :meth:`finish`.
     One that is a function of sums overrides :meth:`partial` and :meth:`finish`, so that uploads need not be kept,
-    nor gathered from other machines. ``secure_aggregated`` is true where the server of a real federation learns a sum
-    only, ``counts_steps`` where the aggregate depends on how far the steps of SGD move a client. Robust aggregators set
-    ``takes_extras``: they also aggregate what clients send beside the model, which is summed otherwise.
+    nor gathered from other machines.
     """
 
     to_define = ("aggregate or finish or for_round",)
-    secure_aggregated: bool = False
-    counts_steps: bool = False
-    takes_extras: bool = False
+    renamed: ClassVar[Mapping[str, str]] = {
+        "secure_aggregated": 'works_on = "sums"',
+        "takes_extras": 'works_on = "extras"',
+        "counts_steps": "require_training(self, train, phases, mu)",
+    }
+    works_on: Literal["uploads", "sums", "extras"] = "uploads"
+    """"sums" where the server of a real federation learns a sum only. Robust aggregators work on "extras", too: what
+    clients send beside the model, which is summed otherwise.
+    """
 
     @property
     def is_plain_mean(self) -> bool:
@@ -58,6 +65,18 @@ class Aggregator(Part):
 
     def require_possible(self, cohort: int) -> None:
         """Raise :class:`FedblendError` if ``cohort`` uploads cannot be aggregated."""
+
+    def require_training(self, train: Training, phases: int, mu: float) -> None:
+        """Raise ``ValueError`` for local training that the aggregator cannot follow.
+
+        An aggregator that counts a client's steps defines this method. ``phases`` are the steps for each batch, and
+        ``mu`` is the sum of mu of the proximal terms.
+        """
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the aggregate depends on the steps that a client makes in a round."""
+        return type(self).require_training is not Aggregator.require_training
 
     def fault(self, upload: Tensors, start: Tensors) -> str:
         """Why an upload with the model's tensors cannot be aggregated, given the round's weights; empty if it can."""

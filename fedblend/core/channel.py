@@ -7,9 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend.core.part import Part
-from fedblend.core.random import stream
-from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup
 
 
 class Sent(NamedTuple):
@@ -46,19 +43,3 @@ class Channel(Part):
     def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Which of the transmissions of :meth:`transmit` arrive: bool [clients]."""
         return self.transmit(direction, sizes, rng, None).arrives
-
-
-def transmit(
-    setup: Setup,
-    direction: str,
-    purpose: str,
-    sizes: np.ndarray,
-    clients: np.ndarray,
-    round: int,
-    log: RoundLog,
-) -> np.ndarray:
-    """Return which of the transmissions of ``sizes`` bytes arrive, bool [n]; count the seconds of the slowest."""
-    experiment = setup.experiment
-    sent = experiment.channel.transmit(direction, sizes, stream(experiment.seed, purpose, round), clients)
-    log.wait(direction, float(sent.seconds.max(initial=0.0)))
-    return sent.arrives

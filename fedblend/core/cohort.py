@@ -10,18 +10,21 @@ import numpy as np
 import torch
 
 from fedblend.core.callbacks import Callback
-from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
-from fedblend.core.engine import CohortResult, Engine, TrainTask, client_parts, extras_like, first_client_state
+from fedblend.core.engine import (
+    CohortResult,
+    Engine,
+    TrainTask,
+    aggregator_of,
+    exchanged,
+    first_client_state,
+)
 from fedblend.core.errors import FedblendError, by_reason, listed
-from fedblend.core.late import awaited, delivered
-from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup, cohort_of
+from fedblend.core.setup import Experiment, Setup, cohort_of, work_of
 from fedblend.core.sharing import Pool
-from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState, RunState
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import Tensors, add_prefix, by_client, bytes_of, for_clients, strip_prefix
 
 EARLIER = "earlier rounds are kept"
 """In each message about a round that stops the run."""
@@ -31,6 +34,9 @@ FIRST = "first"
 
 SELECTION = "selection"
 """Slot of the server's state with what the selection keeps."""
+
+LATE = "late"
+"""Slot of the server's state with the uploads that are awaited, by client."""
 
 LOSS_BYTES = 8
 """Bytes of a loss: a float64."""
@@ -61,6 +67,9 @@ class Cohorts:
         self.method = setup.method
         slow = self.experiment.slow
         self._delays = slow is not None and slow.late == "next-round"
+        first = first_client_state(self.method, setup.training, spec, setup.model.state_dict())
+        self._keeps = bool(first)
+        """Whether clients keep anything before their first round."""
 
     def choose(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
         """Return the clients of a round, in order, and those that received its model and sent their loss under it."""
@@ -71,7 +80,8 @@ class Cohorts:
             asked.extend(found)
             return np.array([found.get(client, np.nan) for client in candidates.tolist()])
 
-        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses, awaited(state))
+        busy = awaited(state) if self._delays else ()
+        cohort = cohort_of(self.setup, state.round, state.server_part(SELECTION), losses, busy)
         return cohort, np.array(asked, np.int64)
 
     def _ask_losses(self, state: RunState, candidates: np.ndarray) -> dict[int, float]:
@@ -82,12 +92,12 @@ class Cohorts:
         setup, log, round = self.setup, self.log, state.round
         with log.time("select"):
             model = np.full(len(candidates), bytes_of(setup.shared(state.weights)))
-            reached = candidates[transmit(setup, "down", "loss-downlink", model, candidates, round, log)]
+            reached = candidates[setup.transmit("down", "loss-downlink", model, candidates, round, log)]
             log.count("down", "weights", int(model.sum()))
             replies = self.engine.losses(round, state.weights, reached.tolist(), setup.sizes(round))
             found = {client: loss for client, loss in replies.items() if not isinstance(loss, str)}
             sent = np.full(len(found), LOSS_BYTES)
-            arrives = transmit(setup, "up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
+            arrives = setup.transmit("up", "loss-uplink", sent, np.array([*found], np.int64), round, log)
             log.count("up", "local-loss", int(sent.sum()))
         arrived = {client: found[client] for client, came in zip(found, arrives.tolist(), strict=True) if came}
         refused = [{"client": c, "reason": reason} for c, reason in replies.items() if isinstance(reason, str)]
@@ -98,9 +108,16 @@ class Cohorts:
         """Send the clients ``drawn`` what they need; ``has_model`` are those that have the round's model already."""
         cohort: list[int] = []
         states: dict[int, ClientState] = {}
+        broadcast = exchanged(self.method, state.server_state)
         if self.method.upload.trains_in(state.round):
-            received, state = self._download(state, drawn, pool, has_model)
-            cohort, states = self._client_states(state, drawn, received)
+            received, state = self._download(state, drawn, pool, has_model, bytes_of(broadcast))
+            for client, did_receive in zip(drawn.tolist(), received.tolist(), strict=True):
+                # Without the pool that the objective mixes with, a client takes no part.
+                if self.method.objective.needs and not state.has_pool[client]:
+                    continue
+                cohort.append(client)
+                if kept := self.kept_by(state, client, did_receive):
+                    states[client] = kept
         task = TrainTask(
             state.round,
             state.weights,
@@ -108,28 +125,27 @@ class Cohorts:
             self.setup.sizes(state.round),
             state.global_outputs,
             states,
-            self._broadcast(state),
+            broadcast,
             keeps_uploads=any(callback.reads_uploads for callback in self.callbacks) or self._delays,
         )
         return BegunRound(state, task, cohort, drawn)
 
     def _download(
-        self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray
+        self, state: RunState, cohort: np.ndarray, pool: Pool, has_model: np.ndarray, extras: int
     ) -> tuple[np.ndarray, RunState]:
-        """Send the model, mean outputs, parts' server state and the pool to clients that lack them.
+        """Send the model, mean outputs, ``extras`` bytes of parts' server state and the pool to clients that lack them.
 
         Returns which clients received all of it, bool [cohort], and the state.
         """
         with self.log.time("download"):
             sharing, method, log = self.method.sharing, self.method, self.log
             weights = 0 if method.stateful_clients else bytes_of(self.setup.shared(state.weights))
-            outputs = bytes_of(state.global_outputs) if any(term.uses_outputs for term in method.terms) else 0
-            extras = bytes_of(self._broadcast(state))
+            outputs = bytes_of(state.global_outputs) if any(term.outputs_kind for term in method.terms) else 0
             goes_to_clients = sharing.plan.to == "clients" and method.objective.needs
             pool_bytes = bytes_of(pool.tensors) if goes_to_clients else 0
             fresh, without_model = ~state.has_pool[cohort], ~np.isin(cohort, has_model)
             sizes = weights * without_model + outputs + extras + pool_bytes * fresh
-            received = transmit(self.setup, "down", "downlink", sizes, cohort, state.round, log)
+            received = self.setup.transmit("down", "downlink", sizes, cohort, state.round, log)
             log.count("down", "weights", weights * int(without_model.sum()))
             log.count("down", method.upload.bytes_kind, outputs * len(cohort))
             log.count("down", "extras", extras * len(cohort))
@@ -138,39 +154,19 @@ class Cohorts:
             has_pool[cohort[received]] = True
         return received, replace(state, has_pool=has_pool)
 
-    def _client_states(
-        self, state: RunState, cohort: np.ndarray, received: np.ndarray
-    ) -> tuple[list[int], dict[int, ClientState]]:
-        """Return the clients that take part, and the states of clients that keep anything.
-
-        A client without the pool that its objective mixes with takes no part. A client that keeps its own model, or
-        did not receive the round's model, starts from the last model that it had.
-        """
-        taking_part: list[int] = []
-        states: dict[int, ClientState] = {}
-        for client, did_receive in zip(cohort.tolist(), received.tolist(), strict=True):
-            if self.method.objective.needs and not state.has_pool[client]:
-                continue
-            taking_part.append(client)
-            kept = self.kept_by(state, client, did_receive)
-            if kept:
-                states[client] = kept
-        return taking_part, states
-
     def kept_by(self, state: RunState, client: int, did_receive: bool) -> ClientState:
-        """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it."""
+        """Return a client's state at the start of a round; ``did_receive``: whether the round's model reached it.
+
+        A client that keeps its own model, or did not receive the round's model, starts from the last one that it had.
+        """
         kept = state.client_states.get(client)
-        if kept is None:
+        if kept is None and self._keeps:
             kept = first_client_state(self.method, self.setup.training, self.spec, state.weights)
+        kept = kept or ClientState()
         if did_receive and not self.method.stateful_clients:
             return replace(kept, model={}, outputs={})
         model = kept.model or state.server_part(FIRST) or self.setup.weights()
         return replace(kept, model=model, outputs=(did_receive and state.global_outputs) or kept.outputs)
-
-    def _broadcast(self, state: RunState) -> dict[str, torch.Tensor]:
-        """Return the tensors that parts keep at the server and send to every client of the cohort."""
-        slots = tuple(f"{slot}/" for slot, part in client_parts(self.method).items() if part.broadcasts)
-        return {name: t for name, t in state.server_state.items() if name.startswith(slots)}
 
     def collect(self, begun: BegunRound) -> CohortResult:
         """Train the cohort; return what aggregation needs of the good uploads.
@@ -181,9 +177,11 @@ class Cohorts:
         for callback in self.callbacks:
             callback.on_round_begin(begun.state, np.array(clients, np.int64))
         like = self.method.upload.like(self.setup.shared(task.weights), self.setup.task)
-        size = self.experiment.protection.bytes_on_air(like) + bytes_of(extras_like(self.method, task))
+        size = self.experiment.protection.bytes_on_air(like) + bytes_of(
+            exchanged(self.method, task.server_state, up=True)
+        )
         sizes = np.full(len(clients), size)
-        arrives = transmit(self.setup, "up", "uplink", sizes, np.array(clients, np.int64), task.round, log)
+        arrives = self.setup.transmit("up", "uplink", sizes, np.array(clients, np.int64), task.round, log)
         lost = {client for client, came in zip(clients, arrives.tolist(), strict=True) if not came}
         with log.time("aggregate"):
             result = self.train(task, clients, lost)
@@ -244,3 +242,50 @@ def _reasons(refused: Sequence[dict[str, Any]]) -> str:
     """Return why uploads were refused, each reason once with its clients."""
     reasons = by_reason((one["client"], one["reason"]) for one in refused)
     return "; ".join(f"client{'s' if len(who) > 1 else ''} {listed(who)}: {why}" for why, who in reasons.items())
+
+
+def awaited(state: RunState) -> dict[int, dict[str, torch.Tensor]]:
+    """The late uploads that have not arrived, by client: ``due``, int64 [3], is the round in which one arrives, that in
+    which it was made, and the client's samples; ``change/NAME`` is how far the client moved the model."""
+    return by_client("", state.server_part(LATE))
+
+
+def delivered(setup: Setup, state: RunState, task: TrainTask, result: CohortResult) -> CohortResult:
+    """The result without the uploads that are late, and with earlier ones that arrive in this round.
+
+    An upload that was made s rounds ago counts as w + (1 + s)^-a (w_k - w_then), with a the option ``staleness``: the
+    client's change is added to the current model, weighted down (FedBuff, Nguyen et al. 2022, section 5: a = 1/2).
+    Integer tensors are the current model's.
+    """
+    waiting, begun = awaited(state), setup.shared(task.weights)
+    late = {client: delay for client, work in result.work.items() if (delay := work.delay)}
+    arriving = {client: waiting.pop(client) for client in [*waiting] if int(waiting[client]["due"][0]) <= task.round}
+    good = {client: (samples, loss) for client, samples, loss in result.good}
+    uploads = dict(result.uploads)
+    for client in late.keys() & good.keys():
+        due = torch.tensor([task.round + late[client], task.round, good.pop(client)[0]])
+        waiting[client] = {"due": due, **add_prefix("change/", _change(uploads.pop(client), begun))}
+    for client, table in arriving.items():
+        _, made, samples = table["due"].tolist()
+        factor = (1 + task.round - made) ** -setup.experiment.slow.staleness
+        good[client] = (samples, None)
+        uploads[client] = _moved(begun, strip_prefix("change/", table), factor)
+    if not (late or arriving):
+        return result
+    aggregator = aggregator_of(setup, task.round)
+    return replace(
+        result,
+        good=[(client, *good[client]) for client in sorted(good)],
+        uploads=uploads,
+        stale=sorted(arriving),
+        partial=aggregator.partial((uploads[c], aggregator.weigh(c, good[c][0])) for c in sorted(good)),
+        awaited=for_clients("", waiting),
+    )
+
+
+def _change(upload: Tensors, start: Tensors) -> dict[str, torch.Tensor]:
+    return {name: upload[name] - w for name, w in start.items() if w.is_floating_point()}
+
+
+def _moved(start: Tensors, change: Tensors, factor: float) -> dict[str, torch.Tensor]:
+    return {name: w + factor * change[name] if name in change else w for name, w in start.items()}

@@ -121,6 +121,13 @@ class Population:
             return ()
         return tuple(data.client_names[number] for number in self.natural.tolist())
 
+    def places_of(self, of: np.ndarray) -> np.ndarray:
+        """The client of each sample of the data's own clients ``of``, int64 [n]; -1 where one takes no part here."""
+        assert self.natural is not None
+        place = np.full(int(max(self.natural.max(initial=0), of.max(initial=0))) + 1, -1)
+        place[self.natural] = np.arange(len(self.natural))
+        return place[of]
+
     def indices(self, client: int) -> np.ndarray:
         """The training samples of a client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]

@@ -18,15 +18,14 @@ from torch import nn
 
 from fedblend.core.aggregator import Aggregator, LocalWork
 from fedblend.core.dataset import ClientSplit, Split
-from fedblend.core.method import Method, Training
-from fedblend.core.objective import ClientPart, ModelSpec, Objective, Term
+from fedblend.core.objective import ClientPart, Method, ModelSpec, Objective, Term
+from fedblend.core.optimizer import Training
 from fedblend.core.random import stream
-from fedblend.core.setup import Setup, trained_names
+from fedblend.core.setup import Setup, Work, work_of
 from fedblend.core.sharing import Payload, Pool
-from fedblend.core.slow import Work, work_of
 from fedblend.core.state import ClientState
-from fedblend.core.trees import Tensors, add_prefix, without
-from fedblend.core.upload import all_finite, bytes_of, fault_of
+from fedblend.core.trees import Tensors, add_prefix, bytes_of, without
+from fedblend.core.upload import all_finite, fault_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def first_client_state(method: Method, train: Training, spec: ModelSpec, weights
     its optimiser if ``train`` keeps that.
     """
     personal = method.personal
-    own = [n for n in personal.own_layers(spec.model) if n not in spec.frozen] if personal.keeps_layers else ()
+    own = [n for n in personal.own_layers(spec.model) if n not in spec.frozen] if personal.keeps == "layers" else ()
     # A client's optimiser moves the layers that stay at the client, too.
     moved = [name for name, p in spec.model.named_parameters() if p.requires_grad]
     keys = train.state_keys if train.optimizer_state == "keep" else ()
@@ -143,8 +142,8 @@ class ClientUpdate:
     """Weights and buffers after training, by name."""
     samples: int
     """Samples that the client holds."""
-    loss: float
-    """Mean loss over the steps, without terms."""
+    loss: float | None
+    """Mean loss over the steps, without terms; ``None`` of a site that does not send it."""
     outputs: torch.Tensor | None = None
     """Mean softmax outputs by label, float32 [C, C], or mean embeddings [C, features], where the upload needs them."""
     state: ClientState = field(default_factory=ClientState)
@@ -201,7 +200,7 @@ class CohortResult:
     stale: list[int] = field(default_factory=list)
     """Clients whose upload of an earlier round arrived in this one."""
     awaited: Tensors | None = None
-    """The uploads that are awaited after the round (:mod:`fedblend.core.late`); ``None`` where these are as before."""
+    """The uploads that are awaited after the round; ``None`` where these are as before."""
     good: list[tuple[int, int, float | None]] = field(default_factory=list)
     """Client, samples and loss of each good upload; ``None`` where a client does not send its loss."""
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -229,13 +228,6 @@ class CohortResult:
     measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """Shares of samples that the objective measured, by client of a good upload, where clients send them."""
 
-    def add_extras(self, client: int, extras: Tensors, aggregator: Aggregator, keep: bool) -> None:
-        """Keep what a client sent beside its model if the aggregator takes it, else add it to the sums."""
-        if extras and (keep or aggregator.takes_extras):
-            self.each_extras[client] = extras
-        if not aggregator.takes_extras:
-            self.sum_extras(extras)
-
     def sum_extras(self, extras: Tensors) -> None:
         """Add one client's extras, or those of another process, to the sums."""
         for name, tensor in extras.items():
@@ -253,29 +245,20 @@ class CohortResult:
             partial=aggregator.partial((self.uploads[c], aggregator.weigh(c, samples)) for c, samples, _ in good),
             extras={},
         )
-        for client, _, _ in good if not aggregator.takes_extras else ():
+        for client, _, _ in good if aggregator.works_on != "extras" else ():
             left.sum_extras(self.each_extras.get(client, {}))
         return left
 
 
 @dataclass(frozen=True)
-class Sent:
+class Arrived:
     """What arrives of one client's round, before it is checked."""
 
-    client: int
+    update: ClientUpdate
+    """What training returned, with what is sent beside the upload; the weights may stay at the client."""
     upload: Tensors
-    extras: Tensors
-    """What parts send beside it, by ``SLOT/name``."""
-    samples: int
-    loss: float | None
     size: int
     """Bytes of the upload."""
-    kept: ClientState = field(default_factory=ClientState)
-    """What the client keeps from now on."""
-    notes: Tensors = field(default_factory=dict)
-    """What parts noted while it trained."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Shares of samples that the objective measured."""
     absent: str | None = None
     """Why nothing arrived."""
     fault: str | None = None
@@ -354,7 +337,8 @@ def client_rounds(engine: Engine, setup: Setup, task: TrainTask, clients: Sequen
         layers = {name: update.weights[name] for name in sorted(setup.own_layers)}
         kept = replace(update.state, model=model, layers=layers, personal=without(update.state.personal, setup.frozen))
         # A client that diverged takes part in later rounds as it would have without this round.
-        kept = kept if all_finite(kept.to_tensors().values()) else had
+        if kept and not all_finite(kept.to_tensors().values()):
+            kept = had
         if own is not None:
             own_model = without(own.weights, setup.frozen)
             kept = replace(kept, personal=own_model if all_finite(own_model.values()) else had.personal)
@@ -367,66 +351,73 @@ def collect(
     """Train clients with an engine of this process, and protect each upload; the rest is :func:`gather_uploads`."""
     result, begun = CohortResult(), setup.shared(task.weights)
 
-    def sent() -> Iterator[Sent]:
+    def sent() -> Iterator[Arrived]:
         start = time.perf_counter()
         for update in client_rounds(engine, setup, task, clients):
             result.seconds += time.perf_counter() - start
             upload, extras = protected(setup, task, update)
             size = setup.experiment.protection.sent_bytes(upload, begun)
-            found = (update.samples, update.loss, size, update.state, update.notes, update.measured)
-            yield Sent(update.client, upload, extras, *found)
+            yield Arrived(replace(update, extras=extras), upload, size)
             start = time.perf_counter()
 
-    keep = task.keeps_uploads or setup.method.server_step.works_on != "aggregate"
+    keep = task.keeps_uploads or setup.method.server_step.uses_uploads
     gather_uploads(setup, task, sent(), lost, result, keep)
     return result
 
 
 def good_uploads(
-    sent: Iterable[Sent], lost: Collection[int], result: CohortResult, fault: Callable[[Sent], str | None]
-) -> Iterator[Sent]:
+    sent: Iterable[Arrived], lost: Collection[int], result: CohortResult, fault: Callable[[Arrived], str | None]
+) -> Iterator[Arrived]:
     """Count each upload as it comes, and note in ``result`` what its client keeps; pass on those without a fault."""
     for one in sent:
+        update, client = one.update, one.update.client
         result.sent += one.size
-        if size := bytes_of(one.extras):
+        if size := bytes_of(update.extras):
             result.extra_bytes["up", "extras"] = result.extra_bytes.get(("up", "extras"), 0) + size
-        if one.kept:
-            result.client_states[one.client] = one.kept
-        if one.notes:
-            result.notes[one.client] = dict(one.notes)
-        if one.client in lost:
+        if update.state:
+            result.client_states[client] = update.state
+        if update.notes:
+            result.notes[client] = update.notes
+        if client in lost:
             continue
         if reason := one.absent or fault(one) or one.fault:
-            result.refused.append({"client": one.client, "reason": reason})
+            result.refused.append({"client": client, "reason": reason})
             result.invalid += one.absent is None
             continue
-        result.good.append((one.client, one.samples, one.loss))
-        if one.measured:
-            result.measured[one.client] = one.measured
+        result.good.append((client, update.samples, update.loss))
+        if update.measured:
+            result.measured[client] = update.measured
         yield one
 
 
 def gather_uploads(
-    setup: Setup, task: TrainTask, sent: Iterable[Sent], lost: Collection[int], result: CohortResult, keep: bool
+    setup: Setup, task: TrainTask, sent: Iterable[Arrived], lost: Collection[int], result: CohortResult, keep: bool
 ) -> None:
     """Give the good uploads to the aggregator as they come; fill ``result``.
 
     A good upload can be freed at once, unless the aggregator or the result is to ``keep`` it.
     """
     kind, aggregator, begun = setup.method.upload, aggregator_of(setup, task.round), setup.shared(task.weights)
-    like, beside = kind.like(begun, setup.task), extras_like(setup.method, task)
+    like, beside = kind.like(begun, setup.task), exchanged(setup.method, task.server_state, up=True)
 
-    def fault(one: Sent) -> str | None:
-        wrong_form = kind.fault(one.upload, begun, setup.task) or fault_of(one.extras, beside)
+    def fault(one: Arrived) -> str | None:
+        wrong_form = kind.fault(one.upload, begun, setup.task)
+        if one.update.extras or beside:
+            wrong_form = wrong_form or fault_of(one.update.extras, beside)
         return wrong_form or aggregator.fault(one.upload, begun)
 
     def uploads() -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         for one in good_uploads(sent, lost, result, fault):
-            upload = {name: one.upload[name] for name in like}
-            result.add_extras(one.client, {name: one.extras[name] for name in beside}, aggregator, keep)
+            upload, client = {name: one.upload[name] for name in like}, one.update.client
+            if beside:
+                extras = {name: one.update.extras[name] for name in beside}
+                if keep or aggregator.works_on == "extras":
+                    result.each_extras[client] = extras
+                if aggregator.works_on != "extras":
+                    result.sum_extras(extras)
             if keep:
-                result.uploads[one.client] = {name: tensor.cpu() for name, tensor in upload.items()}
-            yield upload, aggregator.weigh(one.client, one.samples)
+                result.uploads[client] = {name: tensor.cpu() for name, tensor in upload.items()}
+            yield upload, aggregator.weigh(client, one.update.samples)
 
     result.partial = aggregator.partial(uploads())
 
@@ -435,7 +426,7 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     """The aggregator of a round's uploads; ``result`` says which uploads are good, once known."""
     method, train = setup.method, setup.training
     mu = sum(term.proximal_mu for term in method.terms)
-    trained = trained_names(setup)
+    trained = setup.trained
 
     def steps_of(client: int, samples: int) -> int:
         batches = work_of(setup, round, client, samples).batches
@@ -449,10 +440,11 @@ def aggregator_of(setup: Setup, round: int, result: CohortResult | None = None) 
     return aggregator.for_round(work)
 
 
-def extras_like(method: Method, task: TrainTask) -> dict[str, torch.Tensor]:
-    """Tensors with the names, shapes and types of what a good client sends beside its model."""
-    senders = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.sends)
-    return {name: tensor for name, tensor in task.server_state.items() if name.startswith(senders)}
+def exchanged(method: Method, server_state: Tensors, up: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of ``server_state`` that clients receive; with ``up``, those like which clients send others."""
+    others = ("nothing", "broadcast") if up else ("nothing",)
+    slots = tuple(f"{slot}/" for slot, part in client_parts(method).items() if part.exchanges not in others)
+    return {name: t for name, t in server_state.items() if name.startswith(slots)} if slots else {}
 
 
 def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str, torch.Tensor]:
@@ -472,7 +464,7 @@ def extras_sum(setup: Setup, task: TrainTask, result: CohortResult) -> dict[str,
 
 def protected(
     setup: Setup, task: TrainTask, update: ClientUpdate, secret: np.random.Generator | None = None
-) -> tuple[dict[str, torch.Tensor], Tensors]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What a client sends, and what it sends beside it: with the protection on it, or as an adversary makes both.
 
     A real client draws noise from a ``secret`` generator: everybody knows the run's streams.
@@ -488,7 +480,7 @@ def protected(
 
 def corrupted(
     setup: Setup, round: int, client: int, payload: Tensors, begun: Tensors, extras: Tensors
-) -> tuple[dict[str, torch.Tensor], Tensors]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What an adversary makes of an upload and of what goes beside it, which starts at 0."""
     rng = stream(setup.experiment.seed, "adversary", round, client)
     adversary = setup.experiment.adversary

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from fedblend.core.engine import Engine, Scores, Tensors
-from fedblend.core.errors import FedblendError
 from fedblend.core.metric import Metric
 from fedblend.core.setup import Setup
 
@@ -37,8 +36,8 @@ def evaluate(
         result = _on_held_out(engine.score_each(weights, own, "holdout"), setup)
     else:
         result = _on_test_half(engine, weights, setup, own)
-    if validation := _validation(engine, weights, setup, own):
-        result["validation"] = validation
+    if len(setup.population.server_order) or len(setup.population.validation_order):
+        result["validation"] = _validation(engine, weights, setup, own)
     return result
 
 
@@ -49,10 +48,10 @@ def _on_test_half(engine: Engine, weights: Tensors, setup: Setup, own: Mapping[i
     if scores.right is not None:
         result["accuracy"] = scores.accuracy
         result["per_class"] = _means_by(test.y.numpy(), scores.right, len(setup.data.classes))
-        result |= _by_site(setup, scores.right)
     if metrics and scores.outputs is not None:
         result |= _values(metrics, scores.outputs, test.y)
-        result |= _by_site_and_metric(setup, scores.outputs)
+    if test.client is not None and 0 < len(setup.data.client_names) <= NAMED:
+        result |= _by_site(setup, test.client, scores)
     groups = _client_tests(engine, weights, setup, scores)
     if groups is not None:
         owner, of_clients, targets = groups
@@ -172,50 +171,21 @@ def _weighted(by_client: Mapping[int, Mapping[str, float]], name: str, size: Map
     return sum(n * v for n, v in defined) / samples if samples else None
 
 
-def own_tests(setup: Setup) -> np.ndarray:
-    """The client of each sample that clients hold out or, where they hold none out, of each test sample, int64 [n].
-
-    Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
+def _by_site(setup: Setup, client: np.ndarray, scores: Scores) -> dict[str, Any]:
+    """Accuracy and metrics on the test samples of each of the data's own clients, by name, whichever client held the
+    training samples.
     """
-    if len(setup.population.held_order):
-        return setup.population.owners("holdout")
-    natural, of = setup.population.natural, setup.data.test.client
-    if natural is None or of is None or not np.isin(of, natural).all():
-        raise FedblendError(
-            "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
-            "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
-        )
-    return _places_of(natural, of)
-
-
-def _places_of(natural: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The client of each test sample, int64 [n]; -1 where the data's own client takes no part in this run."""
-    place = np.full(int(max(natural.max(initial=0), of.max(initial=0))) + 1, -1)
-    place[natural] = np.arange(len(natural))
-    return place[of]
-
-
-def _by_site(setup: Setup, right: np.ndarray) -> dict[str, Any]:
-    """Accuracy on the test samples of each of the data's own clients, by name, whoever holds what in training."""
-    client, names = setup.data.test.client, setup.data.client_names
-    if client is None or not 0 < len(names) <= NAMED:
-        return {}
-    means = _means_by(client, right, len(names))
-    return {"sites": {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}}
-
-
-def _by_site_and_metric(setup: Setup, outputs: torch.Tensor) -> dict[str, Any]:
-    """Metrics on the test samples of each of the data's own clients, by metric and name."""
-    client, names, targets = setup.data.test.client, setup.data.client_names, setup.data.test.y
-    if client is None or not 0 < len(names) <= NAMED:
-        return {}
-    rows = {name: np.flatnonzero(client == i) for i, name in enumerate(names)}
-    return {
-        "site_metrics": {
+    names, targets, found = setup.data.client_names, setup.data.test.y, dict[str, Any]()
+    if scores.right is not None:
+        means = _means_by(client, scores.right, len(names))
+        found["sites"] = {name: mean for name, mean in zip(names, means, strict=True) if mean is not None}
+    if setup.experiment.metrics and scores.outputs is not None:
+        outputs, rows = scores.outputs, {name: np.flatnonzero(client == i) for i, name in enumerate(names)}
+        found["site_metrics"] = {
             m.label: {name: _defined(m.overall(outputs[r], targets[r])) for name, r in rows.items() if len(r)}
             for m in setup.experiment.metrics
         }
-    }
+    return found
 
 
 def _client_tests(
@@ -230,10 +200,9 @@ def _client_tests(
         owner = population.owners("holdout") if held.owner is None else held.owner
         targets = setup.data.train.y
         return owner, held, targets if held.outputs is None else targets[population.held_order]
-    natural = setup.population.natural
-    if natural is None or setup.data.test.client is None:
+    if population.natural is None or setup.data.test.client is None:
         return None
-    owner = _places_of(natural, setup.data.test.client)
+    owner = population.places_of(setup.data.test.client)
     of = owner >= 0
     if not of.any():
         return None

@@ -7,18 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedblend.core.channel import transmit
 from fedblend.core.context import ModelSpec
 from fedblend.core.engine import Engine
 from fedblend.core.errors import FedblendError
-from fedblend.core.method import Experiment
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Experiment, Setup
 from fedblend.core.sharing import Payload, Pool, Shares, gather, joined, rows_of
 from fedblend.core.state import RunState
-from fedblend.core.trees import Tensors
-from fedblend.core.upload import bytes_of, finite_fault
+from fedblend.core.trees import Tensors, bytes_of
+from fedblend.core.upload import finite_fault
 
 
 class Exchange:
@@ -31,16 +29,6 @@ class Exchange:
         self._pool: tuple[Pool, Pool] | None = None
         self._sent: tuple[Pool, Pool] | None = None
 
-    def before_training(self, state: RunState, cohort: np.ndarray) -> tuple[RunState, np.ndarray]:
-        """Share if it is due before training; return the state, and the clients that received the round's model."""
-        if self.plan.after_training:
-            return state, np.empty(0, np.int64)
-        return self.share_if_due(state, self.setup.sizes(state.round), cohort)
-
-    def after_training(self, state: RunState, cohort: np.ndarray) -> RunState:
-        """Share if it is due after training, under the round's aggregate."""
-        return self.share_if_due(state, self.setup.sizes(state.round), cohort)[0] if self.plan.after_training else state
-
     def share_if_due(
         self, state: RunState, sizes: np.ndarray, cohort: np.ndarray | Sequence[int] = ()
     ) -> tuple[RunState, np.ndarray]:
@@ -50,8 +38,7 @@ class Exchange:
         received the model for it; notes the record's field ``shared``.
         """
         nobody = np.empty(0, np.int64)
-        due = self._clients_due(state, sizes)
-        if due is None:
+        if not self.plan.active or self.plan.who == "server" or (due := self._clients_due(state, sizes)) is None:
             return state, nobody
         with self.log.time("share"):
             shares = self._collect_shares(state.round, state.weights, due, sizes, cohort)
@@ -62,8 +49,6 @@ class Exchange:
     def _clients_due(self, state: RunState, sizes: np.ndarray) -> np.ndarray | None:
         """Which clients have data that they have not shared, bool [clients]; ``None`` where no sharing is due."""
         sharing = self.method.sharing
-        if not self.plan.active or self.plan.who == "server":
-            return None
         new = (sizes != state.shared_sizes) if not self.plan.sees_model else sizes > 0
         wanted = sharing.refresh is not None and new.sum() >= max(1, sharing.refresh * len(sizes))
         # A first payload that was lost is sent again until it arrives.
@@ -82,13 +67,13 @@ class Exchange:
         reached = np.ones(len(asked), bool)
         if self.plan.sees_model:
             model = np.full(len(asked), bytes_of(self.setup.shared(weights)))
-            reached = transmit(self.setup, "down", "share-downlink", model, asked, round, self.log)
+            reached = self.setup.transmit("down", "share-downlink", model, asked, round, self.log)
             self.log.count("down", "weights", int(model.sum()))
         replies = dict(self.engine.share(round, weights, asked[reached].tolist(), sizes))
         given = {client: reply for client, reply in replies.items() if not isinstance(reply, str)}
         refused = [{"client": c, "reason": reply} for c, reply in replies.items() if isinstance(reply, str)]
         sizes_given = np.array([bytes_of(payload) for payload in given.values()], np.int64) * self.plan.leaves
-        arrives = transmit(self.setup, "up", "share-uplink", sizes_given, np.array([*given], np.int64), round, self.log)
+        arrives = self.setup.transmit("up", "share-uplink", sizes_given, np.array([*given], np.int64), round, self.log)
         self.log.count("up", sharing.bytes_kind, int(sizes_given.sum()))
         lost = asked[~reached].tolist()
         lost += [client for client, came in zip(given, arrives.tolist(), strict=True) if not came]
@@ -134,15 +119,7 @@ class Exchange:
         pool = self.pool_of(state)
         if self._sent is None or self._sent[0] is not pool:
             self._sent = (pool, self.setup.pool_for_clients(pool))
-        self._require_pool(pool, self._sent[1], state.round)
-        return self._sent[1]
-
-    def pool_for_step(self, state: RunState) -> Pool | None:
-        """Return the pool for the server step; ``None`` where its entries are of an earlier round's model."""
-        is_old = self.plan.after_training and state.shared_round != state.round
-        return None if is_old else self.pool_of(state)
-
-    def _require_pool(self, pool: Pool, sent: Pool, round: int) -> None:
+        sent, round = self._sent[1], state.round
         sharing, step, objective = self.method.sharing, self.method.server_step, self.method.objective
         if step.needs_pool and not len(pool) and not self.experiment.channel.loses:
             raise self._nothing_shared(f"the server step '{step.name}' has nothing to work on", round)
@@ -155,6 +132,12 @@ class Exchange:
                     f"'{part.name}' needs {', '.join(lacking)}; valid: a sharing of these, such as means (x, y) or "
                     "channel-statistics (mean, std)"
                 )
+        return sent
+
+    def pool_for_step(self, state: RunState) -> Pool | None:
+        """Return the pool for the server step; ``None`` where its entries are of an earlier round's model."""
+        is_old = self.plan.after_training and state.shared_round != state.round
+        return None if is_old else self.pool_of(state)
 
     def _nothing_shared(self, effect: str, round: int) -> FedblendError:
         """The error for an empty pool, with its ``effect`` and what would fill it."""

@@ -32,7 +32,7 @@ def without_extremes(
     start, aggregator = cohorts.setup.shared(task.weights), aggregator_of(cohorts.setup, task.round)
     stopped = f"round {task.round + 1}: {diverged}, with the uploads of clients {cohort}"
     is_real = cohorts.engine.secret_rng() is not None
-    if is_real and aggregator.secure_aggregated:
+    if is_real and aggregator.works_on == "sums":
         raise FedblendError(
             f"{stopped}, which are masked: none can be left out alone; {EARLIER}: end the SuperNode of the site at "
             "fault, or give smaller steps, and continue the run"

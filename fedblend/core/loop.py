@@ -19,12 +19,11 @@ from fedblend.core.engine import CohortResult, Engine, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.exchange import Exchange
 from fedblend.core.extremes import Diverged, without_extremes
-from fedblend.core.method import Experiment
 from fedblend.core.possible import require_possible
 from fedblend.core.record import RoundLog, RoundRecord
 from fedblend.core.recorder import Recorder
 from fedblend.core.server import Server
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Experiment, Setup, model_spec
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import add_prefix, without
 
@@ -61,21 +60,20 @@ class RoundLoop:
     def begin_round(self, state: RunState) -> BegunRound:
         """Make the round's steps before training: the cohort, sharing if due, the pool, and the cohort's downlink."""
         self.log.begin()
-        cohort, asked = self.draw_cohort(state)
-        state, has_model = self.exchange.before_training(state, cohort)
-        pool = self.exchange.pool_for_clients(state)
-        return self.cohorts.begin(state, cohort, pool, np.union1d(asked, has_model))
+        cohort, has_model = self.cohorts.choose(state)
+        if not self.exchange.plan.after_training:
+            state, received = self.exchange.share_if_due(state, self.setup.sizes(state.round), cohort)
+            has_model = np.union1d(has_model, received)
+        return self.cohorts.begin(state, cohort, self.exchange.pool_for_clients(state), has_model)
 
     def _finish(self, begun: BegunRound, result: CohortResult | None, bounded: bool = True) -> StateAndRecord:
         """Make the steps of a round after training. Raises :class:`Diverged` if the outcome must be ``bounded``."""
         state = begun.state if result is None else self.server.aggregate(begun, result, bounded)
-        state = self.exchange.after_training(state, begun.drawn)
-        state = self.server.step(state, begun, result, self.exchange.pool_for_step(state))
+        if self.exchange.plan.after_training:  # under the round's aggregate
+            state, _ = self.exchange.share_if_due(state, self.setup.sizes(state.round), begun.drawn)
+        pool = self.exchange.pool_for_step(state) if self.method.server_step.active else None
+        state = self.server.step(state, begun, result, pool)
         return self.recorder.record(begun, state, result, bounded)
-
-    def draw_cohort(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clients of a round, in order, and those that received its model before: int64 [clients] each."""
-        return self.cohorts.choose(state)
 
     # A run --------------------------------------------------------------------------------------------------------
 

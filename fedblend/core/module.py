@@ -64,14 +64,22 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def train_mode(model: nn.Module) -> nn.Module:
-    """Set training mode; layers with frozen floating-point buffers, such as a frozen batch norm, stay in evaluation."""
-    model.train()
+def still_layers(model: nn.Module) -> list[nn.Module]:
+    """Layers with frozen floating-point buffers, such as a frozen batch norm, which stay in evaluation mode."""
     frozen = frozen_names(model)
-    for path, layer in model.named_modules():
-        own = (f"{path}.{name}".lstrip(".") for name, b in layer.named_buffers(recurse=False) if b.is_floating_point())
-        if any(name in frozen for name in own):
-            layer.training = False
+    return [
+        layer
+        for path, layer in model.named_modules()
+        for name, buffer in layer.named_buffers(recurse=False)
+        if buffer.is_floating_point() and f"{path}.{name}".lstrip(".") in frozen
+    ]
+
+
+def train_mode(model: nn.Module) -> nn.Module:
+    """Set training mode, but for :func:`still_layers`."""
+    model.train()
+    for layer in still_layers(model):
+        layer.training = False
     return model
 
 

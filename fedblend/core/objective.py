@@ -7,11 +7,14 @@ can differentiate and stack it.
 What these classes receive is defined in :mod:`fedblend.core.context`; authors may import all of it from here.
 """
 
+# The fields of Method are explained in fedblend/experiment/fields.py.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,10 +33,16 @@ from fedblend.core.context import (
     Task,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.core.method import Method, Training
 from fedblend.core.part import Part
 from fedblend.core.registry import build, part
 from fedblend.core.trees import Tensors
+
+if TYPE_CHECKING:
+    from fedblend.core.aggregator import Aggregator
+    from fedblend.core.optimizer import Training
+    from fedblend.core.server_step import ServerStep
+    from fedblend.core.sharing import Sharing
+    from fedblend.core.upload import Upload
 
 __all__ = [
     "Base",
@@ -42,6 +51,7 @@ __all__ = [
     "CohortSummary",
     "Context",
     "LocalTraining",
+    "Method",
     "ModelSpec",
     "Net",
     "NoPersonal",
@@ -59,6 +69,29 @@ __all__ = [
 ]
 
 
+class Method(Protocol):
+    """A method: a composition of parts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sharing(self) -> Sharing: ...
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def terms(self) -> Sequence[Term]: ...
+    @property
+    def personal(self) -> Personal: ...
+    @property
+    def upload(self) -> Upload: ...
+    @property
+    def stateful_clients(self) -> bool: ...
+    @property
+    def aggregator(self) -> Aggregator: ...
+    @property
+    def server_step(self) -> ServerStep: ...
+
+
 class ClientPart(Part):
     """Base of the parts that work at clients, objectives and terms, with what they keep from round to round.
 
@@ -66,14 +99,26 @@ class ClientPart(Part):
     Flower carry these tables without reading them. A client's table never leaves the client in a real federation.
     """
 
-    broadcasts: bool = False
-    """Whether the server sends what the part keeps there to the clients of every round, beside the model."""
-    sends: bool = False
-    """Whether :meth:`after_training` sends tensors beside the model; they have the names, shapes and types of what the
-    part keeps at the server. A part that sends also broadcasts.
+    renamed: ClassVar[Mapping[str, str]] = {
+        "broadcasts": 'exchanges = "broadcast"',
+        "sends": 'exchanges = "extras"',
+        "sends_statistics": 'exchanges = "map-statistics"',
+    }
+    exchanges: Literal["nothing", "broadcast", "extras", "map-statistics"] = "nothing"
+    """What travels of the part's table at the server. With "broadcast" the clients of every round receive the table,
+    beside the model. With "extras" :meth:`after_training` also sends tensors beside the model, with the names, shapes
+    and types of the table; with "map-statistics" these are statistics of samples, not made of models.
     """
-    sends_statistics: bool = False
-    """Whether what it sends are statistics of samples, not made of models as SCAFFOLD's control variates are."""
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether clients receive the part's table at the server."""
+        return self.exchanges != "nothing"
+
+    @property
+    def sends(self) -> bool:
+        """Whether clients send tensors beside the model."""
+        return self.exchanges in ("extras", "map-statistics")
 
     def require_possible(self, method: Method, train: Training) -> None:
         """Raise ``ValueError`` where the part cannot be used with the method's other parts or with ``[train]``."""
@@ -100,16 +145,15 @@ class ClientPart(Part):
 
 
 class Objective(ClientPart):
-    """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random.
-
-    ``needs`` names the tensors that sharing must bring (checked before the first round): a class attribute, mostly.
-    """
+    """Base of all objectives. A method author overrides :meth:`loss`, and :meth:`draw` if it is random."""
 
     to_define = ("loss or phases",)
-    renamed: ClassVar[dict[str, str]] = {
+    renamed: ClassVar[Mapping[str, str]] = {
         "reads_stored": 'reads = ("inputs", "stored", "seeds", "raw")',
         "breaks_privacy": 'reads = ("raw",)',
     }
+    needs: tuple[str, ...] = ()
+    """Names of the tensors that sharing must bring."""
     reads: tuple[str, ...] = ("inputs", "stored")
     """Forms of shared entries that the objective uses, if it needs any (:meth:`Context.entries` scales stored ones)."""
     counts_labels: bool = False
@@ -120,11 +164,6 @@ class Objective(ClientPart):
     """Names of the shares of samples that the record has; :meth:`loss` counts the samples (:meth:`Context.count`)."""
     reads_start: bool = False
     """Whether :meth:`loss` reads the round's global weights (:attr:`Context.start`)."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Nothing, unless an objective says so."""
-        return ()
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         """The random half: arrays with one row a step, drawn from the client's stream of the round."""
@@ -174,7 +213,7 @@ class WithBase(Objective):
         return replace(self, base=self.base.fallback() if self.base.needs else self.base)  # type: ignore[type-var]
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """The needs of the base."""
         return tuple(self.base.needs)
 
@@ -232,26 +271,34 @@ def with_bases(objective: Objective) -> list[Objective]:
 class Personal(Part):
     """Base of personal models: a second model of each client, or a client's own layers of the one model.
 
-    A client that has an ``active`` part of this kind trains a second model on its samples in each of its rounds. This
+    With a part that defines :meth:`terms`, a client trains a second model on its samples in each of its rounds. This
     personal model begins as the client's first global model, is kept at the client, and is never sent. It minimises the
     method's objective with the part's :meth:`terms`, in whose context ``start`` is the round's global model.
 
-    Where a part ``keeps_layers``, the tensors that :meth:`own_layers` names stay at the client: each client trains its
-    own, which begin as the run's first weights. Only the other tensors are sent, in both directions, and only they are
+    The tensors that :meth:`own_layers` names stay at the client, where a part defines it: each client trains its own,
+    which begin as the run's first weights. Only the other tensors are sent, in both directions, and only they are
     protected, aggregated and changed by the server.
     """
 
     to_define = ("terms or objective or own_layers",)
-    active: bool = False
-    keeps_layers: bool = False
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("active", "keeps_layers", "keeps"), "the methods own_layers, terms or after_training alone"
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether clients train a second model."""
+        return type(self).terms is not Personal.terms
 
     @property
     def keeps(self) -> Literal["", "layers", "personal"]:
         """Field of :class:`fedblend.core.state.ClientState` with a client's own model, or ``""`` without one."""
-        return "layers" if self.keeps_layers else "personal" if self.active else ""
+        if type(self).own_layers is not Personal.own_layers:
+            return "layers"
+        return "personal" if self.active or type(self).after_training is not Personal.after_training else ""
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
-        """Names of the tensors (weights and buffers) that stay at clients, where the part ``keeps_layers``.
+        """Names of the tensors (weights and buffers) that stay at clients.
 
         Raises :class:`FedblendError` for a model that has no such layers.
         """
@@ -293,10 +340,11 @@ class Term(ClientPart):
     """Base of the terms that add to any objective (FedProx's proximal term, distillation)."""
 
     to_define = ("loss",)
-    uses_outputs: bool = False
-    """Whether the term reads mean outputs by label, which the server then sends."""
-    outputs_kind: str = "outputs"
-    """Kind of these outputs, as uploads' bytes are counted."""
+    renamed: ClassVar[Mapping[str, str]] = {"uses_outputs": 'outputs_kind = "outputs", or "prototypes"'}
+    outputs_kind: str = ""
+    """Kind of the mean outputs by label that the term reads, as uploads' bytes are counted; the server then sends them.
+    Empty for a term that reads none.
+    """
 
     @property
     def proximal_mu(self) -> float:

@@ -14,10 +14,8 @@ class PayloadKind:
     """The word under which bytes are counted, and which a site file allows."""
     meaning: str
     """What it is, in a few words."""
-    single_samples: bool = False
-    """Whether each entry is made of one sample, or of two."""
-    are_means: bool = False
-    """Whether entries are means of samples, of at least ``min_mean`` each."""
+    entries: Literal["", "sample", "means"] = ""
+    """What each entry is: made of one "sample", or of two; or one of the "means" of at least ``min_mean`` samples."""
     through_model: bool = False
     """Whether the server's model is applied to samples before they are averaged or sent: who chooses its layers chooses
     what the payload tells, so that a mean of twenty may be one sample.
@@ -42,21 +40,21 @@ PAYLOAD_KINDS = {
         PayloadKind("masked", "a model or mean of which the server learns a sum", noise="protection", by_default=True),
         PayloadKind("keys", "keys and sealed shares of masks", by_default=True),
         PayloadKind("outputs", "mean outputs by label", by_default=True),
-        PayloadKind("means", "means of samples", are_means=True, noise="sharing", by_default=True),
+        PayloadKind("means", "means of samples", entries="means", noise="sharing", by_default=True),
         PayloadKind("answers", "replies to a server step, of the model that left", noise="protection", by_default=True),
         PayloadKind("scores", "how many held-out samples are right", by_default=True),
         PayloadKind("extras", "what SCAFFOLD's term sends beside a model", by_default=True),
         PayloadKind("loss", "mean loss in training, beside a bare model", by_default=True),
         PayloadKind("metrics", "loss and metrics on held-out samples"),
         PayloadKind("local-loss", "mean loss of the server's model, for the choice of clients", through_model=True),
-        PayloadKind("hidden-means", "means of hidden states", are_means=True, through_model=True, noise="sharing"),
+        PayloadKind("hidden-means", "means of hidden states", entries="means", through_model=True, noise="sharing"),
         PayloadKind("map-statistics", "means of hidden maps' statistics (FedFA)", through_model=True),
         PayloadKind("prototypes", "mean embeddings by class", through_model=True),
         PayloadKind("statistics", "moments of features or channels", through_model=True, noise="sharing"),
-        PayloadKind("features", "hidden states of samples", single_samples=True, through_model=True, noise="sharing"),
+        PayloadKind("features", "hidden states of samples", entries="sample", through_model=True, noise="sharing"),
         PayloadKind("synthetic", "samples made to be like the site's", through_model=True, noise="sharing"),
-        PayloadKind("seeds", "mixed samples", single_samples=True, noise="sharing"),
-        PayloadKind("raw", "samples as they are", single_samples=True, noise="sharing"),
+        PayloadKind("seeds", "mixed samples", entries="sample", noise="sharing"),
+        PayloadKind("raw", "samples as they are", entries="sample", noise="sharing"),
         PayloadKind("shared", "what a sharing of your own sends", noise="sharing"),
     )
 }

@@ -10,9 +10,7 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.columns import require_column
 from fedblend.core.context import ModelSpec
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.evaluation import own_tests
-from fedblend.core.method import Experiment
-from fedblend.core.setup import Setup
+from fedblend.core.setup import Experiment, Setup
 
 
 def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback]) -> None:
@@ -36,13 +34,13 @@ def require_possible(setup: Setup, spec: ModelSpec, callbacks: Sequence[Callback
         if given not in (None, "samples", "clients"):
             require_column(given, len(setup.population), field)
     reading = [getattr(one, "name", type(one).__name__) for one in callbacks if one.reads_uploads]
-    if reading and method.aggregator.secure_aggregated:
+    if reading and method.aggregator.works_on == "sums":
         raise FedblendError(
             f"callbacks: {listed(reading)} reads each client's upload, which '{method.aggregator.name}' in "
             "method.aggregator hides from the server; valid: another aggregator, such as mean"
         )
     if experiment.evaluates_each:
-        own_tests(setup)
+        setup.own_tests()
     method.aggregator.require_possible(min(cohort, holding))
     method.server_step.require_possible(spec)
     method.server_step.require_training(setup.training, int(setup.population.sizes.max()))

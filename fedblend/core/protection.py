@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from fedblend.core.part import Part
-from fedblend.core.trees import Tensors
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import Tensors, bytes_of
 
 
 @dataclass(frozen=True)

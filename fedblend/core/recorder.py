@@ -13,9 +13,8 @@ from fedblend.core.engine import CohortResult, Engine
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import evaluate
 from fedblend.core.extremes import Diverged
-from fedblend.core.method import Experiment
 from fedblend.core.record import RoundLog, RoundRecord
-from fedblend.core.setup import Setup, reference_device, trained_names
+from fedblend.core.setup import Experiment, Setup, reference_device
 from fedblend.core.state import RunState, replaced
 from fedblend.core.trees import Tensors
 
@@ -34,6 +33,7 @@ class Recorder:
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
         self.device = reference_device(setup) if self.experiment.evaluates_device else None
+        self.tests_each = self.experiment.evaluates_each
         self.metric, self.signs = criteria(setup)
         self.warned = False
 
@@ -44,26 +44,24 @@ class Recorder:
 
         Raises :class:`Diverged` where the outcome must be ``bounded``, and the loss of the aggregate is not finite.
         """
-        self._note_change(begun.state, state, result)
+        if self.experiment.convergence_tol is not None:
+            self._note_change(begun.state, state, result, self.experiment.convergence_tol)
         state, record = self.write(state)
-        if not self.warned and (warning := self.method.objective.warning(record.measured or {})):
+        if record.measured and not self.warned and (warning := self.method.objective.warning(record.measured)):
             warnings.warn(warning, stacklevel=2)
             self.warned = True
-        experiment = self.experiment
-        of_aggregate = self.method.upload.is_model and not (experiment.evaluates_device or experiment.evaluates_each)
+        of_aggregate = self.method.upload.is_model and self.device is None and not self.tests_each
         if result is not None and bounded and of_aggregate and not math.isfinite(record.loss or 0.0):
             raise Diverged("the model's loss is not finite")
         return state, record
 
-    def _note_change(self, before: RunState, state: RunState, result: CohortResult | None) -> None:
+    def _note_change(self, before: RunState, state: RunState, result: CohortResult | None, bound: float) -> None:
         """Note how far the round moved the model, or the mean outputs, and whether the run has converged.
 
         A round without uploads does not count as converged, nor one in which clients do not train yet.
         """
-        bound, upload = self.experiment.convergence_tol, self.method.upload
-        if bound is None:
-            return
-        change = upload.change(before, state, trained_names(self.setup))
+        upload = self.method.upload
+        change = upload.change(before, state, self.setup.trained)
         waits = upload.trains and not upload.trains_in(before.round)
         self.log.note(
             change=change if math.isfinite(change) else None,
@@ -79,11 +77,20 @@ class Recorder:
             with log.time("evaluate"):
                 self._evaluate(state, record)
         log.write(record, self.experiment.compute_seconds)
-        return self._note_best(state, record)
+        return (state, record) if record.validation is None else self._note_best(state, record)
 
     def _evaluate(self, state: RunState, record: RoundRecord) -> None:
-        """Evaluate the state's models, and set the record's fields."""
-        weights, models = self._evaluated_weights(state), self._models_of_clients(state)
+        """Evaluate the state's models, and set the record's fields.
+
+        These are the server's model, or that of the reference device after its training; where each client is tested
+        with its own model, those of the clients that have one.
+        """
+        own = None if self.device is None else state.client_states.get(self.device)
+        models: dict[int, Tensors] | None = None
+        if self.tests_each:
+            field = self.method.personal.keeps or "model"
+            models = {client: model for client, kept in state.client_states.items() if (model := getattr(kept, field))}
+        weights = {**state.weights, **own.model} if own else state.weights
         for name, value in evaluate(self.engine, weights, self.setup, models).items():
             setattr(record, name, value)
 
@@ -92,20 +99,7 @@ class Recorder:
         if record.evaluated:
             return state, record
         self._evaluate(state, record)
-        return self._note_best(state, record)
-
-    def _evaluated_weights(self, state: RunState) -> Tensors:
-        """Return the weights to evaluate: the server's, or those of the reference device after its training."""
-        own = None if self.device is None else state.client_states.get(self.device)
-        return {**state.weights, **own.model} if own else state.weights
-
-    def _models_of_clients(self, state: RunState) -> dict[int, Tensors] | None:
-        """Return clients' own models, by client, if each client is tested with its own; else ``None``."""
-        if not self.experiment.evaluates_each:
-            return None
-        field = self.method.personal.keeps or "model"
-        models = {client: getattr(kept, field) for client, kept in state.client_states.items()}
-        return {client: model for client, model in models.items() if model}
+        return (state, record) if record.validation is None else self._note_best(state, record)
 
     def _note_best(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
         """Note which round so far is best on validation, the first of equal ones. The state keeps it."""
@@ -116,7 +110,7 @@ class Recorder:
         if value is not None and (best is None or self.signs[self.metric] * (value - float(best[1])) > 0):
             best = torch.tensor([state.round, value], dtype=torch.float64)
             state = replace(state, server_state=replaced(state.server_state, BEST, {"best": best}))
-        if best is not None and record.validation is not None:
+        if best is not None:
             record.best_round = int(best[0])
         return state, record
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,24 +31,23 @@ class SelectionContext:
     """The round's own generator."""
     losses: Callable[[np.ndarray], np.ndarray]
     """Sends the model to these clients, which reply with their mean loss under it: float64 [clients], NaN for one of
-    which no loss arrives. For selections with ``asks_losses`` only."""
+    which no loss arrives. For selections by "losses" only."""
 
 
 class Selection(Part):
-    """Base of all selections. Override :meth:`choose`; the other methods keep a table from round to round.
-
-    ``asks_losses`` is true where :meth:`choose` asks clients for losses. ``is_uniform`` is true only where each set of
-    as many clients is equally likely: then, and only then, secret choices make noise hide more.
-    """
+    """Base of all selections. Override :meth:`choose`; the other methods keep a table from round to round."""
 
     to_define = ("choose",)
-    asks_losses: bool = False
-    is_uniform: bool = False
+    renamed: ClassVar[Mapping[str, str]] = {"asks_losses": 'by = "losses"', "is_uniform": 'by = "chance"'}
+    by: Literal["chance", "losses", "other"] = "other"
+    """"losses" where :meth:`choose` asks clients for losses; "chance" only where each set of as many clients is equally
+    likely: then, and only then, secret choices make noise hide more.
+    """
 
     @property
     def by_losses(self) -> bool:
         """Whether losses decide who is chosen."""
-        return self.asks_losses or type(self).after_round is not Selection.after_round
+        return self.by == "losses" or type(self).after_round is not Selection.after_round
 
     def require_possible(self, holding: np.ndarray, cohort: int) -> None:
         """Raise :class:`FedblendError` if a ``cohort`` cannot be chosen from the clients ``holding`` samples."""

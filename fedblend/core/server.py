@@ -7,27 +7,25 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedblend.core.cohort import SELECTION, BegunRound, facts_of
+from fedblend.core.cohort import LATE, SELECTION, BegunRound, facts_of
 from fedblend.core.context import CohortSummary, ModelSpec
 from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of, client_parts, extras_sum
 from fedblend.core.errors import FedblendError
 from fedblend.core.extremes import Diverged
-from fedblend.core.late import LATE
-from fedblend.core.method import Experiment
 from fedblend.core.objective import ClientPart
 from fedblend.core.protection import Protection, ReleaseContext
 from fedblend.core.random import stream
 from fedblend.core.record import RoundLog
+from fedblend.core.selection import Selection
 from fedblend.core.server_step import ServerContext
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Experiment, Setup, model_spec
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState, RunState, replaced
-from fedblend.core.trees import Tensors, strip_prefix
+from fedblend.core.trees import Tensors, bytes_of, strip_prefix
 from fedblend.core.upload import (
     all_finite,
     as_kept,
     as_model_and_table,
-    bytes_of,
     finite_fault,
     form_fault,
     squares_finite,
@@ -43,6 +41,12 @@ class Server:
         self.setup, self.engine, self.spec, self.log = setup, engine, spec, log
         self.experiment: Experiment = setup.experiment
         self.method = setup.method
+        self.parts = {
+            slot: part
+            for slot, part in client_parts(self.method).items()
+            if type(part).after_aggregation is not ClientPart.after_aggregation
+        }
+        """Parts that work at the server, too, by slot."""
 
     def aggregate(self, begun: BegunRound, result: CohortResult, bounded: bool = True) -> RunState:
         """Return the state with the aggregate of a cohort's uploads, and with what clients and their parts keep.
@@ -53,20 +57,26 @@ class Server:
         self.log.note(**facts_of(result))
         with self.log.time("aggregate"):
             weights, outputs = self.mean(task, result)
-        weights, server_state = self._after_aggregation(task, weights, before.server_state, result)
+        server_state = dict(before.server_state)
+        if result.good and self.parts:
+            weights, server_state = self._after_aggregation(task, weights, server_state, result)
         if bounded:
             _require_bounded(before, weights, outputs, server_state)
         else:
             self._require_finite(before, before.weights, weights)
         # Not checked with the aggregate: a loss may be of any size, and late uploads are checked when they arrive.
-        selected = self.experiment.selection.after_round(before.server_part(SELECTION), result.good)
-        late = before.server_part(LATE) if result.awaited is None else result.awaited
+        selection = self.experiment.selection
+        if type(selection).after_round is not Selection.after_round:
+            selected = selection.after_round(before.server_part(SELECTION), result.good)
+            server_state = replaced(server_state, SELECTION, selected)
+        if result.awaited is not None:
+            server_state = replaced(server_state, LATE, result.awaited)
         return replace(
             before,
             weights=weights,
             global_outputs=outputs,
-            server_state=replaced(replaced(server_state, SELECTION, selected), LATE, late),
-            client_states=self._kept(task, result, before),
+            server_state=server_state,
+            client_states=before.client_states | self._kept(task, result),
         )
 
     def mean(self, task: TrainTask, result: CohortResult) -> tuple[Weights, Weights]:
@@ -93,13 +103,11 @@ class Server:
     def _after_aggregation(
         self, task: TrainTask, weights: Weights, server_state: Tensors, result: CohortResult
     ) -> tuple[Weights, Weights]:
-        """Call ``after_aggregation`` of each client part in turn; return the weights and the server's state."""
+        """Call ``after_aggregation`` of each part in turn; return the weights and the server's state."""
         state = dict(server_state)
-        if not result.good:
-            return weights, state
         holding = int(np.count_nonzero(self.setup.population.sizes))
         extras = extras_sum(self.setup, task, result)
-        for slot, part in client_parts(self.method).items():
+        for slot, part in self.parts.items():
             summary = CohortSummary(task.weights, strip_prefix(f"{slot}/", extras), len(result.good), holding)
             before = strip_prefix(f"{slot}/", state)
             made = part.after_aggregation(weights, before, summary)
@@ -107,23 +115,23 @@ class Server:
             # Sums of what clients send are float64; clients send tensors of the types of this table.
             kept |= {n: kept[n].to(old.dtype) for n, old in before.items() if n in kept and old.is_floating_point()}
             state = replaced(state, slot, kept)
-        return weights, state
+        return self.setup.tied(weights), state
 
-    def _kept(self, task: TrainTask, result: CohortResult, state: RunState) -> dict[int, ClientState]:
-        """Return the clients' states after the round; those with own models keep the mean outputs they trained with."""
+    def _kept(self, task: TrainTask, result: CohortResult) -> dict[int, ClientState]:
+        """Return clients' states after the round; those with own models keep the mean outputs they trained with."""
         kept = {}
         for client, new in result.client_states.items():
             table = replace(new, outputs=task.outputs_of(client) if new.model else {}).to_tensors()
             # Copies: a client's tensors may be views of all clients of a stack. A GPU has no room for all clients.
             kept[client] = ClientState.from_tensors({n: t.to("cpu", copy=True) for n, t in table.items()})
-        return state.client_states | kept
+        return kept
 
     def step(self, state: RunState, begun: BegunRound, result: CohortResult | None, pool: Pool | None) -> RunState:
         """Apply the server step to the aggregate; return the state after the round.
 
         ``pool`` is ``None`` where its entries are of another model.
         """
-        step, before, known = self.method.server_step, begun.state, state.weights
+        step, before = self.method.server_step, begun.state
         if step.active and (result is None or result.good):
             with self.log.time("server"):
                 context = ServerContext(
@@ -141,10 +149,10 @@ class Server:
                 )
                 made = step.refine(state.weights, context)
                 weights, kept = as_model_and_table(made, before.weights, "server_step", step)
+            weights = self.setup.tied(weights)
+            self._require_finite(before, state.weights, weights)
             state = replace(state, weights=weights, server_state=replaced(state.server_state, "server_step", kept))
-        weights = self.setup.tied(state.weights)
-        self._require_finite(before, known, weights)
-        return replace(state, round=before.round + 1, weights=weights, ended_by="")
+        return replace(state, round=before.round + 1, ended_by="")
 
     def _query(self, question: Tensors, result: CohortResult | None) -> list[Payload]:
         """Send a server step's question to the clients whose uploads were good; drop answers that are not finite."""
@@ -167,9 +175,7 @@ class Server:
         makers = [f"method.aggregator '{method.aggregator.name}'"]
         if type(protection).release is not Protection.release:
             makers.append(f"protection '{protection.name}'")
-        for slot, part in client_parts(method).items():
-            if type(part).after_aggregation is not ClientPart.after_aggregation:
-                makers.append(f"method.{slot} '{part.name}'")
+        makers += [f"method.{slot} '{part.name}'" for slot, part in self.parts.items()]
         if method.server_step.active:
             makers.append(f"method.server_step '{method.server_step.name}'")
         raise FedblendError(

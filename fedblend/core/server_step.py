@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 
 if TYPE_CHECKING:
-    from fedblend.core.method import Training
+    from fedblend.core.optimizer import Training
 
 Refined = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -57,25 +57,29 @@ class ServerStep(Part):
     """
 
     to_define = ("refine",)
-    renamed: ClassVar[dict[str, str]] = {
+    renamed: ClassVar[Mapping[str, str]] = {
         "reads_pool": 'reads = ("stored", "seeds", "raw"), or other forms',
         "reads_inputs": 'reads = ("inputs",)',
         "reads_features": 'reads = ("moments",)',
         "looks_at_uploads": 'works_on = "uploads"',
         "queries_clients": 'works_on = "answers"',
+        "breaks_privacy": 'works_on = "raw"',
     }
-    works_on: str = "aggregate"
-    """What the step needs: the "aggregate" alone, single "uploads", or clients' "answers" to its questions, so that the
-    server never receives single uploads.
+    works_on: Literal["aggregate", "uploads", "answers", "raw"] = "aggregate"
+    """What the step needs: the "aggregate" alone; single "uploads"; clients' "answers" to its questions, so that the
+    server never receives single uploads; or clients' "raw" samples (:attr:`ServerContext.prior`).
     """
-    breaks_privacy: bool = False
-    """Whether the step uses raw samples."""
     reads: tuple[str, ...] = ()
     """Forms of shared entries (:data:`~fedblend.core.sharing.Form`) that the step uses; none where it uses no pool."""
     needs_pool: bool = False
     """Whether the step has nothing to do without a pool."""
     needs: tuple[str, ...] = ()
     """Names of the pool's tensors that the step reads."""
+
+    @property
+    def uses_uploads(self) -> bool:
+        """Whether the step works with single uploads, at the server or at clients."""
+        return self.works_on in ("uploads", "answers")
 
     @property
     def active(self) -> bool:

@@ -1,26 +1,74 @@
 """What stays the same in all rounds of a run: the experiment, its data and clients, the model and its scale."""
 
+# The fields of Experiment are explained in fedblend/experiment/config.py.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedblend.core.columns import column
 from fedblend.core.context import ModelSpec, Scale, Task
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, listed
-from fedblend.core.method import Method, Training
 from fedblend.core.module import frozen_names, same_tensors
 from fedblend.core.random import stream
-from fedblend.core.selection import SelectionContext
+from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool, Request, ServerSide, rows_of
 from fedblend.core.trees import Tensors, digest_of, without
+
+if TYPE_CHECKING:
+    from fedblend.core.channel import Channel
+    from fedblend.core.metric import Metric
+    from fedblend.core.objective import Method
+    from fedblend.core.optimizer import Training
+    from fedblend.core.protection import Adversary, Protection
+    from fedblend.core.record import RoundLog
+
+
+class Experiment(Protocol):
+    """An experiment: a method, how clients train, and what is around them."""
+
+    seed: int
+    rounds: int
+    method: Method
+    train: Training
+    model: Any
+    selection: Selection
+    channel: Channel
+    protection: Protection
+    adversary: Adversary
+    policy: Any
+    arrival: Any
+    slow: Any
+    validation: Any
+    metrics: Sequence[Metric]
+    target: Any
+    target_metric: str
+    stop_at_target: bool
+    start: str | None
+    min_uploads: int
+    eval_every: int
+    compute_seconds: float | None
+    convergence_tol: float | None
+
+    @property
+    def begins_at_clients(self) -> bool: ...
+    @property
+    def keeps_client_weights(self) -> bool: ...
+    @property
+    def evaluates_device(self) -> bool: ...
+    @property
+    def evaluates_each(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -48,12 +96,12 @@ class Setup:
     folder: Path | None = None
     """The run's folder, for callbacks that write files; ``None`` where no run is kept."""
 
-    @property
+    @functools.cached_property
     def method(self) -> Method:
         """The experiment's method."""
         return self.experiment.method
 
-    @property
+    @functools.cached_property
     def training(self) -> Training:
         """How the experiment's clients train."""
         return self.experiment.train
@@ -147,12 +195,12 @@ class Setup:
 
     @functools.cached_property
     def own_layers(self) -> frozenset[str]:
-        """Names of the tensors of the model that stay at clients (:attr:`Personal.keeps_layers`).
+        """Names of the tensors of the model that stay at clients (:meth:`Personal.own_layers`).
 
         Raises :class:`FedblendError` where all that is trained would stay there.
         """
         personal = self.method.personal
-        own = frozenset(personal.own_layers(self.model)) - self.frozen if personal.keeps_layers else frozenset()
+        own = frozenset(personal.own_layers(self.model)) - self.frozen if personal.keeps == "layers" else frozenset()
         if own >= {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}:
             raise FedblendError(
                 f"method.personal: '{personal.name}' keeps all trained layers of the model "
@@ -166,6 +214,12 @@ class Setup:
                     "other, but they are one tensor; valid: layers that share no weights with others"
                 )
         return own
+
+    @functools.cached_property
+    def trained(self) -> list[str]:
+        """Names of the tensors that clients train and send."""
+        parameters = self.model.named_parameters()
+        return [name for name, p in parameters if p.requires_grad and name not in self.own_layers]
 
     @functools.cached_property
     def twins(self) -> dict[str, str]:
@@ -197,6 +251,30 @@ class Setup:
         """
         return without(weights, self._stays)
 
+    def own_tests(self) -> np.ndarray:
+        """The client of each sample that clients hold out or, where they hold none out, of each test sample, int64 [n].
+
+        Raises :class:`FedblendError` where there are no such samples, or test samples belong to no client of the run.
+        """
+        population, of = self.population, self.data.test.client
+        if len(population.held_order):
+            return population.owners("holdout")
+        if population.natural is None or of is None or not np.isin(of, population.natural).all():
+            raise FedblendError(
+                "evaluate_model: 'each' needs test samples that all belong to a client of the run; valid with holdout "
+                "(such as 0.2), or with data that have clients of their own, all of which the partition 'natural' takes"
+            )
+        return population.places_of(of)
+
+    def transmit(
+        self, direction: str, purpose: str, sizes: np.ndarray, clients: np.ndarray, round: int, log: RoundLog
+    ) -> np.ndarray:
+        """Which of the transmissions of ``sizes`` bytes arrive, bool [n]; counts the seconds of the slowest."""
+        experiment = self.experiment
+        sent = experiment.channel.transmit(direction, sizes, stream(experiment.seed, purpose, round), clients)
+        log.wait(direction, float(sent.seconds.max(initial=0.0)))
+        return np.asarray(sent.arrives)
+
     def label_counts(self, client: int, size: int) -> np.ndarray | None:
         """Samples of each class among a client's first ``size``, int64 [C]; ``None`` where there are no classes."""
         if self.task.kind != "classification":
@@ -205,17 +283,11 @@ class Setup:
         return np.bincount(labels, minlength=self.task.outputs)
 
 
-def trained_names(setup: Setup) -> list[str]:
-    """Names of the tensors that clients train and send."""
-    own = setup.own_layers
-    return [name for name, p in setup.model.named_parameters() if p.requires_grad and name not in own]
-
-
 def model_spec(setup: Setup, model: nn.Module) -> ModelSpec:
     """Return what server and clients both know of the model; ``model`` is a module for functional calls."""
     return ModelSpec(
         model=model,
-        trained=trained_names(setup),
+        trained=setup.trained,
         frozen=setup.frozen,
         shape=tuple(setup.data.train.x.shape[1:]),
         scale=setup.scale,
@@ -277,6 +349,51 @@ def cohort_of(
         told = f"chose {listed(chosen.tolist())} in round {round + 1}"
         raise FedblendError(f"selection: '{selection.name}' {told}; valid: different clients of context.clients")
     return chosen
+
+
+@dataclass(frozen=True)
+class Work:
+    """A client's training in a round."""
+
+    batches: int
+    """Batches that it makes."""
+    is_late: bool = False
+    """Whether it misses the deadline with some of its batches."""
+    delay: int | None = 0
+    """Rounds after its own in which its upload arrives; ``None`` if it never does."""
+    seconds: float = 0.0
+    """Seconds of computing for which the round waits, where the experiment states how long batches take."""
+
+
+def work_of(setup: Setup, round: int, client: int, samples: int) -> Work:
+    """A client's training on so many samples. It depends on no other client, and on nothing that a run keeps."""
+    slow, train = setup.experiment.slow, setup.training
+    full, passes = train.batches_of(samples), train.steps or train.epochs
+    if slow is None or not full:
+        return Work(full)
+    rng, end = stream(setup.experiment.seed, "slow", round, client), slow.deadline or math.inf
+    pace, seconds = math.inf, 0.0  # pace: batches until the deadline
+    if rng.random() < slow.share:
+        pace = full * int(rng.integers(1, passes, endpoint=True)) / passes
+    if slow.epochs is not None:
+        pace = min(pace, full * float(column(slow.epochs)[client]) / passes)
+    if slow.seconds is not None:
+        seconds = float(column(slow.seconds)[client])
+        pace = min(pace, end / seconds)
+    # Rounded first, or 0.3 seconds would have room for two batches of 0.1.
+    in_time = math.floor(round_off(min(full, pace)))
+    made = in_time if slow.late == "partial" else full
+    if in_time == full:
+        return Work(full, seconds=seconds * full)
+    delay = 0 if slow.late == "partial" and made else None
+    if slow.late == "next-round":
+        delay = math.ceil(round_off(full / pace)) - 1
+    return Work(made, True, delay, min(seconds * full, end))
+
+
+def round_off(quotient: float) -> float:
+    """A quotient without the rounding error of the division."""
+    return round(quotient, 9)
 
 
 def reference_device(setup: Setup) -> int:

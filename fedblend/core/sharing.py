@@ -107,8 +107,10 @@ class SharingPlan:
     """What entries are. An objective and a server step name the forms that they read."""
     when: Literal["never", "once", "each-round", "after-last-round", "after-rounds"] = "once"
     """Before the first round or each round, or after training, under the round's aggregate, for the server step."""
-    who: Literal["all", "cohort", "server"] = "all"
-    """All clients that hold samples, those of the round, or the server, which makes the entries itself."""
+    who: Literal["all", "groups", "cohort", "server"] = "all"
+    """All clients that hold samples; the same in groups, where the server of a real federation receives sums over each
+    group only; those of the round; or the server, which makes the entries itself.
+    """
     to: Literal["clients", "server", "own", "nobody"] = "clients"
     """The clients whose objective reads entries, by way of the server; the server alone; each client its own entries
     alone; or nobody, where entries hold nothing of clients' samples.
@@ -162,16 +164,32 @@ class Sharing(Part):
     """Base of all sharings. The base shares nothing."""
 
     to_define = ("share or make_pool",)
-    renamed: ClassVar[dict[str, str]] = {
-        word: 'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words'
-        for word in (
-            *("shares_inputs", "shares_features", "unsafe", "for_server", "each_round", "after_training", "of_cohort"),
-            *("made_by_server", "leaves_client", "own_only", "reads_model", "active"),
-        )
-    } | {
-        word: "make_pool(entries, server) and requests(server)"
-        for word in ("make", "pool_beside", "pool_of_sums", "requests_by_labels")
-    }
+    renamed: ClassVar[Mapping[str, str]] = (
+        {
+            word: 'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words'
+            for word in (
+                *(
+                    "shares_inputs",
+                    "shares_features",
+                    "unsafe",
+                    "for_server",
+                    "each_round",
+                    "after_training",
+                    "of_cohort",
+                ),
+                *("made_by_server", "leaves_client", "own_only", "reads_model", "active"),
+            )
+        }
+        | {
+            word: "make_pool(entries, server) and requests(server)"
+            for word in ("make", "pool_beside", "pool_of_sums", "requests_by_labels")
+        }
+        | {
+            "secure_aggregated": 'plan = SharingPlan(who="groups")',
+            "single_samples": 'made_of = "sample"',
+            "by_label": 'made_of = "label"',
+        }
+    )
     plan = SharingPlan()
     """Who shares what, when, and with whom; a property, where options decide."""
     bytes_kind: str = "shared"
@@ -180,21 +198,19 @@ class Sharing(Part):
     """
     server: int | None = None
     """The client that is the server, for a server with data of its own; it does not share."""
-    secure_aggregated: bool = False
-    """Whether the server of a real federation receives sums over groups of clients only."""
     if_empty: str = "let clients make larger means (samples_per_mean, split), or lower policy.min_mean: {min_mean}"
     """What to change where nothing was shared, for a message with the policy's ``min_mean``."""
     refresh: float | None = None
     """Share of the clients with new data from which on clients share again; ``None`` for once."""
-    single_samples: bool = False
-    """Whether each entry is made of one sample, of which a site limits the number (its ``max_seeds``)."""
-    by_label: bool = False
-    """Whether each entry is made of samples of one label."""
+    made_of: Literal["samples", "sample", "label"] = "samples"
+    """What each entry is made of: several samples; one "sample", of which a site limits the number (its ``max_seeds``);
+    or samples of one "label".
+    """
 
     @property
     def shares_means(self) -> bool:
         """Whether entries are means of as many samples as a policy demands, or more."""
-        return self.bytes_kind in PAYLOAD_KINDS and PAYLOAD_KINDS[self.bytes_kind].are_means
+        return self.bytes_kind in PAYLOAD_KINDS and PAYLOAD_KINDS[self.bytes_kind].entries == "means"
 
     @property
     def numeric_inputs(self) -> bool:  # type: ignore[override]

@@ -66,6 +66,11 @@ def for_file(tensors: Tensors) -> dict[str, torch.Tensor]:
     return written
 
 
+def bytes_of(tensors: Tensors) -> int:
+    """Bytes of the tensors as they would be sent."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
 def digest_of(tensors: Tensors) -> str:
     """Return the SHA-256 of tensors with their names, shapes and types, in order of name; hexadecimal."""
     digest = hashlib.sha256()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from fedblend.core.aggregator import Aggregator
-from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.part import Part
 from fedblend.core.trees import Tensors
 
 if TYPE_CHECKING:
+    from fedblend.core.aggregator import Aggregator
+    from fedblend.core.context import Task
     from fedblend.core.state import RunState
 
 
@@ -98,7 +98,7 @@ def as_state_and_extras(
         )
     state, sent = made
     if set(sent) != set(like):
-        valid = "the names of its table at the server" if like else "nothing, unless the part has sends = True"
+        valid = "the names of its table at the server" if like else 'nothing, unless the part has exchanges = "extras"'
         names = f"missing {sorted(set(like) - set(sent)) or 'none'}, unknown {sorted(set(sent) - set(like)) or 'none'}"
         raise FedblendError(f"{where} sends other tensors beside the model: {names}; valid: {valid}")
     return dict(state), dict(sent)
@@ -141,25 +141,24 @@ def finite_fault(tensors: Tensors) -> str | None:
     return None
 
 
-def bytes_of(tensors: Tensors) -> int:
-    """Bytes of the tensors as they would be sent."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
 class Upload(Part):
     """Base of all uploads. ``bytes_kind`` is the word under which bytes are counted."""
 
-    renamed: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("is_model", "watches", "embeds"), 'content = "outputs", or another word'
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("is_model", "watches", "embeds"), 'content = "outputs", or another word'),
+        "trains": 'content = "nothing" and no payload, where clients do not train',
+    }
     bytes_kind: str = "weights"
     content: str = "model"
     """The "model" after training, of which the aggregate is the next model; or mean "outputs" by label, which engines
     record while clients train; mean "embeddings" by class, which engines compute after it; or "nothing". Means the
     server passes to the server step and to the clients of the next round.
     """
-    trains: bool = True
-    """Whether clients train."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train; not where the content is "nothing" and the part defines no payload."""
+        return self.content != "nothing" or type(self).payload is not Upload.payload
 
     @property
     def is_model(self) -> bool:

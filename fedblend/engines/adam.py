@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fedblend._kernels.lowrank import Weights
-from fedblend.core.method import Training
+from fedblend.core.optimizer import Training
 from fedblend.engines.sgd import (
     Gradient,
     ProximalStep,

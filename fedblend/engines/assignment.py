@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedblend.core.method import Training
+from fedblend.core.optimizer import Training
 from fedblend.core.sharing import Pool
 
 

@@ -125,7 +125,7 @@ def unstackable(setup: Setup) -> str:
             return f"its layer '{name}' has a padding_idx, which PyTorch ignores in a stack"
     for name, first in setup.twins.items():
         return f"its '{first}' and '{name}' are one tensor"
-    if not setup.training.optimizer.stacks:
+    if setup.training.optimizer.steps == "torch":
         return f"the optimizer '{setup.training.optimizer.path}' is one of the loop engine's"
     with no_tf32():  # the sums of a deep network's first gradients nearly cancel: rounded factors would hide a mistake
         return _unlike_the_loop(with_short_training(setup, by_sgd=True))

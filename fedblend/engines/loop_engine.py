@@ -29,14 +29,22 @@ from fedblend.core.engine import (
     terms_of,
 )
 from fedblend.core.errors import FedblendError
-from fedblend.core.evaluation import own_tests
-from fedblend.core.method import Method, Training
-from fedblend.core.module import train_mode
-from fedblend.core.objective import Batch, ClientPart, Context, LocalTraining, Objective, StepPlan, Term, checked_loss
+from fedblend.core.module import still_layers, train_mode
+from fedblend.core.objective import (
+    Batch,
+    ClientPart,
+    Context,
+    LocalTraining,
+    Objective,
+    Personal,
+    StepPlan,
+    Term,
+    checked_loss,
+)
+from fedblend.core.optimizer import Training
 from fedblend.core.random import lent_generator, stream
-from fedblend.core.setup import Setup, model_spec
+from fedblend.core.setup import Setup, model_spec, work_of
 from fedblend.core.sharing import ClientData, Payload, Pool, Request
-from fedblend.core.slow import work_of
 from fedblend.core.state import ClientState
 from fedblend.core.trees import add_prefix, strip_prefix, without
 from fedblend.core.upload import as_state_and_extras
@@ -74,7 +82,7 @@ class LocalLoss:
         self, objective: Objective, context: Context, terms: Sequence[tuple[str, Term]], train: Training
     ) -> None:
         *self.first, self.last = objective.phases()
-        differentiated, self.mu = split_proximal(terms, train)
+        differentiated, self.mu = split_proximal(terms, train) if terms else ((), 0.0)
         self.terms = [(term, context.of_part(slot)) for slot, term in differentiated]
         self.context = context.of_part("objective")
 
@@ -100,6 +108,7 @@ class LoopEngine:
             if module._buffers[name] is not None
         ]
         """Buffers that are no part of the weights, by module and name, with their first values."""
+        self._still = still_layers(self.model)
         self._uploads: dict[int, Tensors] = {}
         self.notes = False
         """Whether to keep the numbers that parts note in each step (:attr:`ClientUpdate.notes`)."""
@@ -178,7 +187,9 @@ class LoopEngine:
         for done, client in enumerate(clients):
             self.on_step("training", done, len(clients))
             self._load(task.start_of(client))
-            train_mode(self.model)
+            self.model.train()
+            for layer in self._still:
+                layer.training = False
             try:
                 yield self._train_client(task, client)
             except FedblendError:
@@ -209,7 +220,9 @@ class LoopEngine:
         samples = int(task.sizes[client])
         rng = stream(seed, task.purpose("batches"), task.round, client)
         order, bounds = batches(samples, settings, rng)
-        ends = group_ends(len(bounds) - 1, 1 if settings.steps else settings.epochs, settings.accumulate)
+        ends = np.ones(len(bounds) - 1, bool)
+        if settings.accumulate > 1:
+            ends = group_ends(len(ends), 1 if settings.steps else settings.epochs, settings.accumulate)
         made = work_of(self.setup, task.round, client, samples).batches
         if made < len(ends):
             order, bounds, ends = order[: bounds[made]], bounds[: made + 1], ends[:made]
@@ -273,17 +286,21 @@ class LoopEngine:
         factors, made = settings.factors(assignment.steps), 0
         total = torch.zeros((), device=self.device)
         means = LabelMeans(self.setup.task.outputs, self.device) if method.upload.content == "outputs" else None
-        steps = len(assignment.sizes)
+        first = method.personal.own_steps(len(assignment.sizes))
+        own = [name in self.setup.own_layers for name in self.names]
         with lent_generator(self.setup.experiment.seed, task.purpose("train"), task.round, client):
             for step, (a, b) in enumerate(pairwise(assignment.bounds.tolist())):
-                batch = Batch(self.scale(self.augmented(x[rows[a:b]], augment, slice(a, b))), y[rows[a:b]])
+                samples = x[rows[a:b]]
+                if augment is not None:
+                    samples = self.augmented(samples, augment[a:b])
+                batch = Batch(self.scale(samples), y[rows[a:b]])
                 row = {name: values[step] for name, values in drawn.items()}
                 ends = bool(assignment.ends[step])
                 if factors is not None and made < len(factors):
                     optimizer.lr = settings.lr_in(task.round) * factors[made]
                 made += ends
                 try:
-                    still = self._frozen(method, steps, step)
+                    still = [i for i, is_own in enumerate(own) if is_own != (step < first)] if first is not None else ()
                     loss_of_batch = self._step(loss, batch, row, optimizer, means, still, accumulator, ends)
                     total += loss_of_batch * (b - a)
                 except Exception as error:
@@ -307,11 +324,9 @@ class LoopEngine:
         tracked = {name: tensor.cpu() for name, tensor in loss.context.client_state.items()} if objective.tracks else {}
         return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept, tracked, measured)
 
-    def augmented(self, x: torch.Tensor, augment: torch.Tensor | None, rows: slice = slice(None)) -> torch.Tensor:
-        """Return stored samples after the augmentations by these ``rows`` of random choices, if there are any."""
-        if augment is None:
-            return x
-        return pictures.augmented(self.setup.training.augment, x, augment[rows], self.scale.background(x))
+    def augmented(self, x: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """Return stored samples after the augmentations by these random choices."""
+        return pictures.augmented(self.setup.training.augment, x, choices, self.scale.background(x))
 
     def keeps_optimizer(self, task: TrainTask) -> bool:
         """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
@@ -320,20 +335,12 @@ class LoopEngine:
     def _optimizer(self, task: TrainTask, kept: Tensors) -> SGD | Adam | TorchOptimizer:
         """Return a client's optimiser, with the state that it has ``kept``."""
         settings = self.setup.training
-        if not settings.optimizer.stacks:
+        if settings.optimizer.steps == "torch":
             return TorchOptimizer(self.params, settings, task.round)
-        optimizer = (SGD if settings.optimizer.is_sgd else Adam)(self.params, settings, task.round)
+        optimizer = (SGD if settings.optimizer.steps == "sgd" else Adam)(self.params, settings, task.round)
         if self.keeps_optimizer(task):
             optimizer.load({key: [kept[f"{key}/{name}"] for name in self.names] for key in settings.state_keys})
         return optimizer
-
-    def _frozen(self, method: Method, steps: int, step: int) -> Collection[int]:
-        """Return the positions of the parameters that do not change in a client's step (:meth:`Personal.own_steps`)."""
-        first = method.personal.own_steps(steps)
-        if first is None:
-            return ()
-        own = self.setup.own_layers
-        return [i for i, name in enumerate(self.names) if (name in own) != (step < first)]
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the tensors on the engine's device."""
@@ -360,10 +367,10 @@ class LoopEngine:
         parts: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
         own_model: Tensors = {}
-        spec = model_spec(setup, self.model)
+        personal = setup.method.personal
 
         def training(kept: Tensors, received: Tensors) -> LocalTraining:
-            steps = setup.method.personal.shared_steps(assignment.steps)
+            steps = personal.shared_steps(assignment.steps)
             lr = mean_lr(setup.training, task.round, assignment.steps, steps)
             gradient = partial(self.full_gradient, task.round, client, assignment.samples)
             start = self.to_device(task.start_of(client))
@@ -379,13 +386,13 @@ class LoopEngine:
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
             received = strip_prefix(prefix, task.server_state)
-            made = part.after_training(spec, training(client_state, received))
+            made = part.after_training(model_spec(setup, self.model), training(client_state, received))
             kept, sent = as_state_and_extras(made, received if part.sends else {}, slot, part)
             parts |= add_prefix(prefix, kept)
             extras |= add_prefix(prefix, sent)
-        if not task.personal:
+        if not task.personal and type(personal).after_training is not Personal.after_training:
             kept, received = (strip_prefix("objective/", table) for table in (parts, task.server_state))
-            own_model = setup.method.personal.after_training(spec, training(kept, received))
+            own_model = personal.after_training(model_spec(setup, self.model), training(kept, received))
         state = ClientState(personal=own_model, optimizer=optimizer_state or {}, parts=parts)
         return ClientUpdate(
             client, weights, assignment.samples, loss, outputs, state, extras, notes or {}, measured or {}
@@ -548,7 +555,7 @@ class LoopEngine:
 
     def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own samples with its own model."""
-        owner = own_tests(self.setup) if split == "test" else self.setup.population.owners(split)
+        owner = self.setup.own_tests() if split == "test" else self.setup.population.owners(split)
         clients, sizes = np.unique(owner, return_counts=True)
         rows_of = np.split(np.argsort(owner, kind="stable"), sizes.cumsum())[:-1]
         own = {client: rows for client, rows in zip(clients.tolist(), rows_of, strict=True) if models.get(client)}

@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedblend.core.engine import Tensors
 from fedblend.core.module import evaluating
+from fedblend.core.trees import Tensors
 
 
 class _ModuleNet:

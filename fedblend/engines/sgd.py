@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fedblend._kernels.lowrank import Rows, Weights, lerp_towards
-from fedblend.core.method import Training
 from fedblend.core.objective import Term
+from fedblend.core.optimizer import Training
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -272,7 +272,7 @@ class StackedSGD(StackedOptimizer):
 def is_plain(train: Training) -> bool:
     """Whether a step is plain SGD of one batch: no momentum, no weight decay, no clipping, one rate in the round."""
     plain = train.clip_norm is None and not train.weight_decay and not train.momentum
-    return plain and bool(train.optimizer.is_sgd) and train.schedule_in_round is None and train.accumulate == 1
+    return plain and bool(train.optimizer.steps == "sgd") and train.schedule_in_round is None and train.accumulate == 1
 
 
 def clipped(grads: list[torch.Tensor], clip_norm: float) -> list[torch.Tensor]:

@@ -63,7 +63,7 @@ def with_short_training(setup: Setup, by_sgd: bool = False, epochs: int = TRIAL_
     """
     train = setup.experiment.train
     fewer: dict[str, Any] = {"epochs": min(train.epochs, epochs)}
-    if by_sgd and not train.optimizer.is_sgd:
+    if by_sgd and train.optimizer.steps != "sgd":
         fewer |= {"optimizer": registry.build("optimizer", "sgd"), "optimizer_state": "reset"}
     if train.steps:
         fewer["steps"] = min(train.steps, epochs * TRIAL_BATCHES)

@@ -61,7 +61,7 @@ def upload_faults(method: Method, protection: Any, adversary: Any, convergence_t
         valid = 'method.upload = "outputs"'
         yield f"method.stateful_clients: true keeps clients on their own weights, not on uploaded ones; valid: {valid}"
     for term in method.terms:
-        if term.uses_outputs and upload.bytes_kind != term.outputs_kind:
+        if term.outputs_kind not in ("", upload.bytes_kind):
             needs = f"needs mean outputs, which method.upload '{upload.name}' does not send"
             yield f"method.terms: '{term.name}' {needs}; valid: upload = \"{term.outputs_kind}\""
     if convergence_tol is not None and upload.content == "nothing" and not step.active:
@@ -73,7 +73,7 @@ def evaluation_faults(method: Method, evaluate_model: str | None, validation: Va
     if evaluate_model == "each" and not (method.stateful_clients or method.personal.keeps):
         needs = "needs clients that keep their own weights (method.stateful_clients) or models (method.personal)"
         yield f"evaluate_model: 'each' {needs}; valid: server, device"
-    if evaluate_model not in (None, "each") and method.personal.keeps_layers:
+    if evaluate_model not in (None, "each") and method.personal.keeps == "layers":
         why = f"because '{method.personal.name}' keeps layers at each client"
         yield f"evaluate_model: '{evaluate_model}' has no whole model to evaluate, {why}; valid: each"
     if evaluate_model == "server" and method.stateful_clients:
@@ -102,7 +102,7 @@ def raw_sample_faults(method: Method, policy: Policy, unsafe: bool) -> Iterator[
 
 def sends_raw_samples(part: Any) -> bool:
     """Whether a part, or the class of one, sends raw samples to the server or to other clients."""
-    needs_raw = getattr(part, "breaks_privacy", False) or getattr(part, "reads", ()) == ("raw",)
+    needs_raw = getattr(part, "works_on", "") == "raw" or getattr(part, "reads", ()) == ("raw",)
     return bool(needs_raw or getattr(getattr(part, "plan", None), "form", "") == "raw")
 
 
@@ -151,7 +151,7 @@ def check_sharing(method: Method, channel: Any) -> None:
             f"method.sharing.layer: {getattr(sharing, 'layer', None)} and method.objective.layer: "
             f"{getattr(objective, 'layer', None)} differ; both must name the same layer of hidden states"
         )
-    if sharing.secure_aggregated and channel.loses:
+    if sharing.plan.who == "groups" and channel.loses:
         raise ValueError(
             f"method.sharing: '{sharing.name}' sums the data that clients share once, but the channel "
             f"'{channel.name}' loses transmissions; valid: means, or another channel"
@@ -171,12 +171,12 @@ def check_sharing(method: Method, channel: Any) -> None:
 def check_sums(method: Method) -> None:
     """A server step that inspects single uploads must get them, and not only a sum."""
     step = method.server_step
-    if step.works_on != "aggregate" and not method.upload.is_model:
+    if step.uses_uploads and not method.upload.is_model:
         raise ValueError(
             f"method.server_step: '{step.name}' works with the clients' models, but method.upload "
             f"'{method.upload.name}' sends none; valid: model"
         )
-    if method.aggregator.secure_aggregated and step.works_on == "uploads":
+    if method.aggregator.works_on == "sums" and step.works_on == "uploads":
         raise ValueError(
             f"method.server_step: '{step.name}' needs single uploads, which '{method.aggregator.name}' "
             "hides from the server; valid: aggenhance-secure, or another aggregator"
@@ -185,13 +185,12 @@ def check_sums(method: Method) -> None:
 
 def training_faults(method: Method, train: Train, protection: Any) -> Iterator[str]:
     """Fields of ``[train]`` must fit the optimiser, and all parts its steps."""
-    optimizer, aggregator = train.optimizer, method.aggregator
+    optimizer = train.optimizer
     if train.schedule is not None:
         if train.lr_decay not in (1.0, Train.model_fields["lr_decay"].default):
             yield f"train.lr_decay: {train.lr_decay:g} and train.schedule are both given; give one of them"
-        if train.schedule.needs_length:
-            yield f"train.schedule.length: must be given for '{train.schedule.name}' over rounds"
-    if train.momentum and not optimizer.is_sgd:
+        train.schedule.require_over_rounds()
+    if train.momentum and optimizer.steps != "sgd":
         yield f"train.momentum: {train.momentum:g} is of SGD, but train.optimizer is '{optimizer.name}'; valid: 0"
     if train.weight_decay and not optimizer.state_keys:
         place = f"give it in the options of train.optimizer '{optimizer.name}'"
@@ -206,23 +205,16 @@ def training_faults(method: Method, train: Train, protection: Any) -> Iterator[s
     if train.accumulate > 1 and method.personal.own_steps(2) is not None:
         why = f"'{method.personal.name}' changes its layers within an epoch, and a group of batches would be for both"
         yield f"train.accumulate: {train.accumulate}: {why}; valid: 1"
-    if getattr(protection, "on", None) == "gradients" and not optimizer.is_sgd:
+    if getattr(protection, "on", None) == "gradients" and optimizer.steps != "sgd":
         why = f"'gradients' is noise in units of SGD's learning rate, but train.optimizer is '{optimizer.name}'"
         yield f"protection.on: {why}; valid: another `on`, or sgd"
-    if not aggregator.counts_steps:
-        return
-    plain = optimizer.is_sgd and not train.schedule_in_round and train.accumulate == 1
-    if not plain or train.optimizer_state != "reset":
-        valid = "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
-        yield f"method.aggregator: '{aggregator.name}' computes how far the steps of SGD move a client; valid: {valid}"
-    if several and (train.momentum or any(term.proximal_mu for term in method.terms)):
-        acts = f"how momentum and proximal terms act in the two steps a batch of '{method.objective.name}'"
-        yield f"method.aggregator: '{aggregator.name}' does not know {acts}; valid: neither, or another aggregator"
+    mu = sum(term.proximal_mu for term in method.terms)
+    method.aggregator.require_training(train, len(method.objective.phases()), mu)
 
 
 def selection_faults(method: Method, selection: Any) -> Iterator[str]:
     """Losses are those of the server's model, which clients must have."""
-    if selection.asks_losses and (method.stateful_clients or method.personal.keeps_layers):
+    if selection.by == "losses" and (method.stateful_clients or method.personal.keeps == "layers"):
         what = "weights (method.stateful_clients)" if method.stateful_clients else "layers (method.personal)"
         told = f"asks for losses under the server's model, but clients keep {what} of their own"
         yield f"selection: '{selection.name}' {told}; valid: uniform, size, loss"
@@ -242,9 +234,9 @@ def slow_faults(method: Method, train: Train, slow: Slow | None) -> Iterator[str
     aggregator, step, parts = method.aggregator, method.server_step, client_parts(method).values()
     needs = {
         f"method.upload '{method.upload.name}' sends no models": not method.upload.is_model,
-        f"method.aggregator '{aggregator.name}' knows a masked sum only": aggregator.secure_aggregated,
+        f"method.aggregator '{aggregator.name}' knows a masked sum only": aggregator.works_on == "sums",
         f"method.aggregator '{aggregator.name}' counts the steps of one round": aggregator.counts_steps,
-        f"method.server_step '{step.name}' works with single uploads": step.works_on != "aggregate",
+        f"method.server_step '{step.name}' works with single uploads": step.uses_uploads,
         "parts of the method send more beside the model": any(part.sends for part in parts),
     }
     for why in (why for why, holds in needs.items() if holds):
@@ -271,24 +263,18 @@ def client_part_faults(method: Method, train: Train, channel: Any, protection: A
             yield f"channel: '{channel.name}' {why}; valid: ideal"
         if not part.sends:
             continue
-        if not part.broadcasts:
-            why = "what clients send has the names and shapes of the table that the server sends"
-            yield f"method.{slot}: '{part.name}' has sends = True, which needs broadcasts = True: {why}"
         if not upload.is_model:
             yield f"{where}: '{part.name}' goes with models, but method.upload '{upload.name}' sends none"
-        if method.aggregator.secure_aggregated:
+        if method.aggregator.works_on == "sums":
             why = f"method.aggregator '{method.aggregator.name}' would not mask"
             yield f"{where}: '{part.name}' sends more beside the model, which {why}; valid: another aggregator"
         if protection.name != "none":
             why = f"changes models only, but '{part.name}' in {where} sends more beside them"
             yield f"protection: '{protection.name}' {why}; valid: none"
-    # Until 0.3 prefixes of tensors.
-    if personal.keeps not in ("", "layers", "personal"):
-        yield f"method.personal: '{personal.name}' has keeps = '{personal.keeps}'; valid: layers, personal"
     if personal.keeps and not (upload.is_model and upload.trains):
         why = f"trains beside a global model, but method.upload '{upload.name}' sends none"
         yield f"method.personal: '{personal.name}' {why}; valid: upload = \"model\""
-    if personal.keeps_layers and (step.works_on != "aggregate" or step.reads or step.breaks_privacy):
+    if personal.keeps == "layers" and (step.works_on != "aggregate" or step.reads):
         why = f"trains a whole model at the server, but '{personal.name}' keeps layers at each client"
         yield f"method.server_step: '{step.name}' {why}; valid: none, or an optimiser such as fedadam"
 

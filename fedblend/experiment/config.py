@@ -163,7 +163,7 @@ class Experiment(FrozenTable):
     @property
     def evaluates_each(self) -> bool:
         """Whether each client's own model is evaluated, on the client's own tests."""
-        return self.evaluate_model == "each" or (self.evaluate_model is None and self.method.personal.keeps_layers)
+        return self.evaluate_model == "each" or (self.evaluate_model is None and self.method.personal.keeps == "layers")
 
     @property
     def begins_at_clients(self) -> bool:

@@ -159,7 +159,7 @@ class Train(FrozenTable):
     def state_keys(self) -> tuple[str, ...]:
         """Names of what the optimiser keeps for each parameter; none for SGD without momentum."""
         keys: tuple[str, ...] = self.optimizer.state_keys
-        return () if self.optimizer.is_sgd and not self.momentum else keys
+        return () if self.optimizer.steps == "sgd" and not self.momentum else keys
 
     def batches_of(self, samples: int) -> int:
         """Batches in a round of a client with ``samples`` samples."""

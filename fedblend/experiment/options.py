@@ -16,11 +16,11 @@ from pydantic import BaseModel, TypeAdapter
 from fedblend.core import registry
 from fedblend.core.engine import client_parts, first_server_state
 from fedblend.core.setup import model_spec
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
+from fedblend.experiment.entries import NOT_GIVEN, Entry, Index, MethodEntry, Option
 from fedblend.experiment.fields import Method, Train
-from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import presets
@@ -69,18 +69,19 @@ def method_entry(name: str) -> MethodEntry:
     upload, sharing, step, parts = method.upload, method.sharing, method.server_step, client_parts(method).values()
     shared = "raw samples" if sends_raw_samples(sharing) else sharing.bytes_kind
     own = upload.trains and not upload.is_model
-    leaves = ["model" + " but own layers" * method.personal.keeps_layers] if upload.trains and upload.is_model else []
+    model = "model but own layers" if method.personal.keeps == "layers" else "model"
+    leaves = [model] if upload.trains and upload.is_model else []
     leaves += [upload.bytes_kind] if own else []
-    leaves += ["statistics" if part.sends_statistics else "extras" for part in parts if part.sends]
+    leaves += ["statistics" if part.exchanges == "map-statistics" else "extras" for part in parts if part.sends]
     leaves += [shared + ("" if sharing.plan.repeats else " once")] if sharing.plan.leaves else []
     leaves += ["answers"] if step.works_on == "answers" else []
-    leaves += ["raw samples"] if step.breaks_privacy else []
+    leaves += ["raw samples"] if step.works_on == "raw" else []
     extras = _extras_in_models(name) if any(part.sends for part in parts) else 0.0
     up = (upload.trains and upload.is_model) + extras
     down = (upload.trains and not method.stateful_clients) or (sharing.plan.sees_model and sharing.plan.repeats)
-    below = "below " * method.personal.keeps_layers
+    below = "below " * (method.personal.keeps == "layers")
     costs = [f"traffic {below}{round((up + down + extras) / 2, 2):g}x"]
-    costs += [f"{upload.bytes_kind} up" + " and down" * any(term.uses_outputs for term in method.terms)] if own else []
+    costs += [f"{upload.bytes_kind} up" + " and down" * any(term.outputs_kind for term in method.terms)] if own else []
     costs += [f"{shared} to clients"] if sharing.plan.to == "clients" and method.objective.needs else []
     costs += ["training at the server"] if any(has_option(step, word) for word in ("epochs", "steps")) else []
     costs += ["a second model at clients"] if method.personal.active else []

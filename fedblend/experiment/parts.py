@@ -76,7 +76,8 @@ def require_usable(kind: str, name: str, cls: type) -> None:
         raise FedblendError(
             f"{what} does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} from {module}"
         )
-    for old, new in base.renamed.items():
+    renamed = {old: new for one in base.__mro__ for old, new in vars(one).get("renamed", {}).items()}
+    for old, new in renamed.items():
         if old in vars(cls):
             raise FedblendError(f"{what} has {old}, which fedblend 0.3 no longer reads; valid: {new}")
     for choice in base.to_define:

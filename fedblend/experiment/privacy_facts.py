@@ -29,7 +29,7 @@ def privacy_facts(experiment: Experiment) -> dict[str, Any]:
     single = method.sharing.plan.leaves and size is not None and experiment.policy.min_mean == 1
     facts: dict[str, Any] = {"raw_samples": single or any(map(sends_raw_samples, (method.sharing, method.server_step)))}
     protects = not isinstance(experiment.protection, NoProtection) or hides(method.sharing)
-    sums = method.aggregator.secure_aggregated or method.sharing.secure_aggregated
+    sums = method.aggregator.works_on == "sums" or method.sharing.plan.who == "groups"
     return facts | ({"noise": noise_facts(experiment)} if protects or sums else {})
 
 
@@ -41,7 +41,7 @@ def noise_facts(experiment: Experiment) -> dict[str, dict[str, Any] | str]:
     missing where nothing is shared.
     """
     noises = {"weights": _weights_noise(experiment), "means": _means_noise(experiment)}
-    keeps = clients_keep(experiment) or not experiment.selection.is_uniform
+    keeps = clients_keep(experiment) or experiment.selection.by != "chance"
     return {
         kind: asdict(noise) | {"keeps": keeps} if isinstance(noise, Mechanism) else noise
         for kind, noise in noises.items()
@@ -59,7 +59,7 @@ def clients_keep(experiment: Experiment) -> bool:
     return (
         experiment.begins_at_clients
         or experiment.train.optimizer_state == "keep"
-        or method.personal.keeps_layers
+        or method.personal.keeps == "layers"
         or any(type(part).init_client_state is not ClientPart.init_client_state for part in parts)
     )
 
@@ -67,11 +67,11 @@ def clients_keep(experiment: Experiment) -> bool:
 def _weights_noise(experiment: Experiment) -> Mechanism | str:
     """The noise on uploads, or why it gives no (epsilon, delta)."""
     noise, method = experiment.protection.mechanism(), experiment.method
-    if isinstance(experiment.protection, NoProtection) and method.aggregator.secure_aggregated:
+    if isinstance(experiment.protection, NoProtection) and method.aggregator.works_on == "sums":
         return "the server receives exact sums of uploads, to which no noise is added"
     if isinstance(noise, str):
         return noise
-    if method.server_step.breaks_privacy:
+    if method.server_step.works_on == "raw":
         return f"the server step '{method.server_step.name}' uses raw samples"
     if method.sharing.server is not None:
         return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
@@ -87,7 +87,7 @@ def _weights_noise(experiment: Experiment) -> Mechanism | str:
         return f'{sized} a plain mean of uploads; method.aggregator = {{name = "mean", by = "clients"}} is one'
     if noise.at_server and experiment.adversary.share:
         return f"{sized} a sum of clipped updates, and adversaries' updates are not clipped (adversary)"
-    if noise.at_server and method.server_step.works_on != "aggregate":
+    if noise.at_server and method.server_step.uses_uploads:
         return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
     return noise
 

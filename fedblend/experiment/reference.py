@@ -11,8 +11,8 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
+from fedblend.experiment.entries import NOT_GIVEN, Entry
 from fedblend.experiment.fields import Method
-from fedblend.experiment.index import NOT_GIVEN, Entry
 from fedblend.experiment.options import kind_entries, table_entries
 
 
@@ -110,7 +110,7 @@ def _leaving(method: Method) -> str:
     often = sharing.plan.when.replace("-", " ")
     kinds = [
         (f"`{sharing.bytes_kind}`, {often}", sharing.plan.leaves),
-        ("`raw`, once", method.server_step.breaks_privacy),
+        ("`raw`, once", method.server_step.works_on == "raw"),
         (f"`{method.upload.bytes_kind}`, each round", method.upload.trains),
         ("`answers`, each round", method.server_step.works_on == "answers"),
     ]

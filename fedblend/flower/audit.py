@@ -18,8 +18,7 @@ from typing import Any
 
 from fedblend.core.errors import FedblendError, printable
 from fedblend.core.files import append_line, waiting_lock
-from fedblend.core.trees import digest_of
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of, digest_of
 from fedblend.flower.audit_chain import AuditFault, Counts, End, once_key, open_log, read_chain, tagged
 from fedblend.flower.client_task import Memory
 from fedblend.flower.messages import Tensors

@@ -297,8 +297,8 @@ def samples_digest(engine: LoopEngine) -> str:
 
 def kind_of(method: Any, what: str) -> str:
     """Return the kind of a payload, under which its bytes are counted."""
-    upload = "masked" if method.aggregator.secure_aggregated else method.upload.bytes_kind
-    shared = "masked" if method.sharing.secure_aggregated else method.sharing.bytes_kind
+    upload = "masked" if method.aggregator.works_on == "sums" else method.upload.bytes_kind
+    shared = "masked" if method.sharing.plan.who == "groups" else method.sharing.bytes_kind
     fields = {UPLOAD: upload, SHARING: shared}
     return str(fields.get(what, what))
 
@@ -306,7 +306,7 @@ def kind_of(method: Any, what: str) -> str:
 def extras_kind(method: Any) -> str:
     """Return the kind of what leaves beside a model: statistics of the model's hidden maps, or what models give."""
     parts = client_parts(method).values()
-    return "map-statistics" if any(part.sends and part.sends_statistics for part in parts) else "extras"
+    return "map-statistics" if any(part.exchanges == "map-statistics" for part in parts) else "extras"
 
 
 def client_of(context: Context) -> int:

@@ -16,10 +16,10 @@ from torch import nn
 
 from fedblend.core.dataset import ClientSplit, Split
 from fedblend.core.engine import (
+    Arrived,
     ClientUpdate,
     CohortResult,
     Scores,
-    Sent,
     Tensors,
     TrainTask,
     aggregator_of,
@@ -31,8 +31,8 @@ from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec, reference_device
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState
-from fedblend.core.trees import add_prefix, digest_of, strip_prefix
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.trees import add_prefix, bytes_of, digest_of, strip_prefix
+from fedblend.core.upload import fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
@@ -178,7 +178,7 @@ class FlowerEngine:
         result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
         return result
 
-    def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Sent]:
+    def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Arrived]:
         """Yield what arrived of each client's round, and free the reply."""
         for client in clients:
             reply, samples = replies.pop(client), int(task.sizes[client])
@@ -188,8 +188,8 @@ class FlowerEngine:
             kept = self._kept_there(task, client) if reply.fault is None else ClientState()
             shares = metrics_in(reply.fields.get("metrics"), self.setup.method.objective.measures)
             measured = {name: share for name, share in shares.items() if name != "loss" and 0 <= share <= 1}
-            sent = Sent(client, upload, extras, samples, loss, bytes_of(upload), kept, absent=reply.fault, fault=fault)
-            yield replace(sent, measured=measured)
+            update = ClientUpdate(client, {}, samples, loss, state=kept, extras=extras, measured=measured)
+            yield Arrived(update, upload, bytes_of(upload), reply.fault, fault)
 
     def _collect_sum(
         self, task: TrainTask, clients: Sequence[int], lost: Collection[int], aggregator: SecureMean
@@ -213,9 +213,9 @@ class FlowerEngine:
             replies = {client: Reply(fault=fault) for client, fault in masks.faults.items()} | replies
             arrived = self._sent(task, clients, replies)
             good = good_uploads(
-                arrived, lost, result, lambda one: fault_of(one.upload, like) or fault_of(one.extras, {})
+                arrived, lost, result, lambda one: fault_of(one.upload, like) or fault_of(one.update.extras, {})
             )
-            vectors = {one.client: one.upload["masked"] for one in good}
+            vectors = {one.update.client: one.upload["masked"] for one in good}
             result.partial = Total(masks.sum(vectors), sum(share[client] for client in vectors))
         except NoSum as error:
             result.good, reason = [], f"there is no sum: {error}"
@@ -354,7 +354,7 @@ class FlowerEngine:
             fields["begins"] = "shared"
         else:
             tables.append(shared["weights"])
-        if outputs := task.outputs_of(client) if any(term.uses_outputs for term in method.terms) else {}:
+        if outputs := task.outputs_of(client) if any(term.outputs_kind for term in method.terms) else {}:
             tables.append(to_record(add_prefix("outputs/", outputs)))
         if task.server_state:
             tables.append(shared["server"])

@@ -66,7 +66,7 @@ class SharingLedger:
         tags = sample_tags(secret, local.x, local.y)
         known, payload = self._read(name)
         old = set(known)
-        grows = sharing.shares_means and not sharing.secure_aggregated
+        grows = sharing.shares_means and sharing.plan.who != "groups"
         if not (old <= set(tags) if grows else old == set(tags)):
             old, payload = set(), {}
         new = [row for row, tag in enumerate(tags) if tag not in old]
@@ -76,15 +76,15 @@ class SharingLedger:
             payload = {n: torch.cat([payload[n], t]) for n, t in fresh.items()}
         payload = payload or fresh
         # Masked ones are counted before they are computed.
-        if not sharing.secure_aggregated:
+        if sharing.plan.who != "groups":
             self._count(secret, name, tags, local.minimum, payload, counts)
         if not payload:
             return None
-        if sharing.bytes_kind in COMPARED and not sharing.single_samples:
+        if sharing.bytes_kind in COMPARED and sharing.made_of != "sample":
             rows = np.flatnonzero(sharing.used(local))
             if grows:
                 rows = np.union1d(np.setdiff1d(np.arange(len(tags)), new), used).astype(np.int64)
-            by_label = sharing.by_label and local.task.kind == "classification"
+            by_label = sharing.made_of == "label" and local.task.kind == "classification"
             covers(
                 _as_array([tags[row] for row in rows]), local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
             )

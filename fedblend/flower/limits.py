@@ -105,13 +105,13 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
     for field, reason in simulated_fields(experiment, site.data is not None).items():
         raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
     method = experiment.method
-    if method.aggregator.secure_aggregated and getattr(method.objective, "exclude_own", False):
+    if method.aggregator.works_on == "sums" and getattr(method.objective, "exclude_own", False):
         raise RefusedByPolicy(
             "method.objective.exclude_own: the server says whose entries are whose. It could have all sites but one "
             f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
             "valid: false"
         )
-    if method.aggregator.secure_aggregated and (clients_keep(experiment) or method.sharing.plan.to == "own"):
+    if method.aggregator.works_on == "sums" and (clients_keep(experiment) or method.sharing.plan.to == "own"):
         raise RefusedByPolicy(
             f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later "
             "rounds: a server could have all sites but one keep what fixes their models, and subtract these from the "

@@ -48,7 +48,7 @@ def refusals(site: Site, experiment: Experiment, data: Dataset | None, record: A
     left = site.rounds - len(record.rounds_trained())
     if 0 < left < experiment.rounds:
         found.append(f"rounds: {experiment.rounds:,}: this site trains in {left:,} more (rounds in its site file)")
-    masked = method.aggregator.secure_aggregated or method.sharing.secure_aggregated
+    masked = method.aggregator.works_on == "sums" or method.sharing.plan.who == "groups"
     clients = getattr(experiment.partition, "clients", site.min_sum)
     if masked and clients < site.min_sum:
         found.append(f"min_sum: {site.min_sum} in its site file, and the experiment has {clients} clients")
@@ -67,7 +67,7 @@ def _kinds(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield kind_of(method, SHARING), SHARING
     if any(part.sends for part in client_parts(method).values()):
         yield extras_kind(method), ""
-    if method.aggregator.secure_aggregated or method.sharing.secure_aggregated:
+    if method.aggregator.works_on == "sums" or method.sharing.plan.who == "groups":
         yield KEYS, KEYS
     if method.server_step.works_on == "answers":
         yield ANSWERS, ANSWERS

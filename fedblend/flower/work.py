@@ -59,7 +59,7 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         task.memory.keep("model", str(task.round), tensors)
     weights = _in_order(task, tensors) if sharing.plan.sees_model else task.setup.weights()
     request = request_of(task, fields)
-    if sharing.secure_aggregated and task.size >= _least(task):
+    if sharing.plan.who == "groups" and task.size >= _least(task):
         with masking(task, MEANS, fields, tensors) as taken:
             mean = shared(task, weights, task.client, task.round, request)
             return {}, masked_mean(task, mean or {}, fields, taken)
@@ -79,7 +79,7 @@ def _require_few(task: ClientTask, payload: Payload) -> None:
     most, number = task.site.max_seeds, max(len(tensor) for tensor in payload.values())
     sharing = task.setup.experiment.method.sharing
     kind = sharing.bytes_kind
-    single = sharing.single_samples or PAYLOAD_KINDS[kind].single_samples
+    single = "sample" in (sharing.made_of, PAYLOAD_KINDS[kind].entries)
     if most is not None and single and number > most:
         raise RefusedByPolicy(
             f"it is asked for {number} single samples ({kind}), and its policy gives {most} (max_seeds in its file)"

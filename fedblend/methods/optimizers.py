@@ -19,7 +19,7 @@ from fedblend.core.registry import Count, Float, Fraction, Int, Positive, import
 class SGD(Optimizer):
     """Stochastic gradient descent, with ``train.momentum`` and ``train.weight_decay``; as ``torch.optim.SGD``."""
 
-    is_sgd = True
+    steps = "sgd"
     state_keys = ("momentum_buffer",)
 
 
@@ -66,7 +66,7 @@ class TorchOptimizer(Optimizer):
     anew in each round.
     """
 
-    stacks = False
+    steps = "torch"
 
     path: Annotated[str, AfterValidator(_of_torch)]
     """The class, as `torch.optim:RMSprop`."""
@@ -145,10 +145,10 @@ class Cosine(Constant):
     be given, so that a resumed run with more rounds has the same learning rates).
     """
 
-    @property
-    def needs_length(self) -> bool:  # type: ignore[override]
-        """Whether no length is given."""
-        return self.length is None
+    def require_over_rounds(self) -> None:
+        """Raise ``ValueError`` where no length is given."""
+        if self.length is None:
+            raise ValueError(f"train.schedule.length: must be given for '{self.name}' over rounds")
 
     def after(self, step: int, steps: int | None) -> float:
         """floor + (1 - floor) (1 + cos(pi step / length)) / 2."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ Client = Annotated[Int, Field(ge=0)]
 class Uniform(Selection):
     """Draw each client with the same probability, without replacement (FedAvg)."""
 
-    is_uniform = True
+    by = "chance"
 
     def choose(self, context: SelectionContext) -> np.ndarray:
         """A uniform sample."""
@@ -61,7 +61,7 @@ class PowerOfChoice(Selection):
     model; the models that candidates receive are not counted.
     """
 
-    asks_losses = True
+    by = "losses"
     candidates: Count = 20
     """Candidates d of a round, at least `train.cohort`; all clients where they are fewer."""
 
@@ -168,9 +168,9 @@ class Available(Selection):
     """Seconds from one round to the next (default: not given); `from` and `to` are then seconds since the first one."""
 
     @property
-    def asks_losses(self) -> bool:  # type: ignore[override]
+    def by(self) -> Literal["losses", "other"]:  # type: ignore[override]
         """Whether the choice among them asks for losses."""
-        return bool(self.among.asks_losses)
+        return "losses" if self.among.by == "losses" else "other"
 
     @property
     def by_losses(self) -> bool:

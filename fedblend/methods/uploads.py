@@ -165,7 +165,6 @@ class NoUpload(Upload):
     """Neither train nor send anything in a round; the server only has what clients shared before."""
 
     content = "nothing"
-    trains = False
 
 
 @part("upload", "silent")

@@ -264,7 +264,7 @@ def _evaluated_model(config: Mapping[str, Any]) -> str:
     """The model that is evaluated."""
     default = "device" if config["method"].get("stateful_clients") else "server"
     with contextlib.suppress(FedblendError):  # a part of the user's, whose code is not imported here
-        if registry.build("personal", config["method"].get("personal", "none")).keeps_layers:
+        if registry.build("personal", config["method"].get("personal", "none")).keeps == "layers":
             default = "each"
     names = {"server": "the server's model", "device": "one device's model", "each": "each client's model"}
     return names[config.get("evaluate_model") or default]

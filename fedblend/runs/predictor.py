@@ -81,7 +81,7 @@ class Deployed(nn.Module):
 
 def require_one_model(experiment: Experiment, folder: Path) -> None:
     """Raise :class:`FedblendError` for a run in ``folder`` whose clients keep models or layers of their own."""
-    if experiment.method.stateful_clients or experiment.method.personal.keeps_layers:
+    if experiment.method.stateful_clients or experiment.method.personal.keeps == "layers":
         raise FedblendError(f"{folder}: its clients keep models or layers of their own, so that there is no one model")
 
 

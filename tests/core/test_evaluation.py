@@ -15,7 +15,7 @@ from fedblend import engines
 from fedblend.core.context import Task
 from fedblend.core.engine import Scores
 from fedblend.core.errors import FedblendError
-from fedblend.core.evaluation import evaluate, over_clients, own_tests
+from fedblend.core.evaluation import evaluate, over_clients
 from fedblend.core.setup import Setup
 from fedblend.engines.loop_engine import LoopEngine
 
@@ -89,8 +89,8 @@ def test_clients_of_the_data_set_are_tested_on_their_own_samples() -> None:
 def test_own_tests_belong_to_clients_in_the_order_of_the_population() -> None:
     made = setup(images(40, client=np.arange(40) % 4 * 10, test=8), partition="natural")
     natural = np.array([20, 0, 30, 10])
-    assert own_tests(made).tolist() == [0, 1, 2, 3] * 2
-    assert own_tests(replace(made, population=replace(made.population, natural=natural))).tolist() == [1, 3, 0, 2] * 2
+    assert made.own_tests().tolist() == [0, 1, 2, 3] * 2
+    assert replace(made, population=replace(made.population, natural=natural)).own_tests().tolist() == [1, 3, 0, 2] * 2
 
 
 def test_tests_of_clients_that_take_no_part_are_of_no_client() -> None:

@@ -34,7 +34,7 @@ from fedblend.core.random import stream
 from fedblend.core.server_step import ServerContext, ServerStep
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.channels import Ideal
 from fedblend.methods.protections import NoProtection

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedblend.core.loop import RoundLoop
 from fedblend.core.module import evaluating, frozen_names, train_mode
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.stacked.engine import StackedEngine
 

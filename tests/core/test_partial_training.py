@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import fedblend
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.setup import Setup, trained_names
-from fedblend.core.upload import bytes_of
+from fedblend.core.setup import Setup
+from fedblend.core.trees import bytes_of
 from fedblend.engines.autotune import unstackable
 from fedblend.engines.distributed.ranks import Ranks
 from fedblend.engines.loop_engine import LoopEngine
@@ -44,7 +44,7 @@ def world(model: dict[str, Any], method: str = "fedavg") -> Setup:
 
 def size_of_trained(made: Setup) -> int:
     weights = made.weights()
-    return bytes_of({name: weights[name] for name in trained_names(made)})
+    return bytes_of({name: weights[name] for name in made.trained})
 
 
 # What is trained -------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def size_of_trained(made: Setup) -> int:
 )
 def test_weights_with_other_names_are_frozen(patterns: list[str], trained: list[str]) -> None:
     made = world(module(trainable=patterns))
-    assert sorted(trained_names(made)) == sorted(trained)
+    assert sorted(made.trained) == sorted(trained)
     state, records = run(made, 2)
     first = made.weights()
     assert {n for n, t in state.weights.items() if not torch.equal(t, first[n])} == set(trained)
@@ -116,7 +116,7 @@ def test_a_stack_has_the_frozen_part_once(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ZeroDivisionError):
         RoundLoop(made, StackedEngine(made, stack=4)).round(state)
     (inputs,) = stacked
-    trained = len(trained_names(made))
+    trained = len(made.trained)
     assert (len(inputs.params), len(inputs.client_tensors), len(inputs.shared_tensors)) == (trained, trained, trained)
 
 
@@ -218,7 +218,7 @@ def test_adapters_of_peft_on_a_transformer() -> None:
     for trainable in (["lora"], ["lora_B"]):
         made = world(module("Transformer", trainable))
         assert unstackable(made) == ""
-        assert all("base_layer" not in n and "original_module" not in n for n in trained_names(made))
+        assert all("base_layer" not in n and "original_module" not in n for n in made.trained)
         alone, records = run(RoundLoop(made, LoopEngine(made)), 2)
         together, _ = run(RoundLoop(made, StackedEngine(made)), 2)
         for name, tensor in alone.weights.items():

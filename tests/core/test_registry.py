@@ -16,10 +16,12 @@ import fedblend
 from fedblend import part
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError, did_you_mean
-from fedblend.core.objective import Objective
+from fedblend.core.objective import Objective, Personal
 from fedblend.core.optimizer import Schedule
 from fedblend.core.paths import from_file, import_from
 from fedblend.core.registry import build, known
+from fedblend.core.server_step import ServerStep
+from fedblend.core.sharing import Sharing
 from fedblend.experiment.config import resolve
 from fedblend.experiment.parts import BASES, dump, has_option, require_usable
 from fedblend.methods.objectives.fedmix import FedMix
@@ -472,6 +474,19 @@ def test_fedblends_own_parts_could_be_a_users() -> None:
         cls = known(kind)[name]
         if (kind, name) not in nothing:
             require_usable(kind, name, cls)
+
+
+def test_an_old_field_of_a_users_part_names_the_new_one() -> None:
+    for kind, base, old, new in (
+        ("objective", Objective, "sends", 'exchanges = "extras"'),
+        ("objective", Objective, "breaks_privacy", 'reads = ("raw",)'),
+        ("personal", Personal, "keeps_layers", "the methods own_layers, terms or after_training alone"),
+        ("sharing", Sharing, "by_label", 'made_of = "label"'),
+        ("server_step", ServerStep, "breaks_privacy", 'works_on = "raw"'),
+    ):
+        with pytest.raises(FedblendError) as error:
+            require_usable(kind, "mine", type("Mine", (base,), {old: True}))
+        assert str(error.value) == f"the {kind} 'mine' has {old}, which fedblend 0.3 no longer reads; valid: {new}"
 
 
 def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:

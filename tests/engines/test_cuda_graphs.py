@@ -205,7 +205,7 @@ def test_clients_that_go_on_from_their_own_model_have_a_trainer_of_their_own() -
 
 @pytest.mark.slow
 def test_few_trainers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.stacked.engine.MAX_TRAINERS", 1)
+    monkeypatch.setattr("fedblend.engines.stacked.trainer.MAX_TRAINERS", 1)
     made = ragged("fd")
     engine = StackedEngine(made, stack=4, recorder=NoRecorder())
 

@@ -77,7 +77,7 @@ def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], deca
         torch.randn(stack, 5, generator=generator).double(),
     ]
     params = [p.clone() for p in start]
-    kind = StackedSGD if settings.optimizer.is_sgd else StackedAdam
+    kind = StackedSGD if settings.optimizer.steps == "sgd" else StackedAdam
     mine = kind(settings)
     mine.begin(0)
     state = [
@@ -86,7 +86,7 @@ def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], deca
     alone = [[p[k].clone().requires_grad_() for p in start] for k in range(stack)]
     wanted = [
         torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=decay)
-        if settings.optimizer.is_sgd
+        if settings.optimizer.steps == "sgd"
         else (torch.optim.AdamW if settings.optimizer.decoupled else torch.optim.Adam)(
             ps, lr=0.3, betas=(0.8, 0.95), eps=EPS, weight_decay=decay
         )

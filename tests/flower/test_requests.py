@@ -119,7 +119,7 @@ def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_ser
 
 
 def test_no_kind_that_the_servers_model_makes_leaves_by_default() -> None:
-    assert set(SAFE).isdisjoint(k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.single_samples)
+    assert set(SAFE).isdisjoint(k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.entries == "sample")
     assert set(KINDS) - set(site_of_node({}).allow) == {k.name for k in PAYLOAD_KINDS.values() if k.through_model}
     assert "prototypes" in site_of_node({"allow": "prototypes, features"}).allow
     with pytest.raises(FedblendError, match=r"'prototype' is no kind of payload .did you mean 'prototypes'"):

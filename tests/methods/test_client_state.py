@@ -11,7 +11,6 @@ import pytest
 import torch
 from helpers import each, experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
 
-from fedblend.core.channel import transmit
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -21,7 +20,6 @@ from fedblend.core.state import ClientState, to_tensors
 from fedblend.engines import autotune, loop_engine
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.experiment.checks import client_part_faults
 from fedblend.runs import checkpoint
 
 MEAN = {"name": "mean", "by": "clients"}
@@ -111,11 +109,13 @@ def test_what_is_sent_beside_a_model_takes_time_on_the_air(monkeypatch: pytest.M
     size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
     sent: dict[str, list[int]] = {"up": [], "down": []}
 
+    transmit = Setup.transmit
+
     def noted(setup: Any, direction: str, purpose: str, sizes: Any, *rest: Any) -> Any:
         sent[direction] += sizes.tolist()
         return transmit(setup, direction, purpose, sizes, *rest)
 
-    monkeypatch.setattr("fedblend.core.cohort.transmit", noted)
+    monkeypatch.setattr(Setup, "transmit", noted)
     run_costs("scaffold")
     assert sent == {"up": 3 * [2 * size], "down": 3 * [2 * size]}
 
@@ -221,13 +221,6 @@ def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
                 assert torch.equal(update.state.personal[name], tensor * count)
 
 
-def test_a_personal_part_names_the_field_that_it_keeps() -> None:
-    e = with_objective(Counting()).experiment
-    method = e.method.model_copy(update={"personal": type("Older", (Scaled,), {"keeps": "personal/"})()})
-    (fault,) = client_part_faults(method, e.train, e.channel, e.protection)
-    assert fault == "method.personal: 'scaled' has keeps = 'personal/'; valid: layers, personal"
-
-
 def test_what_a_step_renews_keeps_its_type() -> None:
     """It became float64 in the loop engine only."""
     made = with_objective(counting(renewed=lambda count: {"count": count.double() + 1}))
@@ -240,7 +233,7 @@ def test_the_servers_table_keeps_its_types() -> None:
     """Sums of extras are float64; as a table they made each upload of the next round a bad one."""
 
     class Summing(Counting):
-        broadcasts = sends = True
+        exchanges = "extras"
 
         def init_server_state(self, spec: Any, weights: Any) -> Any:
             return {"total": torch.zeros(())}
@@ -326,12 +319,11 @@ SENDS = "method.objective: after_training of 'counting' sends other tensors besi
         (
             counting(after_training=lambda spec, training: ({}, {"count": torch.ones(())})),
             {},
-            f"{SENDS}: missing none, unknown ['count']; valid: nothing, unless the part has sends = True",
+            f"{SENDS}: missing none, unknown ['count']; valid: nothing, unless the part has exchanges = \"extras\"",
         ),
         (
             counting(
-                broadcasts=True,
-                sends=True,
+                exchanges="extras",
                 init_server_state=lambda spec, weights: {"sum": torch.ones(())},
                 after_training=lambda spec, training: ({}, {"count": torch.ones(())}),
             ),
@@ -377,11 +369,3 @@ def test_a_loss_that_does_not_depend_on_the_weights_is_told() -> None:
     made = with_objective(counting(loss=lambda net, batch, *given: net(batch.x).sum().detach()))
     with pytest.raises(FedblendError, match=r"^method\.objective: its loss does not depend on the weights; valid: "):
         run(made, 1)
-
-
-def test_a_part_that_sends_also_broadcasts() -> None:
-    e = with_objective(counting(sends=True)).experiment
-    assert next(client_part_faults(e.method, e.train, e.channel, e.protection)) == (
-        "method.objective: 'counting' has sends = True, which needs broadcasts = True: what clients send has the names "
-        "and shapes of the table that the server sends"
-    )

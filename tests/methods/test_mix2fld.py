@@ -36,7 +36,7 @@ from fedblend.core.objective import Batch, Context, Plain, Task
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool
 from fedblend.core.state import ClientState, to_tensors
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.assignment import batches
 from fedblend.engines.loop_engine import LoopEngine

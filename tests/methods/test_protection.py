@@ -38,7 +38,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Mechanism, ReleaseContext
 from fedblend.core.record import RoundRecord
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine

@@ -15,7 +15,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.sharing import ClientData, Pool, gather
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup

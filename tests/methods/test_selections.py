@@ -24,7 +24,7 @@ from fedblend.core.registry import build
 from fedblend.core.selection import Selection, SelectionContext, draw
 from fedblend.core.setup import Setup, cohort_of
 from fedblend.core.state import RunState
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.runs import checkpoint

@@ -18,7 +18,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Portions, arrived
 from fedblend.core.sharing import Payload, Pool, Request, Shares, gather, rows_of
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds

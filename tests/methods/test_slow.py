@@ -15,7 +15,7 @@ from helpers import each, experiment, federation, federation_of, images, run, se
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
-from fedblend.core.slow import Work, work_of
+from fedblend.core.setup import Work, work_of
 from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.runs import checkpoint
 

@@ -16,7 +16,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.trees import bytes_of
+from fedblend.core.upload import fault_of
 from fedblend.methods.aggregators.mean import WeightedMean
 
 

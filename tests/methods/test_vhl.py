@@ -17,7 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool, gather
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine

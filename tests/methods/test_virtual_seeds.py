@@ -16,7 +16,7 @@ from fedblend.core.context import Batch, Context, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.data.scale import OneHot
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine

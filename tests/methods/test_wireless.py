@@ -22,7 +22,7 @@ from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 

@@ -137,7 +137,7 @@ def _require_plain_steps(settings: Train) -> None:
     """Raise :class:`FedblendError` for training whose steps the attack does not repeat."""
     steps = "the attack repeats steps of SGD with one learning rate in a round and one batch a step"
     refused = {
-        "optimizer": (not settings.optimizer.is_sgd, f"{steps}; valid: sgd"),
+        "optimizer": (settings.optimizer.steps != "sgd", f"{steps}; valid: sgd"),
         "schedule_in_round": (settings.schedule_in_round is not None, f"{steps}; valid: a run without it"),
         "accumulate": (settings.accumulate > 1, f"{steps}; valid: 1"),
         "augment": (settings.augment, "the attack repeats steps on pictures as they are; valid: a run without it"),

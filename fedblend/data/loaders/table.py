@@ -17,7 +17,6 @@ from fedblend.core.dataset import Dataset
 from fedblend.core.errors import FedblendError, brief, legible, listed, missing_package, or_valid
 from fedblend.core.paths import absolute_file
 from fedblend.core.registry import Count, FilePath, part
-from fedblend.data.loaders.dictionary import conformed
 from fedblend.data.loaders.files import (
     TestShare,
     draw_test_half,
@@ -366,6 +365,72 @@ class Faults(dict[str, str]):
         if rest := list(self)[told:]:
             first.append(f"also at fault: {listed([legible(name, 40) for name in rest])}")
         raise FedblendError((f"{len(texts)} faults: " if len(texts) > 1 else "") + "; ".join(first))
+
+
+Columns = Mapping[str, str | Sequence[str]]
+"""By name the unit of a column of numbers ("" for none), or the values of a column of text."""
+
+
+def conformed(
+    frame: pd.DataFrame,
+    columns: Columns | None,
+    rename: Mapping[str, str],
+    categories: Mapping[str, Mapping[str, str]],
+    targets: Sequence[str],
+    besides: Sequence[str],
+    path: Path,
+) -> pd.DataFrame:
+    """Return a table with its columns and texts renamed, and of ``columns`` those, in their order, and ``besides``.
+
+    Raises :class:`FedblendError` with all columns that are missing, or that hold what ``columns`` does not allow.
+    """
+    if strange := [name for name in rename if name not in frame.columns]:
+        raise FedblendError(f"data.rename: {path} has no column '{strange[0]}'{or_valid(strange[0], frame.columns)}")
+    own = {new: old for old, new in rename.items()}
+    frame = frame.rename(columns=dict(rename))
+    if len(double := frame.columns[frame.columns.duplicated()]):
+        raise FedblendError(f"data.rename: two columns become '{double[0]}'; valid: a name for each")
+    faults = Faults()
+    if columns is not None:
+        for name in (name for name in [*targets, *categories] if name not in columns):
+            faults[name] = f"data.columns: '{name}' is missing{or_valid(name, columns)}"
+    for name in (name for name in columns or categories if name not in frame.columns):
+        faults[name] = (
+            f"data.columns: {path} has no column '{name}'{or_valid(name, frame.columns)}; data.rename gives a column "
+            f'that is there this name: "ITS NAME" = "{name}"'
+        )
+    faults.require_none()
+    if columns is not None:
+        frame = frame[list(dict.fromkeys([*columns, *besides]))]
+    values = {name: None if isinstance(given, str) else given for name, given in (columns or {}).items()}
+    texts = [name for name in values | dict.fromkeys(categories) if values.get(name) or name in categories]
+    if coded := [name for name in texts if frame[name].dtype.kind in "iufb"]:
+        # Codes such as 1 and 02 as they stand there.
+        as_text = read_frame(path, categories=[own.get(name, name) for name in coded])
+        frame = frame.assign(**{name: as_text[own.get(name, name)] for name in coded})
+    for name in texts:
+        frame = frame.assign(**{name: _renamed(frame[name], categories.get(name, {}))})
+        with faults.of(name):
+            _require_known(frame[name], values.get(name))
+    for name in (name for name in columns or {} if name not in texts and frame[name].dtype.kind not in "iufb"):
+        faults[name] = f"data.columns: '{legible(name)}' holds text; valid: numbers ({(columns or {})[name]})"
+    faults.require_none()
+    return frame
+
+
+def _renamed(cells: pd.Series[Any], names: Mapping[str, str]) -> pd.Series[Any]:
+    texts = cells.map(lambda cell: trimmed(str(cell)), na_action="ignore")
+    return texts.map(lambda text: names.get(text, text), na_action="ignore")
+
+
+def _require_known(cells: pd.Series[Any], values: Sequence[str] | None) -> None:
+    strange = cells.dropna() if values is None else cells[~cells.isin(list(values))].dropna()
+    if values is not None and len(strange):
+        name, found = legible(cells.name), listed([f"'{legible(text)}'" for text in dict.fromkeys(strange)])
+        raise FedblendError(
+            f"data.columns: '{name}' holds {found} in {len(strange)} rows; valid: {listed(list(values))}, or a line in "
+            f'data.categories.{name}: "ITS TEXT" = "{values[0]}"'
+        )
 
 
 def _require_columns(frame: pd.DataFrame, options: Mapping[str, Sequence[str]], faults: Faults) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fedblend._kernels import dropout_masks
-from fedblend.core.engine import TrainTask
 from fedblend.core.random import key
+
+if TYPE_CHECKING:
+    from fedblend.core.engine import TrainTask
 
 Drop = tuple[tuple[int, ...], float]
 """A call of a dropout layer: the shape of one client's input, and the probability of dropping."""

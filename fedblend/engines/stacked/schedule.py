@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,7 @@ from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.cuda_graphs import to_device
 from fedblend.engines.stacked.dropout import DropoutMasks
 from fedblend.engines.stacked.tensors import COUNTS, OBJECTIVE, StackInputs, StepBatch, clone
-from fedblend.engines.stacked.trainer import StackTrainer
-
-if TYPE_CHECKING:
-    from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.engines.stacked.trainer import StackTrainer, TracedEngine
 
 
 class Stack:
@@ -28,7 +25,7 @@ class Stack:
     select the clients with a batch, and the results are read once, at the end.
     """
 
-    def __init__(self, engine: StackedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
+    def __init__(self, engine: TracedEngine, task: TrainTask, clients: Sequence[Assignment]) -> None:
         self.engine, self.task, self.clients = engine, task, list(clients)
         self.device = engine.device
         experiment = engine.setup.experiment

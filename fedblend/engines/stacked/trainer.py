@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fedblend._kernels import Convolution
 from fedblend._kernels.lowrank import LowRank, is_worth_it
+from fedblend._kernels.simplify import TracedFunction
+from fedblend.core.module import train_mode
 from fedblend.core.objective import Context, Objective, Term
+from fedblend.core.setup import Setup
 from fedblend.engines.adam import StackedAdam
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import (
     Gradient,
     ProximalStep,
@@ -21,9 +26,10 @@ from fedblend.engines.sgd import (
     sum_of_products,
     zero_inactive,
 )
-from fedblend.engines.stacked.cuda_graphs import RecordedWork, Recorder, to_device
+from fedblend.engines.stacked.cuda_graphs import CudaRecorder, RecordedWork, Recorder, to_device
 from fedblend.engines.stacked.dropout import Drop
-from fedblend.engines.stacked.step import Inputs, Step
+from fedblend.engines.stacked.layers import dropouts, prepare_model
+from fedblend.engines.stacked.step import Inputs, Program, Step
 from fedblend.engines.stacked.tensors import (
     COUNTS,
     OBJECTIVE,
@@ -35,8 +41,11 @@ from fedblend.engines.stacked.tensors import (
 )
 from fedblend.methods.objectives.output_cache import LabelMeans
 
-if TYPE_CHECKING:
-    from fedblend.engines.stacked.engine import StackedEngine
+STACK = 16
+"""Default number of clients in one stack."""
+
+MAX_TRAINERS = 4
+"""Trainers with recorded steps to keep: for clients with and without a pool, each for the new and the old pool."""
 
 
 @dataclass
@@ -47,7 +56,7 @@ class StackTrainer:
     stack after another, and records its steps.
     """
 
-    engine: StackedEngine
+    engine: TracedEngine
     objective: Objective
     terms: Sequence[tuple[str, Term]]
     """Terms that are added to the objective, with their slots."""
@@ -77,7 +86,7 @@ class StackTrainer:
         return [name for name in self.slots.client_tensors if name.startswith(COUNTS)]
 
     @staticmethod
-    def create(engine: StackedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
+    def create(engine: TracedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
         """Create a trainer for a stack; with a ``recorder``, with rows for the engine's largest stack."""
         train, device = engine.setup.training, engine.device
         shared = {name: to_device(tensor, device) for name, tensor in inputs.shared_tensors.items()}
@@ -109,7 +118,7 @@ class StackTrainer:
             inputs.loss_kind,
             slots,
             dict(inputs.shared_tensors),
-            StackedSGD(train, rate) if train.optimizer.is_sgd else StackedAdam(train, rate),
+            StackedSGD(train, rate) if train.optimizer.steps == "sgd" else StackedAdam(train, rate),
             LabelMeans(engine.setup.task.outputs, device, rows) if watches else None,
             recorder,
         )
@@ -263,3 +272,68 @@ class StackTrainer:
         """Return the round's first weights in the parameters' order: shared by all clients, or [K, ...]."""
         tensors = {**self.shared_tensors, **slots.client_tensors}
         return [tensors[f"start/{name}"] for name in self.engine.names]
+
+
+class TracedEngine(LoopEngine):
+    """What stacks need of their engine: the prepared model, its traced steps, and trainers."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        device: str = "cpu",
+        stack: int | None = None,
+        recorder: Recorder | None = None,
+        kernels: Mapping[str, str] | None = None,
+    ) -> None:
+        """``kernels`` has the layers that fedblend's kernels compute (:func:`prepare_model`)."""
+        super().__init__(setup, device)
+        self.stack = stack or STACK
+        """The largest number of clients in one stack."""
+        wanted = setup.experiment.cuda_graphs and self.device.type == "cuda"
+        self.recorder = recorder or (CudaRecorder(self.device) if wanted else None)
+        self.trainers: dict[Hashable, StackTrainer] = {}
+        self.stacked = prepare_model(setup.model, self.device, setup.experiment.precision, kernels)
+        """The prepared model."""
+        self.channels_last = self.device.type == "cuda" and any(
+            isinstance(layer, Convolution) for layer in self.stacked.modules()
+        )
+        """Whether weights of convolutions lie in memory as fedblend's kernels for GPUs read them."""
+        self.has_dropout = bool(dropouts(self.stacked))
+        """Whether any layer of the model drops numbers."""
+        state = self.stacked.state_dict(keep_vars=True)
+        self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
+        self.programs: dict[tuple[Any, ...], Program] = {}
+        self.known_drops: dict[tuple[Any, ...], list[Drop]] = {}
+        self.forwards: dict[tuple[str, ...], TracedFunction] = {}
+
+    def trainer_for(self, inputs: StackInputs) -> StackTrainer:
+        """Return a trainer loaded with a stack's inputs; with a recorder, one that later stacks reuse."""
+        if self.recorder is None:
+            return StackTrainer.create(self, inputs)
+        # Removed and inserted again, so that the least recently used trainer comes first.
+        trainer = self.trainers.pop(inputs.kind, None) or StackTrainer.create(self, inputs, self.recorder)
+        self.trainers[inputs.kind] = trainer
+        if len(self.trainers) > MAX_TRAINERS:
+            del self.trainers[next(iter(self.trainers))]
+        trainer.load(inputs)
+        return trainer
+
+    def step_bytes(self) -> int:
+        """Return the bytes of all outputs in the largest step traced so far: an upper bound of its memory."""
+        return max((program.bytes for program in self.programs.values()), default=0)
+
+    def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
+        """Return a step's program for inputs of these shapes, traced when these shapes first occur."""
+        key = (*kind, inputs.shapes())
+        if key not in self.programs:
+            train_mode(self.stacked)
+            self.programs[key] = step.trace(inputs)
+        return self.programs[key]
+
+    def drops(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Sequence[Drop]:
+        """Return a step's calls of dropout layers, found out when inputs of these shapes first occur."""
+        key = (*kind, inputs.shapes())
+        if key not in self.known_drops:
+            train_mode(self.stacked)
+            self.known_drops[key] = step.drops(inputs)
+        return self.known_drops[key]

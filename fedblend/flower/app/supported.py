@@ -44,7 +44,7 @@ def fault_of_sharing(sharing: Sharing) -> str:
         return f"the sharing '{name}' sends raw samples"
     if plan.form == "seeds" or plan.to != "clients" or not plan.leaves:
         return f"a strategy sends shared data to other clients and uses them for nothing else, unlike '{name}'"
-    if sharing.secure_aggregated:
+    if sharing.plan.who == "groups":
         return f"'{name}' masks shared data in several exchanges, and a strategy has one exchange"
     if plan.repeats or sharing.refresh is not None:
         return f"'{name}' shares again during training, and a strategy shares once"
@@ -71,9 +71,9 @@ def _faults(method: Method) -> Iterator[str]:
     parts, hooks = (objective, *method.terms), ("init_client_state", "init_server_state")
     if any(getattr(type(part), hook) is not getattr(ClientPart, hook) for part in parts for hook in hooks):
         yield "a part of its loss keeps state at clients from round to round"
-    if any(term.uses_outputs for term in method.terms):
+    if any(term.outputs_kind for term in method.terms):
         yield "a term of its loss needs mean outputs of all clients"
-    if step.active and step.breaks_privacy:
+    if step.active and step.works_on == "raw":
         yield f"the server step '{step.name}' needs raw samples"
     if step.active and step.works_on == "answers":
         yield f"the server step '{step.name}' sends queries to clients during a round"

@@ -17,7 +17,8 @@ from flwr.app import ArrayRecord
 
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.sharing import Payload
-from fedblend.core.upload import bytes_of, fault_of
+from fedblend.core.trees import bytes_of
+from fedblend.core.upload import fault_of
 from fedblend.flower.messages import Tensors, to_record
 from fedblend.flower.secure_aggregation.masks import (
     CRYPTO_ERRORS,

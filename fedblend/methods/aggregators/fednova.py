@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload
+from fedblend.core.optimizer import Training
 from fedblend.core.registry import part
 from fedblend.methods.aggregators.mean import Sums
 
@@ -39,7 +40,19 @@ class FedNova(Aggregator):
     change within a round, and accumulated gradients, whose a_k is another.)
     """
 
-    counts_steps = True
+    def require_training(self, train: Training, phases: int, mu: float) -> None:
+        """Raise ``ValueError`` unless a_k is known: plain SGD, whose state does not last."""
+        plain = train.optimizer.steps == "sgd" and not train.schedule_in_round and train.accumulate == 1
+        if not plain or train.optimizer_state != "reset":
+            raise ValueError(
+                f"method.aggregator: '{self.name}' computes how far the steps of SGD move a client; valid: "
+                "train.optimizer sgd with its state reset, without schedule_in_round, accumulate 1"
+            )
+        if (train.momentum or mu) and phases > 1:
+            raise ValueError(
+                f"method.aggregator: '{self.name}' does not know how momentum and proximal terms act in several steps "
+                "a batch; valid: neither, or another aggregator"
+            )
 
     def for_round(self, work: LocalWork) -> NormalisedMean:
         """The aggregator with the round's steps."""

@@ -31,7 +31,7 @@ class Krum(Aggregator):
     Integer tensors (batch norm's counters) are no parameters and are left out of distances.
     """
 
-    takes_extras = True
+    works_on = "extras"
 
     byzantine: Annotated[Int, Field(ge=0)] = 1
     """Clients of a round, f, that may send anything; `train.cohort` must be 2 f + 3 or more."""

@@ -30,7 +30,7 @@ class Median(Aggregator):
     are rounded.
     """
 
-    takes_extras = True
+    works_on = "extras"
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
         """The medians."""
@@ -49,7 +49,7 @@ class TrimmedMean(Aggregator):
     rounded. AggEnhance's "trimmed mean" is the aggregator `interval-mean`.
     """
 
-    takes_extras = True
+    works_on = "extras"
 
     share: Annotated[Float, Field(ge=0, lt=0.5)] = 0.1
     """Share of the round's clients whose uploads are left out at each end, separately for each parameter."""

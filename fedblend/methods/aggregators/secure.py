@@ -57,7 +57,7 @@ class SecureMean(WeightedMean):
     same sum without masks. The server still learns of each client its number of samples, and that it took part.
     """
 
-    secure_aggregated = True
+    works_on = "sums"
 
     by: Literal["samples", "clients"] = "samples"
     """Weights of the mean: the clients' numbers of samples, or equal weights."""

@@ -60,8 +60,7 @@ class FedFA(Objective):
     V, and unbiased variances. Test samples are not perturbed. Needs a network whose hidden states are maps of images.
     """
 
-    broadcasts = sends = tracks = True
-    sends_statistics = True
+    exchanges, tracks = "map-statistics", True
 
     layers: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     """Layers after which maps are perturbed, as `[1, 2]` (default: all whose outputs are maps)."""

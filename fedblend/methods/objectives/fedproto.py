@@ -19,7 +19,6 @@ class ToPrototypes(Term):
     a global prototype, nor before the server has sent any. Each step takes a further forward pass.
     """
 
-    uses_outputs = True
     outputs_kind = "prototypes"
 
     lam: NonNegative = 1.0

@@ -36,14 +36,14 @@ class Scaffold(Term):
     changes within the round, K eta is its sum.
     """
 
-    broadcasts = sends = True
+    exchanges = "extras"
 
     option: Literal["I", "II"] = "II"
     """How a client's control variate is renewed: from its steps (II), or from a further gradient (I)."""
 
     def require_possible(self, method: Any, train: Any) -> None:
         """Refuse momentum where gradients are measured by steps."""
-        if self.option == "II" and not train.optimizer.is_sgd:
+        if self.option == "II" and train.optimizer.steps != "sgd":
             raise ValueError(
                 f"train.optimizer: the steps of '{train.optimizer.name}' are no multiples of gradients, but 'scaffold' "
                 'measures gradients by steps; valid: sgd, or option = "I"'

@@ -37,7 +37,7 @@ class Distill(Term):
     label of which no client has had samples.
     """
 
-    uses_outputs = True
+    outputs_kind = "outputs"
 
     beta: NonNegative = 0.01
     """Weight of the term."""

@@ -40,7 +40,7 @@ class VirtualSamples(WithBase):
     """Use no entries of the client itself; without entries of other clients only the base's loss is taken."""
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """Inputs and targets, and the needs of the base."""
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 

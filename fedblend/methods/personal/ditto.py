@@ -20,8 +20,6 @@ class Ditto(Personal):
     its v_k. lambda = 0 trains clients alone, a large lambda keeps them on the global model.
     """
 
-    active = True
-
     lam: NonNegative = 0.1
     """Weight lambda of the distance to the global model; the paper tries 0.05 to 2."""
 

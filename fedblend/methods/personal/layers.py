@@ -33,8 +33,6 @@ class OwnHead(Personal):
     layers: Annotated[Int, Field(ge=0)] = 1
     """Last layers with trained weights that stay at the client; 0 leaves FedAvg."""
 
-    keeps_layers = True
-
     def own_layers(self, model: nn.Module) -> Collection[str]:
         """Weights and buffers of the last layers. Raises :class:`FedblendError` for a model of fewer layers."""
         trained = [n for n, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
@@ -86,8 +84,6 @@ class FedBN(Personal):
     The paper's are batch norms; layers of group, layer and instance norm stay likewise. Each client is tested with its
     own layers; one that has not trained yet has the first ones.
     """
-
-    keeps_layers = True
 
     def own_layers(self, model: nn.Module) -> Collection[str]:
         """All tensors of normalisation layers. Raises :class:`FedblendError` for a model without them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -38,11 +37,6 @@ class PFedMe(Personal):
     personal_lr: Positive = 0.01
     """Learning rate of these steps; the authors take 0.01 to 0.1, with a ``train.lr`` of 0.005 or 0.01."""
 
-    @property
-    def keeps(self) -> Literal["personal"]:
-        """A model beside the global one."""
-        return "personal"
-
     def objective(self, base: Objective) -> Objective:
         """The Moreau envelope of an objective."""
         return MoreauEnvelope(base, self)
@@ -73,7 +67,7 @@ class MoreauEnvelope(Objective):
         self.base, self.solver = base, solver
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """The needs of f."""
         return tuple(self.base.needs)
 

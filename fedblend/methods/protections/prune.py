@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedblend.core.protection import Protection, Tensors, changes
 from fedblend.core.registry import Float, part
-from fedblend.core.upload import bytes_of
+from fedblend.core.trees import bytes_of
 
 INDEX_BYTES = 4
 """Bytes of the index of an entry, where entries are sent with their indices."""

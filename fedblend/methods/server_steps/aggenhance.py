@@ -115,7 +115,7 @@ class SecureAggEnhance(AggEnhance):
     the upload also holds for the points.
     """
 
-    works_on = "answers"
+    works_on = "answers"  # type: ignore[assignment]
 
     def fault_of_question(self, question: Tensors, clients: int, spec: ModelSpec) -> str | None:
         """The questions are a starting point for each class, and a point of each client for each class, in [0, 1]."""

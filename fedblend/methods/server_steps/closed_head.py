@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.method import Training
+from fedblend.core.optimizer import Training
 from fedblend.core.registry import Float, NonNegative, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
 from fedblend.methods.sharing.moments import projection, unpacked, width_of
@@ -70,7 +70,7 @@ class ClosedHead(ServerStep):
 
     def require_training(self, train: Training, largest: int) -> None:
         """Raise :class:`FedblendError` for ``softmax`` where a client's change is not one gradient of its samples."""
-        one_step = train.optimizer.is_sgd and not (train.momentum or train.weight_decay or train.steps)
+        one_step = train.optimizer.steps == "sgd" and not (train.momentum or train.weight_decay or train.steps)
         if self.head == "softmax" and not (one_step and train.batches_of(largest) == 1):
             raise FedblendError(
                 f"method.server_step: '{self.name}' takes clients' changes for gradients; valid: SGD with train.epochs "

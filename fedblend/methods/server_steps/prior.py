@@ -25,7 +25,7 @@ class PriorSamples(Tuning):
     are drawn once from all clients' training samples, which breaks privacy and needs `unsafe = true`.
     """
 
-    breaks_privacy = True
+    works_on = "raw"
 
     per_class: Count = 1
     """Real samples of each class, as in the paper; all samples of a class that has fewer."""

@@ -37,9 +37,9 @@ class ChannelStatistics(Sharing):
     """Images of a client whose statistics it shares, drawn without replacement; with "client" all are used."""
 
     @property
-    def single_samples(self) -> bool:  # type: ignore[override]
-        """Whether each entry is of one image."""
-        return self.of == "image"
+    def made_of(self) -> Literal["sample", "samples"]:  # type: ignore[override]
+        """One image, or all of them."""
+        return "sample" if self.of == "image" else "samples"
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client holds as many samples as the policy demands of a mean."""

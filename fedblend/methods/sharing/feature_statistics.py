@@ -35,7 +35,7 @@ class FeatureStatistics(Sharing):
     """
 
     bytes_kind = "statistics"
-    by_label = True
+    made_of = "label"
 
     covariance: Literal["full", "diagonal"] = "full"
     """Whole covariances as in the paper, or the variances of single features."""

@@ -100,9 +100,9 @@ class SharedMeans(Sharing):
     """Share of clients with new data at which these clients share again (section 3.4; default: never)."""
 
     @property
-    def by_label(self) -> bool:  # type: ignore[override]
-        """Whether means are within classes."""
-        return self.split == "class"
+    def made_of(self) -> Literal["samples", "label"]:  # type: ignore[override]
+        """Samples of one class where means are within classes."""
+        return "label" if self.split == "class" else "samples"
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client reaches the threshold, or no mean the policy's size.

@@ -65,7 +65,7 @@ class Moments(Sharing):
 
     bytes_kind = "statistics"
     plan = SharingPlan("sums", to="server", sees_model=True)
-    by_label = True
+    made_of = "label"
     if_empty = "let clients hold more samples of a class, or lower min_samples and policy.min_mean: {min_mean}"
 
     gram: Literal["shared", "none"] = "shared"
@@ -193,8 +193,8 @@ class SecureMoments(MaskedSums):
     """
 
     bytes_kind = "statistics"
-    plan = SharingPlan("sums", to="server")
-    by_label = True
+    plan = SharingPlan("sums", who="groups", to="server")
+    made_of = "label"
 
     fewest: Annotated[Int, Field(ge=2)] = 3
     """Fewest clients whose sum the server may learn; more than half must share in any case."""

@@ -24,7 +24,7 @@ WHOLE = "whole-"
 class MaskedSums(Sharing):
     """Base of sharings whose payloads are integers that the server receives as sums over groups of clients only."""
 
-    secure_aggregated = True
+    plan = SharingPlan(who="groups")
     fewest: int
     range: float
 
@@ -90,7 +90,7 @@ class SecureMeans(MaskedSums):
     """
 
     bytes_kind = "means"
-    plan = SharingPlan("inputs")
+    plan = SharingPlan("inputs", who="groups")
 
     server_average: Annotated[Int, Field(ge=2)] = 3
     """Clients in a group; groups are larger, but less than twice as large, where clients cannot be divided evenly."""
