@@ -117,9 +117,6 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     same_up_to_rounding(one, other, steps=100)
 
 
-# What clients minimise ----------------------------------------------------------------------------------------
-
-
 def test_fedavg_equals_the_wrapped_strategy_alone() -> None:
     close(start("fedavg", grid_of()), by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y)))
 
@@ -200,9 +197,6 @@ def test_own_means_are_excluded_and_without_others_the_loss_is_plain() -> None:
         start(method, grid_of(1), inner=alone),
         by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y), clients=1),
     )
-
-
-# What travels -------------------------------------------------------------------------------------------------
 
 
 def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategys_message() -> None:
@@ -391,9 +385,6 @@ def test_a_strategy_bounds_shared_entries(method: Any, name: str, caplog: pytest
     assert (f"it sent means '{name}' with a number beyond the bounds" in caplog.text) == refused
 
 
-# At the server ------------------------------------------------------------------------------------------------
-
-
 def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
     step = {"name": "aggenhance", "server_step": {"steps": 3, "epochs": 2}}
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), step, INPUTS, model=network(), lr=0.5)
@@ -453,8 +444,6 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
             weights = {n: p.detach() - 0.5 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
     close(result.arrays.to_torch_state_dict(), weights)
 
-
-# What fits, and what does not ------------------------------------------------------------------------------------
 
 MOMENTS = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
@@ -647,9 +636,6 @@ def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:
 def test_a_loss_without_a_strategy_is_an_error() -> None:
     with pytest.raises(FedblendError, match=r"no message of a fedblend\.flower\.Strategy"):
         blended_loss(Context(1, 2, {}, RecordDict(), {}), network(), INPUTS)
-
-
-# The example -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

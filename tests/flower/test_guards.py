@@ -51,9 +51,6 @@ from fedblend.runs.directory import RunDirectory
 ASKED = {"request": None}
 
 
-# At a site ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("forgets", [False, True], ids=["by its memory", "by its audit log"])
 def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_path: Path) -> None:
     asked = experiment("fedmix", train=ALL, protection=NOISE)
@@ -144,9 +141,6 @@ def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: P
             append_line(path, {"d": 4})
             assert path.read_text() == before + '{"c": 3}\n{"d": 4}\n'
             assert read_lines(path)[-2:] == [{"c": 3}, {"d": 4}]
-
-
-# At the server --------------------------------------------------------------------------------------------------
 
 
 def npy(header: str, data: bytes = b"") -> bytes:
@@ -374,9 +368,6 @@ def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
     ):
         (reason,) = refusals(run(spoiling(1, "train", change), one_round(), tmp_path / name, QUICK)).values()
         assert (len(reason) < 400, reason.isprintable()) == (True, True)
-
-
-# Found by the fuzzer --------------------------------------------------------------------------------------------
 
 
 def answer_to(changes: Any = lambda tensors: tensors, method: str = "fedavg", **fields: Any) -> str:

@@ -44,9 +44,6 @@ def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch
     }
 
 
-# The sum of whole numbers --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_change_in_steps_of_range_and_share() -> None:
     kind = SecureMean(range=8.0)
@@ -102,9 +99,6 @@ def test_unsupported_methods_are_refused() -> None:
             experiment(method)
 
 
-# Masks ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
     key = bytes(range(32))
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
@@ -126,9 +120,6 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
     assert {masks.join_shares(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
     assert masks.public_key_of(a) == to_a
     assert [masks.is_public_key(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
-
-
-# Over Flower ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", slow_except(["fedavg"], ["fedavg", "aggenhance-secure"]))

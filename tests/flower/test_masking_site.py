@@ -245,9 +245,6 @@ def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_c
     assert len({one, *others}) == 6
 
 
-# Signed keys -----------------------------------------------------------------------------------------------------
-
-
 def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str, Any]]:
     """Node configurations of sites that sign their keys, and know all sites' public keys."""
     for site in range(sites):

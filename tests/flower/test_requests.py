@@ -115,9 +115,6 @@ def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_ser
     assert len([line for line in site.log() if "refused" not in line and not line.get("begun")]) == 1
 
 
-# Kinds of payload -----------------------------------------------------------------------------------------------
-
-
 def test_no_kind_that_the_servers_model_makes_leaves_by_default() -> None:
     assert set(SAFE).isdisjoint(k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.single_samples)
     assert set(KINDS) - set(site_of_node({}).allow) == {k.name for k in PAYLOAD_KINDS.values() if k.through_model}

@@ -43,9 +43,6 @@ def trained(site: OwnSite, asked: Experiment, weights: Tensors, round: int = 0) 
     return "" if tensors else fields["fault"]
 
 
-# The server's weights --------------------------------------------------------------------------------------------
-
-
 def imprinting(weights: Tensors, name: str, factor: float = 1.0) -> dict[str, torch.Tensor]:
     """The weights with a layer that divides samples into bins by their sum, times ``factor``."""
     rows = weights[f"{name}.weight"]
@@ -146,9 +143,6 @@ def test_weights_that_strong_weight_decay_makes_parallel_are_trained_on(monkeypa
         check_model(model.state_dict())
 
 
-# The agreed experiment -------------------------------------------------------------------------------------------
-
-
 def test_a_site_takes_part_in_the_agreed_experiment_only(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     asked = asked_of(site)
@@ -223,8 +217,6 @@ def test_a_check_prints_the_digest_of_an_experiment_and_refuses_another_one(tmp_
     site.write(agreed="sha256:123")
     refused(here(*check), "agreed")
 
-
-# Endless work ----------------------------------------------------------------------------------------------------
 
 ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "4e12 numbers": (

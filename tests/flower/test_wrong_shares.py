@@ -176,9 +176,6 @@ def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
         the_sum(*withheld(Round(), 2, {0, 1, 3}))
 
 
-# In a federation ------------------------------------------------------------------------------------------------
-
-
 def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
     changed = grid.changing("query.unmask", {liar}, change).spoil
 

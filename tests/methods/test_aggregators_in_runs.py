@@ -27,9 +27,6 @@ from fedblend.methods.aggregators.order import IntervalMean
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 
 
-# Refusals -------------------------------------------------------------------------------------------------
-
-
 @each(
     ("spec", "cohort", "words"),
     [
@@ -46,9 +43,6 @@ def test_what_a_cohort_cannot_have_is_refused_at_the_start(spec: Any, cohort: in
         federation(partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec})
     for word in (f"method.aggregator.{words[0]}", *words[1:]):
         assert word in str(caught.value)
-
-
-# What clients send beside models ------------------------------------------------------------------------------
 
 
 class Extras(Callback):
@@ -318,9 +312,6 @@ def federation_with(made: Any, experiment: Any) -> RoundLoop:
     return federation_of(replace(made, experiment=experiment))
 
 
-# In a run -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
 def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
     made = setup(
@@ -342,8 +333,6 @@ def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None
     assert state.weights["norm.num_batches_tracked"].dtype == torch.int64
     assert list(state.weights) == list(BatchNormNet().state_dict())
 
-
-# Uploads that overflow ----------------------------------------------------------------------------------------
 
 ONE_OF_FOUR = {"partition": {"name": "iid", "clients": 4}, "train": {"cohort": 4}}
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import stacks_agree
 from helpers import each, engine_of, examples, federation_of, images, local, run, same, same_up_to_rounding, setup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,9 +46,6 @@ def in_rows(packed: torch.Tensor, width: int) -> np.ndarray:
     whole = np.zeros((width, width))
     whole[np.triu_indices(width)] = packed.numpy()
     return whole + np.triu(whole, 1).T
-
-
-# Statistics ------------------------------------------------------------------------------------------------
 
 
 def shared(z: torch.Tensor, y: list[int], minimum: int = 1, **options: Any) -> Any:
@@ -113,9 +109,6 @@ def test_combined_statistics_are_those_of_the_pooled_features(
             np.testing.assert_allclose(packed.numpy(), np.diag(wanted), rtol=1e-9, atol=1e-9)
         else:
             np.testing.assert_allclose(in_rows(packed, 4), wanted, rtol=1e-9, atol=1e-9)
-
-
-# A run -----------------------------------------------------------------------------------------------------
 
 
 def independent(made: Any, weights: dict[str, torch.Tensor], round: int, step: CCVR) -> dict[str, torch.Tensor]:
@@ -235,14 +228,6 @@ def test_diagonal_covariances_draw_features_apart() -> None:
     diagonal = whole.entries.tensors["covariance"][:, rows == columns]
     torch.testing.assert_close(state.entries.tensors["covariance"], diagonal)
     assert not same(state.weights, whole.weights)
-
-
-def test_engines_agree() -> None:
-    made = world()
-    stacks_agree(made, 2)
-
-
-# What cannot be ----------------------------------------------------------------------------------------------
 
 
 class EndsInNorm(torch.nn.Sequential):

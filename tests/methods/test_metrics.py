@@ -152,9 +152,6 @@ def test_bad_fields_end_in_one_message(changes: dict[str, Any], words: str) -> N
         resolve({**BASE, **changes})
 
 
-# torchmetrics --------------------------------------------------------------------------------------------
-
-
 def test_a_path_of_torchmetrics_is_a_name() -> None:
     path = "torchmetrics.classification:MulticlassF1Score"
     made = resolve({**BASE, "metrics": [{"name": path, "average": "weighted", "title": "weighted f1"}, path]})

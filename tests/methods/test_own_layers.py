@@ -250,19 +250,6 @@ def test_fedbn_keeps_group_norms() -> None:
     assert {made.weights()[name].dim() for name in made.own_layers} == {1}
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedmix", "scaffold"])
-def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
-    settings: dict[str, Any] = {"model": DEEP, "holdout": 0.2}
-    own = {"personal": {"name": "fedper", "layers": 0}}
-
-    made, wanted = (
-        run(of, 3) for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
-    )
-
-    assert same(made[0].weights, wanted[0].weights)
-    assert [one["bytes_up"] for one in made[1]] == [one["bytes_up"] for one in wanted[1]]
-
-
 STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimizer": "adam", "clip_norm": 0.1}]
 
 

@@ -61,9 +61,6 @@ def length(upload: dict[str, torch.Tensor], order: float = 2) -> float:
     return float(torch.linalg.vector_norm(torch.cat([upload["w"].flatten(), upload["b"]]).double(), order))
 
 
-# Pruning ---------------------------------------------------------------------------------------------------
-
-
 def test_pruning_keeps_the_largest_entries_of_all_tensors_together() -> None:
     sent = protected(Prune(keep=0.25))  # 4 of 16: 20, 6, and of sizes 5 (-5, 5) both
     assert sent["b"].tolist() == [0.0, 0.0, 20.0, 0.0]
@@ -106,9 +103,6 @@ def test_a_run_that_is_not_clipped_and_not_noisy_is_bit_identical() -> None:
     assert same_state(plain, wide)
 
 
-# Clipping --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("distribution", "order"), [("gaussian", 2), ("laplace", 1)])
 def test_an_update_is_scaled_down_to_the_norm_and_a_shorter_one_stays(distribution: Any, order: int) -> None:
     sent = protected(ClipAndNoise(distribution=distribution, clip=3.0))
@@ -143,9 +137,6 @@ def test_two_clients_are_never_further_apart_than_twice_the_clip(seed: int, clip
 
     order = 2 if distribution == "gaussian" else 1
     assert torch.linalg.vector_norm(one - other, order) <= 2 * clip
-
-
-# Noise -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("distribution", "deviation"), [("gaussian", 0.5), ("laplace", 0.5 * math.sqrt(2))])
@@ -254,9 +245,6 @@ def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> N
         experiment(protection={"name": "noise", **options})
 
 
-# Adversaries -----------------------------------------------------------------------------------------------
-
-
 def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> None:
     made = setup(
         partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
@@ -293,9 +281,6 @@ def test_nan_never_reaches_the_model(aggregator: str) -> None:
     state, _ = run(made, 2)
 
     assert all(tensor.isfinite().all() for tensor in state.weights.values())
-
-
-# The accountant --------------------------------------------------------------------------------------------
 
 
 def gaussian_delta(eps: float, multiplier: float) -> float:
@@ -339,8 +324,6 @@ def test_releases_compose() -> None:
     assert both == pytest.approx(epsilon([Release("gaussian", 2.0, 1)], 1e-5), rel=1e-6)
     assert epsilon([Release("gaussian", 4.0, 0)], 1e-5) == 0.0
 
-
-# What a run may claim --------------------------------------------------------------------------------------
 
 RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
@@ -462,9 +445,6 @@ def test_noisy_means_protect_a_sample_and_compose_with_the_weights() -> None:
     assert without["weights and means"].epsilon is None
 
 
-# Noise on means --------------------------------------------------------------------------------------------
-
-
 def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> None:
     """Black against white in every pixel and another label: the largest distance there is."""
     scaled = setup(images(side=4)).scale
@@ -531,9 +511,6 @@ def test_mechanisms_say_what_they_are() -> None:
     assert ClipAndNoise(clip=2.0, multiplier=3.0).mechanism() == Mechanism("gaussian", 1.5, at_server=False)
     assert ClipAndNoise(clip=2.0, scale=1.0, side="server").mechanism() == Mechanism("gaussian", 0.25, at_server=True)
     assert SharedMeans(multiplier=2.0).mechanism() == Mechanism("gaussian", 2.0 / math.sqrt(2), at_server=False)
-
-
-# What is told of it ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

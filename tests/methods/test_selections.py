@@ -88,9 +88,6 @@ def test_by_size() -> None:
     assert np.abs(found - (SIZES > 0) / 3).max() > 0.2
 
 
-# Power of choice -------------------------------------------------------------------------------------------
-
-
 def losses_by_hand(made: Setup, state: RunState) -> np.ndarray:
     """The mean cross-entropy of the state's model over each client's samples."""
     found = np.full(len(GROUPS), np.nan)
@@ -163,9 +160,6 @@ def test_losses_that_the_channel_loses_are_counted_and_not_used() -> None:
     assert len(record["cohort"]) == 1
 
 
-# Last losses -----------------------------------------------------------------------------------------------
-
-
 def test_values_of_last_losses_by_hand() -> None:
     made = setup(groups=GROUPS, selection="loss", train={"cohort": 3}, rounds=4)
     loop, losses = federation_of(made), {}
@@ -230,9 +224,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same_to_the_bit(selection: 
         torch.testing.assert_close(ended.server_state[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-# Lists and traces ------------------------------------------------------------------------------------------
-
-
 def test_lists_are_taken_in_turn() -> None:
     listed = {"name": "list", "clients": [[4], [6, 0, 1]]}
     _, records = run(federation(groups=GROUPS, selection=listed, rounds=3), 3)
@@ -270,9 +261,6 @@ def test_clients_that_are_there(tmp_path: Path) -> None:
             federation(groups=GROUPS, selection={"name": "available", "trace": str(other)})
     with pytest.raises(FedblendError, match="no such file; give a CSV file with columns client, from, to"):
         federation(groups=GROUPS, selection={"name": "available", "trace": str(tmp_path / "none.csv")})
-
-
-# What does not work ----------------------------------------------------------------------------------------
 
 
 @part("selection", "strange")

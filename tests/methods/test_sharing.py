@@ -24,8 +24,6 @@ from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-# Controls, hidden states, raw samples ---------------------------------------------------------------------
-
 
 def test_local_means_are_seen_by_their_own_client_only() -> None:
     pool = Pool(entries(5).tensors, np.array([0, 1, 1, 3, 4]))
@@ -105,17 +103,12 @@ def test_raw_shares_samples_as_stored() -> None:
     assert payload["y"] is DATA.train.y
 
 
-# Pools ----------------------------------------------------------------------------------------------------
-
-
 def test_gather_stacks_in_order_of_client_and_remembers_owners() -> None:
     two, one = (rows_of(entries(3), np.array(rows)).tensors for rows in ([0, 2], [1]))
     pool = gather({7: two, 3: one})
     assert pool.owner.tolist() == [3, 7, 7]
     assert torch.equal(pool.tensors["x"], entries(3).tensors["x"][[1, 0, 2]])
 
-
-# Through the federation -----------------------------------------------------------------------------------
 
 MEANS_BYTES = (16 + 3) * 4
 """One entry: an image of 4 x 4 and three classes, float32."""
@@ -376,8 +369,6 @@ def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
         federation(method="fedmix", policy={"min_mean": 1})
 
-
-# Numbers of entries ---------------------------------------------------------------------------------------
 
 REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
 
