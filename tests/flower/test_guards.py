@@ -48,6 +48,8 @@ from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 ASKED = {"request": None}
 
 

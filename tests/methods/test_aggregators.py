@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators import rows as of_rows
 from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
+from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 
@@ -163,7 +164,7 @@ def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert [place.start for place, _ in found] == list(range(0, 67, 10))
 
 
-@each("aggregator", GATHERING)
+@each("aggregator", [*GATHERING, WeightedMean()])
 @each("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
@@ -194,7 +195,7 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
     assert abs(found["w"].item()) < 1
 
 
-@each("aggregator", GATHERING)
+@each("aggregator", [*GATHERING, WeightedMean()])
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
     copies = [u["w"].clone() for u, _ in uploads]
