@@ -211,28 +211,16 @@ def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path
 
 
 def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
-    short = run(
-        nodes().changing("train", {2}, lambda t: {"masked": t["masked"][:-1]}),
-        asked(),
-        tmp_path / "a",
-        FederationLimits(deadline=2),
-    )
-    (refused,) = short.directory.metrics()[1]["refused"]
-    assert (refused["client"], "is of shape" in refused["reason"]) == (2, True)
-    keys = run(
-        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["box"][:9]}),
-        asked(),
-        tmp_path / "b",
-        FederationLimits(deadline=2),
-    )
-    assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
-    twice = run(
-        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["mask"]}),
-        asked(),
-        tmp_path / "c",
-        FederationLimits(deadline=2),
-    )
-    assert twice.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "its keys are not its own two"}]
+    for number, (kind, change, reason) in enumerate(
+        (
+            ("train", lambda t: {"masked": t["masked"][:-1]}, "is of shape"),
+            ("query.keys", lambda t: {**t, "box": t["box"][:9]}, "it sent no keys"),
+            ("query.keys", lambda t: {**t, "box": t["mask"]}, "its keys are not its own two"),
+        )
+    ):
+        made = run(nodes().changing(kind, {2}, change), asked(), tmp_path / str(number), FederationLimits(deadline=2))
+        (refused,) = made.directory.metrics()[1]["refused"]
+        assert (refused["client"], reason in refused["reason"]) == (2, True), reason
 
 
 @pytest.mark.parametrize(
