@@ -258,7 +258,8 @@ def test_idlg_reads_the_label_and_finds_the_image() -> None:
     assert psnr(x, rebuilt.x)[0] > 30
 
 
-@pytest.mark.parametrize("steps", [None, pytest.param(Steps(0.05, 3), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [None, Steps(0.05, 3)])
 def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
     x, y = digits(1, dtype=torch.float32)
     victim = Victim(convnet(), context(), steps=steps)

@@ -13,7 +13,7 @@ import torch
 from cli_helpers import here, refused, succeeded
 from flower_helpers import ALL, LINEAR, NOISE, TOLD, weights_of
 from flower_sites import OwnSite
-from helpers import each, slow_except
+from helpers import each
 from models_helpers import SMALL, built
 from test_lying_queries import DEEP
 from torch import nn
@@ -242,7 +242,8 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_except(["train"], ["query.hello", "query.share", "train"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["query.hello", "query.share", "train"])
 def test_a_site_refuses_endless_work(kind: str, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     site.x = site.x[:, 0]  # a shape that each of the models takes

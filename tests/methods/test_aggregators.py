@@ -46,6 +46,8 @@ def shape(rng: np.random.Generator) -> tuple[int, ...]:
         (TrimmedMean(share=0.25), [[5, 1], [-3, 1], [4, 7], [100, 2]], [4.5, 1.5]),
         (TrimmedMean(share=0.2), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
         (TrimmedMean(share=0.3), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
+        # 0.29 of 100 are 29, though 0.29 * 100 < 29 in floating point.
+        (TrimmedMean(share=0.29), [[0]] * 29 + [[1]] * 71, [1]),
         (TrimmedMean(share=0), [[1, 9], [2, 0], [6, 3]], [3, 4]),
         (TrimmedMean(share=0.499999999999), [[1, 9], [2, 0]], [1.5, 4.5]),
         (IntervalMean(low=-2, high=2), [[1, 3], [2, -1], [2.5, 4]], [1.5, -1]),

@@ -173,12 +173,13 @@ def test_noise_is_on_all_that_a_client_sends_of_batch_norm(clip: float | None) -
     with pytest.warns(UserWarning, match=r"^protection: batch norm's running statistics \(norm.running_var, and"):
         made = setup(model=BATCH_NORM, protection={"name": "noise", "scale": 0.5, "clip": clip})
     task = TrainTask(0, made.weights(), None, made.sizes(0))
-    (trained,) = LoopEngine(made).train(task, [0])
-
-    sent, _ = protected_upload(made, task, trained)
-
-    assert all((sent[name] != trained.weights[name]).all() for name in sent)
-    assert sent["norm.num_batches_tracked"] == 0
+    noise = []
+    for trained in LoopEngine(made).train(task, [0, 1]):
+        sent, _ = protected_upload(made, task, trained)
+        assert all((sent[name] != trained.weights[name]).all() for name in sent)
+        assert sent["norm.num_batches_tracked"] == 0
+        noise.append(sent["last.bias"] - trained.weights["last.bias"])
+    assert clip or not torch.allclose(*noise, atol=1e-3), "each client has noise of its own"
 
 
 def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.WarningsRecorder) -> None:
