@@ -313,12 +313,7 @@ def test_a_warm_start_is_the_one_shot_model_and_then_fedavg() -> None:
 )
 def test_settings_that_make_no_sense(sharing: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
-        _begin({"name": "xormixfl", "sharing": sharing})
-
-
-def _begin(method: Any) -> RoundLoop:
-    made = one_shot(method)
-    return federation_of(made)
+        federation_of(one_shot({"name": "xormixfl", "sharing": sharing}))
 
 
 def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> None:
