@@ -329,7 +329,7 @@ def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: 
     assert sites_module.states_its_samples(fields, plain) == (stated in ((1, 0, 0), (100, 0, 0)))
 
 
-@pytest.mark.parametrize("by", ["samples", "clients"])
+@pytest.mark.parametrize("by", slow_after_first(["samples", "clients"]))
 def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samples(by: str, tmp_path: Path) -> None:
     asked = one_round({"name": "fedavg", "aggregator": {"name": "mean", "by": by}}, fraction=1.0)
     uploads: list[dict[str, torch.Tensor]] = []

@@ -29,7 +29,7 @@ from flower_helpers import (
     weights_of,
 )
 from flower_sites import OwnSite, audit, site_files, sites_of, task_of
-from helpers import each
+from helpers import each, slow_after_first
 
 from fedblend.cli.federation import run_trial, write_app_folder
 from fedblend.core import files
@@ -81,11 +81,16 @@ def requests(site: OwnSite, kind: str) -> list[tuple[Experiment, int, int]]:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [
-        ("rounds", "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"),
-        ("runs", None),
-        ("groups, scales and noise", "this site has shared 1 payload of its samples in all runs, and shares no other"),
-    ],
+    slow_after_first(
+        [
+            ("rounds", "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"),
+            ("runs", None),
+            (
+                "groups, scales and noise",
+                "this site has shared 1 payload of its samples in all runs, and shares no other",
+            ),
+        ]
+    ),
 )
 def test_means_requested_thirty_times_have_the_rank_of_one_sharing(kind: str, why: Any, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)

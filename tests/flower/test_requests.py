@@ -11,6 +11,7 @@ import torch
 from flower_helpers import ALL, FORMS, NOISE, QUICK, Nodes, experiment, nodes, weights_of
 from flower_sites import OwnSite
 from flwr.app import Message
+from helpers import slow_except
 from test_flower_methods import quick
 from test_lying_queries import KINDS as BY_LABEL
 
@@ -132,7 +133,7 @@ THROUGH_MODEL = {
 }
 
 
-@pytest.mark.parametrize("kind", THROUGH_MODEL)
+@pytest.mark.parametrize("kind", slow_except(["hidden-means", "prototypes"], THROUGH_MODEL))
 def test_what_the_servers_model_makes_of_samples_needs_a_word(kind: str, tmp_path: Path) -> None:
     method, told = THROUGH_MODEL[kind]
     asked = quick(method, rounds=1)
