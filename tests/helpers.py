@@ -22,7 +22,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Task
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
-from fedblend.core.state import RunState
+from fedblend.core.state import RunState, to_tensors
 from fedblend.data.scale import OneHot, Scaler
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
@@ -370,6 +370,9 @@ def same_state(a: RunState, b: RunState) -> bool:
         (a.round, a.shared_round) == (b.round, b.shared_round)
         and same(a.weights, b.weights)
         and same(a.entries.tensors, b.entries.tensors)
+        and same(a.server_state, b.server_state)
+        and same(a.global_outputs, b.global_outputs)
+        and same(to_tensors(a.client_states), to_tensors(b.client_states))
         and all(
             np.array_equal(u, v)
             for u, v in ((a.entries.owner, b.entries.owner), (a.has_pool, b.has_pool), (a.shared_sizes, b.shared_sizes))

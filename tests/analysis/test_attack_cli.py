@@ -56,9 +56,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return state.weights
 
 
-# What is attacked ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) -> None:
     cohorts = {record["round"]: record.get("cohort") for record in RunDirectory(made).metrics()}
@@ -160,9 +157,6 @@ def test_dropout_is_left_out_of_what_an_attacker_computes(tmp_path: Path) -> Non
     assert same(*sent)
 
 
-# The command -----------------------------------------------------------------------------------------------
-
-
 def test_the_command_attacks_prints_and_keeps(made: Path) -> None:
     before = contents(made)
     words = ("--round", 1, "--client", 3, "--images", 1, "--steps", 1, "--iterations", 150, "--labels", "inferred")
@@ -226,9 +220,6 @@ def test_runs_that_cannot_be_attacked_are_refused(tmp_path: Path) -> None:
     refused(here("attack", outputs, "--round", 0, "--client", 0), "'outputs'", "no model")
     toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
     refused(here("attack", toy, "--round", 0, "--client", 0), "data: 'toy'", "rebuild images")
-
-
-# Leak report cards -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -435,9 +426,6 @@ def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
 
     with pytest.raises(FedblendError, match=r"attack.json: is damaged"):
         read_attacks(RunDirectory(tmp_path))
-
-
-# When loss scaling switched --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 1), (1e30, 0)])

@@ -82,8 +82,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-# What is sent ----------------------------------------------------------------------------------------------
-
 STEPS = {
     "gradient": None,
     "one step": Steps(0.1, 1),
@@ -203,9 +201,6 @@ def test_clipping_is_repeated(options: dict[str, Any], model: dict[str, Any]) ->
     assert bool(gradient.isfinite().all())
 
 
-# What can be read off --------------------------------------------------------------------------------------
-
-
 @each("label", range(10))
 def test_a_biased_linear_layer_gives_its_input_away(label: int) -> None:
     x, _ = digits(1, label)
@@ -241,9 +236,6 @@ def test_labels_of_several_images_are_read_off_an_untrained_model(labels: list[i
     assert rebuilt.y.tolist() == sorted(labels)
 
 
-# Searches --------------------------------------------------------------------------------------------------
-
-
 def test_dlg_finds_image_and_label_together() -> None:
     x, y = digits(1, 3)
     victim = Victim(perceptron(), context())
@@ -266,7 +258,8 @@ def test_idlg_reads_the_label_and_finds_the_image() -> None:
     assert psnr(x, rebuilt.x)[0] > 30
 
 
-@pytest.mark.parametrize("steps", [None, pytest.param(Steps(0.05, 3), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [None, Steps(0.05, 3)])
 def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
     x, y = digits(1, dtype=torch.float32)
     victim = Victim(convnet(), context(), steps=steps)
@@ -378,9 +371,6 @@ def test_steps_clip_decay_and_remember_as_the_engines_do() -> None:
         torch.testing.assert_close(sent[name], (param - before[name]).detach(), rtol=1e-10, atol=1e-14)
 
 
-# Measures --------------------------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(st.integers(0, 1000))
 def test_psnr_of_one_channel_follows_from_mse_on_the_models_scale(seed: int) -> None:
@@ -458,9 +448,6 @@ def test_matching_is_one_to_one_and_least_in_sum() -> None:
 
     assert match(original, rebuilt).tolist() == [0, 1]
     assert match(original.flip(0), rebuilt).tolist() == [1, 0]
-
-
-# Mistakes --------------------------------------------------------------------------------------------------
 
 
 @each(

@@ -50,9 +50,6 @@ def population(*groups: range) -> Population:
     return Population.of([np.array(group) for group in groups])
 
 
-# Distances -------------------------------------------------------------------------------------------------
-
-
 def test_the_nearest_contributor_by_hand() -> None:
     raw = torch.tensor([[0, 0], [3, 4], [250, 255]], dtype=torch.uint8)
     samples = torch.tensor([[0.0, 1.0], [250.0, 250.0]])
@@ -162,9 +159,6 @@ def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.M
     assert recognised_share(samples, raw, contributors) == pytest.approx(2 / 6)
 
 
-# Draws -----------------------------------------------------------------------------------------------------
-
-
 def test_a_draw_mixes_labels_within_devices_and_pairs_across_them() -> None:
     data = images(60, classes=3)
     one = make_mixtures(data, population(range(20), range(20, 40), range(40, 60)), seed=5, devices=3, samples=12)
@@ -210,9 +204,6 @@ def test_data_that_cannot_be_mixed_are_told() -> None:
     codes = Samples(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 2)
     with pytest.raises(FedblendError, match=r"'words' is text"):
         make_mixtures(Dataset("words", "text", codes, codes, ("a", "b")), population(range(4), range(4, 8)), seed=0)
-
-
-# The command -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -74,9 +74,6 @@ def plane(toy: Path) -> Plane:
     return points.plane(find_runs([toy]))
 
 
-# Alignment -------------------------------------------------------------------------------------------------
-
-
 def flat_model(inputs: int = 2, classes: int = 2) -> nn.Linear:
     """A linear model of zeros: each class has the same probability everywhere."""
     model = nn.Linear(inputs, classes)
@@ -150,9 +147,6 @@ def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_
         assert value == pytest.approx(alignment(model, own.x, own.labels, x, y), abs=1e-5)
 
 
-# Replay ----------------------------------------------------------------------------------------------------
-
-
 def test_a_replay_makes_the_same_rounds_and_leaves_the_federation_as_it_was(loaded_run: LoadedRun) -> None:
     seen: list[Mapping[str, float]] = []
     rows = points.replay_run(loaded_run, seen.append)
@@ -215,9 +209,6 @@ def test_a_replay_of_a_method_without_points_is_refused() -> None:
         replay(RoundLoop(plain, LoopEngine(plain)), 1)
 
 
-# Distances -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("a", "b", "wanted"),
     [
@@ -267,9 +258,6 @@ def test_distances_are_those_of_each_rounds_points(loaded_run: LoadedRun) -> Non
     assert found.noise > found.test
     again = points.train_vae(loaded_run.setup, 1)
     assert all(torch.equal(a, b) for a, b in zip(vae.parameters(), again.parameters(), strict=True))
-
-
-# A new model -----------------------------------------------------------------------------------------------
 
 
 def apart() -> LoadedRun:
@@ -329,9 +317,6 @@ def test_learning_rate_and_batch_come_from_the_server_step_unless_given(loaded_r
     assert points.TrainingSettings.for_run(loaded_run, epochs=7, lr=0.5, batch_size=3) == points.TrainingSettings(
         7, 0.5, 3
     )
-
-
-# The command -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -423,9 +408,6 @@ def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path,
     refused(here("points", tmp_path / "two"), checkpoint.NAME, "is damaged")
 
 
-# Pictures in the report ------------------------------------------------------------------------------------
-
-
 def pixels(url: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
@@ -460,9 +442,6 @@ def test_neither_plain_runs_nor_points_in_a_plane_have_pictures(study: Path, toy
     assert sheets_of_points.sheets(group(find_runs([study / "plain"]))) == []
     report.write(find_runs([toy]), tmp_path / "report.html")
     assert '<section id="points">' not in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-# The toy ---------------------------------------------------------------------------------------------------
 
 
 def test_the_toy_is_always_the_same_and_its_clients_hold_what_it_says() -> None:

@@ -39,8 +39,6 @@ from fedblend.runs.groups import Outcome
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
 PLAIN = {"aggregator": {"name": "mean", "by": "clients"}}
 
-# How far apart updates are ---------------------------------------------------------------------------------
-
 
 @given(
     st.integers(0, 2**31),
@@ -129,9 +127,6 @@ def test_sums_of_several_machines_stay_unrounded_and_counters_whole() -> None:
     assert torch.equal(mean["w"], torch.tensor([0.1, 0.3]).double())
     assert torch.equal(mean["n"], torch.tensor(4))
     assert both.mean()["w"].dtype == torch.float32
-
-
-# Who knows what ------------------------------------------------------------------------------------------
 
 
 def records(rounds: int) -> list[RoundRecord]:
@@ -284,9 +279,6 @@ def test_no_epsilon_is_stated_at_a_delta_of_one_over_clients(delta: float, state
             assert bool(one.reason) == bool(reason)
 
 
-# The arithmetic ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-12])
 @pytest.mark.parametrize("multiplier", [1e-3, 0.1, 0.2, 1.0, 7.0, 100.0])
 def test_gaussian_epsilon_is_exact_and_needs_no_library(
@@ -361,8 +353,6 @@ def test_what_a_guarantee_does_not_cover_names_scores_on_clients_samples_and_wha
         assert words in SCOPE.partition("does not cover")[2]
         assert words in page.partition("**Scores on clients' samples are not covered.**")[2].partition("\n- ")[0]
 
-
-# Before a run -----------------------------------------------------------------------------------------------
 
 AT_SERVER = {"protection": {**NOISY, "side": "server"}, "method": PLAIN}
 NOISY_MEANS = {"name": "naivemix", "sharing": {"multiplier": 2.0}}

@@ -43,9 +43,6 @@ def world_of(rows: list[list[int]], **options: int) -> tuple[Dataset, Population
     return data, Population.of(groups)
 
 
-# Measures --------------------------------------------------------------------------------------------------
-
-
 def test_what_leaks_of_one_seed_by_hand() -> None:
     row = measure_seeds([by_hand()])
 
@@ -109,9 +106,6 @@ def test_without_scikit_learn_the_message_says_how_to_install_it(monkeypatch: py
         mds_distances(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), np.zeros((1, 1), np.int64), rng(0))
 
 
-# Draws -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("p", [1, 3])
 def test_a_draw_says_what_each_seed_was_made_of(p: int) -> None:
     data, clients = world_of([[9, 9, 2], [9, 9, 4], [8, 8, 5]])
@@ -173,9 +167,6 @@ def test_what_cannot_be_measured() -> None:
         make_seeds(data, clients, XorSeeds(server=3), 0)
     with pytest.raises(FedblendError, match="does not hold 8-bit pixels"):
         make_seeds(numbers(), clients, XorSeeds(), 0)
-
-
-# The command -----------------------------------------------------------------------------------------------
 
 
 FILE = {

@@ -24,8 +24,6 @@ from fedblend.runs.directory import RunDirectory, locked_study
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-# Running --------------------------------------------------------------------------------------------------
-
 STUDY = {
     "methods": ["fedavg", {"name": "fedmix", "label": "ours"}],
     "seeds": [0, 1],
@@ -198,9 +196,6 @@ def test_a_resumed_run_shows_no_round_again():
     assert "status done, round 3 of 3" in words_of(succeeded(here("inspect", "out")).out)
     more = succeeded(here("run", file, "--resume", "--out", "out", "--set", "rounds=4"))
     assert re.findall(r"round \S+", more.err) == ["round 3/4", "round 4/4"]
-
-
-# Looking at runs ------------------------------------------------------------------------------------------
 
 
 def test_compare_shows_every_label_once(study):

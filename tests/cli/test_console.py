@@ -120,9 +120,6 @@ def test_all_other_output_goes_through_the_console():
     assert writers == set(WRITERS)
 
 
-# Output that goes nowhere -----------------------------------------------------------------------------------
-
-
 def _shell(redirections, *words):
     """Run a command with its streams as a shell redirects them."""
     return finish(start_process(["sh", "-c", f'exec "$@" {redirections}', "sh", *command(*words)]))

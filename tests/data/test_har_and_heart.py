@@ -12,8 +12,6 @@ from helpers import each
 
 from fedblend.data.loaders import har, heart
 
-# HAR ------------------------------------------------------------------------------------------------------
-
 
 def walk(windows: int, rng: np.random.Generator) -> np.ndarray:
     """A recording: windows that overlap by half, [windows, 9, 128]."""
@@ -161,8 +159,6 @@ def test_real_har():
     halves = [{half.tobytes() for x in s.x.numpy() for half in (x[:, :64], x[:, 64:])} for s in (data.train, data.test)]
     assert not halves[0] & halves[1], "no half of a window is in training and in test"
 
-
-# Heart disease --------------------------------------------------------------------------------------------
 
 SICK = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,2"
 WELL = "41,0,2,?,0,?,0,172,0,1.4,1,?,?,0"

@@ -21,8 +21,6 @@ from fedblend.core.errors import FedblendError
 from fedblend.data.loaders import mnist, voc
 from fedblend.data.loaders.image_folder import FORMATS, ImageFolder
 
-# Archives --------------------------------------------------------------------------------------------------
-
 X, Y = np.arange(20 * 9, dtype=np.uint8).reshape(20, 3, 3), np.arange(20) % 4
 
 
@@ -105,8 +103,6 @@ def test_names_that_are_no_list_of_text(tmp_path: Path, name: str, array: np.nda
         message_of(tmp_path / "a.npz", words)
 
 
-# Annotations -----------------------------------------------------------------------------------------------
-
 ENTITY = '<!DOCTYPE a [<!ENTITY b "000001">]><annotation><filename>&b;.jpg</filename></annotation>'
 
 
@@ -135,8 +131,6 @@ def test_an_annotation_in_an_unreadable_encoding(tmp_path: Path, encoding: str) 
     with pytest.raises(FedblendError, match="is truncated or no XML"):
         voc.read_objects(tmp_path / "000001.xml", difficult=False)
 
-
-# Pictures --------------------------------------------------------------------------------------------------
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
 
@@ -201,9 +195,6 @@ def test_a_truncated_image(tmp_path: Path, kind: str, damage: Callable[[bytes], 
     change(tmp_path / "a" / "0.png", damage)
     with pytest.raises(FedblendError, match=r"0.png: is damaged or no image"):
         ImageFolder(path=str(tmp_path)).load()
-
-
-# Found by the fuzzer -----------------------------------------------------------------------------------------
 
 
 @each(

@@ -103,9 +103,6 @@ def test_a_client_with_two_spellings_is_scaled_as_one(tmp_path: Path) -> None:
     assert data.train.x.flatten().tolist() == [-1, 1, 0]
 
 
-# Samples in both halves ------------------------------------------------------------------------------------------
-
-
 def samples(x: Any, y: Any, kind: torch.dtype = torch.float32) -> Samples:
     return Samples(torch.tensor(x, dtype=kind), torch.tensor(y))
 
@@ -144,9 +141,6 @@ def test_repeats_are_counted_in_a_warning(repeated: int, tmp_path: Path) -> None
         load("npz", path=tmp_path / "t.npz")
     told = [str(one.message).split(" (")[0] for one in caught]
     assert told == ["data set 't': 1 of 2 test samples are training samples too"] * repeated
-
-
-# All faults of a table -------------------------------------------------------------------------------------------
 
 
 def faulty(path: Path) -> Path:

@@ -351,9 +351,6 @@ def test_codes_are_texts_in_a_prediction_too(tmp_path: Path) -> None:
     assert read_frame(tmp_path / "new.csv", categories=["smoker"]).smoker.tolist() == ["TRUE", "FALSE"]
 
 
-# Signals ---------------------------------------------------------------------------------------------------
-
-
 def sound(path: Path, numbers: Sequence[int] = (0,) * 10, channels: int = 1, rate: int = 8000) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
@@ -392,9 +389,6 @@ def test_sound_of_two_frame_rates_is_refused_also_in_two_halves(tmp_path: Path) 
     assert SignalFolder(str(tmp_path)).load().train.x.shape == (2, 1, 10)
     sound(tmp_path / "test" / "tick" / "b.wav", rate=16000)
     fault("b.wav: has 16000 frames a second, a.wav has 8000; valid: one frame", SignalFolder(str(tmp_path)).load)
-
-
-# PyTorch ---------------------------------------------------------------------------------------------------
 
 
 def client(seed: int, n: int = 20) -> TensorDataset:

@@ -70,9 +70,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# Tokens -----------------------------------------------------------------------------------------------------------
-
-
 def test_ids_are_padded_at_the_end_and_the_mask_reads_them_alone() -> None:
     made = tokens_of(["ab", "abcdef"], LETTERS, 4)
     assert made.tolist() == [[[97, 98, 0, 0], [1, 1, 0, 0]], [[97, 98, 99, 100], [1, 1, 1, 1]]]
@@ -127,8 +124,6 @@ def test_missing_packages_are_named(module: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(FedblendError, match=rf"needs the package {package}|'minilm' needs {package}"):
         tokens_of(["card"], "minilm", 4)
 
-
-# Tables -----------------------------------------------------------------------------------------------------------
 
 MESSAGES = pd.DataFrame(
     {
@@ -210,9 +205,6 @@ def test_cells_of_a_parquet_file_that_are_no_text_are_refused() -> None:
     refused_part(told, **spec(MESSAGES.assign(text=range(8)), "numbers.parquet"))
 
 
-# Embeddings -------------------------------------------------------------------------------------------------------
-
-
 class Rows(nn.Module):
     """Hidden states that are the ids, their squares, and how many the mask reads."""
 
@@ -270,9 +262,6 @@ def test_an_encoder_of_transformers_is_loaded_from_a_folder_without_pickle(folde
     torch.save(net.state_dict(), folder / "bert" / "pytorch_model.bin")
     with pytest.raises(FedblendError, match=r"data.features.model: transformers has no './bert' to load"):
         registry.build("dataset", features_of(options)).load()
-
-
-# Runs -------------------------------------------------------------------------------------------------------------
 
 
 def run(**data: Any) -> fedblend.RunResult:

@@ -47,9 +47,6 @@ def undeclared(data: Dataset) -> Dataset:
     return replace(data, kind="features", train=train, test=test)
 
 
-# Files ------------------------------------------------------------------------------------------------------------
-
-
 @each("dtype", [np.uint8, np.int32, np.uint64])
 def test_ids_are_kept_as_int64_with_and_without_a_mask(tmp_path: Path, dtype: Any) -> None:
     ids = np.arange(60).reshape(10, 6).astype(dtype)
@@ -92,9 +89,6 @@ def test_no_scale_changes_ids() -> None:
     for number in (scale.to_unit, scale.from_unit, scale.diameter, lambda _: scale.ends()):
         with pytest.raises(FedblendError, match="ids of tokens"):
             number(torch.zeros(1, 5))
-
-
-# The trial of the model -------------------------------------------------------------------------------------------
 
 
 @each("half", ["train", "test"])
@@ -141,9 +135,6 @@ def test_the_kind_changes_nothing_for_a_model_that_converts_whole_numbers_as_the
     assert all(torch.equal(ended[1][name], tensor) for name, tensor in ended[0].items())
 
 
-# Methods ----------------------------------------------------------------------------------------------------------
-
-
 ALL = [name for name in presets.presets() if not name.startswith("fedprox+")]
 
 
@@ -180,9 +171,6 @@ def test_statistics_of_features_are_those_of_the_ids_that_were_read() -> None:
 def test_augmentation_of_pictures_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"train.augment: .* needs pictures, but 'tokens' holds tokens"):
         setup(tokens(), model=WORDS, train={"augment": ["horizontal-flip"]})
-
-
-# Engines and models in use ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "mask"), [(WORDS, False), (MASKED, True)])

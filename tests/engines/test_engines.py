@@ -151,7 +151,7 @@ def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: in
     assert difference(stacked.weights, loop.weights) < 1e-5
 
 
-PASSES = ["fedmix", SECOND, "virtual-means", "flea", "moon", "fedntd", "pfedme"]
+PASSES = ["fedmix", "fed-augmix", SECOND, "virtual-means", "flea", "moon", "fedntd", "pfedme"]
 
 
 @pytest.mark.parametrize("method", slow_after_first(PASSES))

@@ -63,9 +63,6 @@ ALL = {
 }
 
 
-# Steps ----------------------------------------------------------------------------------------------------
-
-
 @each("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
 @each("decay", [0.0, 0.1])
 def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], decay: float) -> None:
@@ -158,9 +155,6 @@ def test_the_loop_trains_as_torch_optim_does(optimizer: str) -> None:
     same_up_to_rounding(update.weights, {n: p.detach() for n, p in model.state_dict().items()}, 100)
 
 
-# Engines --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "keeps", "recorder"),
     [
@@ -208,9 +202,6 @@ def test_optimizers_that_only_the_loop_has_are_not_stacked() -> None:
         fedblend.engines.make(made, plan_engine(made, 1, 2))
 
 
-# Accumulation ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("accumulate", [2, 3])
 def test_accumulated_batches_are_one_large_batch(accumulate: int) -> None:
     few = setup(images(40), GROUPS, train={"epochs": 2, "batch_size": 3, "accumulate": accumulate, "momentum": 0.5})
@@ -243,9 +234,6 @@ def test_scaffolds_control_variate_measures_gradients_at_every_rate() -> None:
 def task_of_scaffold(made: Setup) -> TrainTask:
     zeros = {f"terms.0/{n}": torch.zeros_like(t) for n, t in made.weights().items()}
     return replace(task_of(made), server_state=zeros)
-
-
-# Schedules ------------------------------------------------------------------------------------------------
 
 
 def torch_rates(make: Any, steps: int = 20) -> list[float]:
@@ -288,9 +276,6 @@ def test_a_cosine_within_the_round_has_the_clients_own_length() -> None:
     assert train.factors(1) == [0.5]
     assert Train().factors(3) is None
     assert Train(lr=0.1, lr_decay=0.5).lr_in(2) == 0.1 * 0.5**2
-
-
-# State ----------------------------------------------------------------------------------------------------
 
 
 def test_state_is_kept_by_client_and_only_where_asked_for() -> None:
@@ -340,8 +325,6 @@ def test_personal_models_begin_with_no_state() -> None:
         assert kept.optimizer
         assert same(replace(kept, optimizer={}).to_tensors(), other.client_states[client].to_tensors())
 
-
-# Refusals -------------------------------------------------------------------------------------------------
 
 BASE = {"data": "digits", "partition": {"name": "iid", "clients": 10}}
 ON_GRADIENTS = {"name": "noise", "on": "gradients", "scale": 0.1}

@@ -24,9 +24,6 @@ from fedblend.experiment.toml_tables import parse_value, read_toml
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-# Whole messages --------------------------------------------------------------------------------------------
-
-
 def message(text: str) -> str:
     """The message for an experiment file of this content, without the list of valid words at its end."""
     Path("bad.toml").write_text(text, encoding="utf-8")
@@ -147,9 +144,6 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
     others = {"data": '"digits"', "partition": '"iid"', "model": '"mlp"'}
     above = "".join(f"{field} = {value}\n" for field, value in others.items() if field not in given)
     assert message(above + text) == told
-
-
-# Fields ---------------------------------------------------------------------------------------------------
 
 
 @each(
@@ -293,8 +287,6 @@ def test_devices_that_are_not_there(device: str) -> None:
     refused_at_once(run({"device": device}), "device", f"'{device}'", "cpu")
 
 
-# Models ---------------------------------------------------------------------------------------------------
-
 NETS = """
 from torch import nn
 
@@ -363,9 +355,6 @@ def test_image_models_refuse_text_and_features() -> None:
     refused_at_once(run({**text, "partition": {"name": "natural"}}), "'lenet5'", "images", "[80, 80]")
     np.savez("table.npz", x=np.ones((20, 5)), y=np.arange(20) % 2)
     refused_at_once(run({"data": {"name": "npz", "path": "table.npz"}, "model": "lenet5"}), "'lenet5'", "[5]", "'mlp'")
-
-
-# Found by the fuzzer -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [{"a": 1}, ["fedmix"], 3])

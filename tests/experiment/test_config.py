@@ -68,9 +68,6 @@ def preset(name: str) -> Experiment:
     return resolve({**BASE, "method": name, "unsafe": name in UNSAFE})
 
 
-# Round trips -----------------------------------------------------------------------------------------------
-
-
 @each("case", RICH)
 def test_an_experiment_written_to_a_toml_file_reads_back_the_same(case: str, tmp_path: Path) -> None:
     made = resolve({**BASE, **RICH[case]})
@@ -147,9 +144,6 @@ def test_reading_leaves_the_table_as_it_was() -> None:
     assert table == copy
 
 
-# Methods ---------------------------------------------------------------------------------------------------
-
-
 @each(
     "name",
     [n for family in WITH_PROXIMAL for n, (_, spec) in FAMILIES[family].items() if spec.get("upload") != "nothing"],
@@ -198,9 +192,6 @@ def test_expanding_leaves_the_presets_as_they_were() -> None:
     expand({"name": "fedmix", "objective": {"lambda": 0.7}, "sharing": "raw"})
 
     assert repr(presets()) == before
-
-
-# Fields that must agree ------------------------------------------------------------------------------------
 
 
 @each(
@@ -275,9 +266,6 @@ def test_fields_that_do_not_agree_are_told(changes: dict[str, Any], told: str, m
     assert told in str(error.value)
     assert "\n" not in str(error.value)
     assert isinstance(resolve({**BASE, **changes, **mended}), Experiment)
-
-
-# Files and the command line --------------------------------------------------------------------------------
 
 
 def test_a_file_with_a_byte_order_mark_is_read_and_one_in_utf_16_is_told_so(tmp_path: Path) -> None:

@@ -178,9 +178,6 @@ def test_top_level_fields_below_a_table_are_refused() -> None:
         expand(tomllib.loads(wrong))
 
 
-# The command ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -26,6 +26,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import read_lines
 from fedblend.core.random import stream
 from fedblend.core.registry import build
+from fedblend.core.sharing import Pool
 from fedblend.experiment import presets
 from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower.app.blending import BlendedLoss, add_sharing, blend_mod, blended_loss
@@ -117,9 +118,6 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     same_up_to_rounding(one, other, steps=100)
 
 
-# What clients minimise ----------------------------------------------------------------------------------------
-
-
 def test_fedavg_equals_the_wrapped_strategy_alone() -> None:
     close(start("fedavg", grid_of()), by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y)))
 
@@ -200,9 +198,6 @@ def test_own_means_are_excluded_and_without_others_the_loss_is_plain() -> None:
         start(method, grid_of(1), inner=alone),
         by_hand(2, lambda model, begin, x, y, *_: F.cross_entropy(model(x), y), clients=1),
     )
-
-
-# What travels -------------------------------------------------------------------------------------------------
 
 
 def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategys_message() -> None:
@@ -322,22 +317,31 @@ def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Pat
         assert "shares no other" in asked(single).error.reason
 
 
-def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
+def pool_with(sent: dict[int, dict[str, torch.Tensor]], stated: Any = 9, method: Any = "fedmix") -> Pool:
+    """The pool of a strategy, where some clients send these tensors in place of their means."""
     grid = grid_of()
 
     def spoil(client: int, message: Message, reply: Message) -> Message:
-        if client != 2 and message.metadata.message_type.startswith("query"):
-            shape = (1, 5) if client == 0 else (1, 4)
-            bad = {"x": torch.full(shape, float("nan") if client == 0 else 0.0), "y": torch.zeros(1, 3)}
-            reply.content["fedblend-tensors"] = ArrayRecord(bad)
-        return reply
+        if client not in sent or not message.metadata.message_type.startswith("query"):
+            return reply
+        return Message(attach(RecordDict(), {"samples": stated}, ArrayRecord(sent[client])), reply_to=message)
 
     grid.spoil = spoil
-    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
-    assert len(strategy.pool) == 1
+    return strategy.pool
+
+
+def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
+    pool = pool_with(
+        {
+            0: {"x": torch.full((1, 5), torch.nan), "y": torch.zeros(1, 3)},
+            1: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 3)},
+        }
+    )
+    assert len(pool) == 1
     x, _ = samples(type("C", (), {"node_config": {"partition-id": 2}}))
-    torch.testing.assert_close(strategy.pool.tensors["x"][0], x.mean(0))
+    torch.testing.assert_close(pool.tensors["x"][0], x.mean(0))
     with pytest.raises(FedblendError, match="no node shares anything: too few samples"):
         start("fedmix", grid_of(), min_mean=100)
 
@@ -347,26 +351,14 @@ def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
     [
         (torch.zeros(1, 4).expand(300_000, 4), 9, "it sent 300,000 entries, and its 9 samples make 4 at most"),
         (torch.tensor(0.0), 9, "it sent no entries"),
-        (torch.zeros(1, 4), None, "it states no valid number of its samples"),
-        (torch.zeros(1, 4), True, "it states no valid number of its samples"),
-        (torch.zeros(1, 4), 10**9, "it states no valid number of its samples"),
+        *((torch.zeros(1, 4), stated, "it states no valid number of its samples") for stated in (None, True, 10**9)),
     ],
 )
 def test_a_strategy_refuses_more_entries_than_a_sites_samples_make(
     x: torch.Tensor, stated: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid = grid_of()
-
-    def spoil(client: int, message: Message, reply: Message) -> Message:
-        if client == 1 and message.metadata.message_type.startswith("query"):
-            bad = {"x": x.contiguous(), "y": torch.zeros(len(x) if x.dim() else 1, 3)}
-            return Message(attach(RecordDict(), {"samples": stated}, ArrayRecord(bad)), reply_to=message)
-        return reply
-
-    grid.spoil = spoil
-    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
-    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
-    assert strategy.pool.owner.tolist() == [0, 1]
+    bad = {"x": x.contiguous(), "y": torch.zeros(len(x) if x.dim() else 1, 3)}
+    assert pool_with({1: bad}, stated).owner.tolist() == [0, 1]
     assert why in caplog.text
 
 
@@ -374,24 +366,11 @@ def test_a_strategy_refuses_more_entries_than_a_sites_samples_make(
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_a_strategy_bounds_shared_entries(method: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Targets always; inputs with a multiplier, which needs inputs in the range that `mean` and `std` give."""
-    grid = grid_of()
-
-    def spoil(client: int, message: Message, reply: Message) -> Message:
-        if client == 1 and message.metadata.message_type.startswith("query"):
-            bad = {"x": torch.zeros(1, 5), "y": torch.full((1, 3), 1 / 3)}
-            bad[name] = torch.full_like(bad[name], -1e30)
-            return Message(attach(RecordDict(), {"samples": 6}, ArrayRecord(bad)), reply_to=message)
-        return reply
-
-    grid.spoil = spoil
-    strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS)
-    strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
+    bad = {"x": torch.zeros(1, 5), "y": torch.full((1, 3), 1 / 3)}
+    bad[name] = torch.full_like(bad[name], -1e30)
     refused = name == "y" or method != "fedmix"
-    assert len(strategy.pool) == 3 - refused
+    assert len(pool_with({1: bad}, 6, method)) == 3 - refused
     assert (f"it sent means '{name}' with a number beyond the bounds" in caplog.text) == refused
-
-
-# At the server ------------------------------------------------------------------------------------------------
 
 
 def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
@@ -453,8 +432,6 @@ def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
             weights = {n: p.detach() - 0.5 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
     close(result.arrays.to_torch_state_dict(), weights)
 
-
-# What fits, and what does not ------------------------------------------------------------------------------------
 
 MOMENTS = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
@@ -548,22 +525,10 @@ def test_an_unsupported_method_is_refused_with_the_reason(method: Any, expected:
         Strategy(FedAvg(), method, INPUTS, model=network(), lr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"method": "aggenhance"}, "needs the network and a learning rate"),
-        ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
-        ({"method": "fedadam"}, r"'fedadam' needs the network: give Strategy\(\.\.\., model=\.\.\.\)$"),
-    ],
-)
-def test_missing_arguments_of_a_strategy_are_errors(options: dict[str, Any], expected: str) -> None:
-    with pytest.raises(FedblendError, match=expected):
-        Strategy(FedAvg(), options.pop("method"), INPUTS, **options)
-
-
 @each(
     ("field", "value", "told"),
     [
+        ("inner", FedAvg, f"{FedAvg} is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
         ("inner", "fedavg", "'fedavg' is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
         ("inputs", (5,), "(5,) is not valid: Inputs(shape=..., outputs=...)"),
         ("model", "net", "'net' is not valid: a torch.nn.Module such as Net(), or None"),
@@ -585,21 +550,28 @@ def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any
     assert str(error.value) == f"Strategy: {field}: {told}"
 
 
-def test_a_strategys_class_is_no_strategy() -> None:
-    with pytest.raises(FedblendError, match=r"^Strategy: inner: <class '.*FedAvg'> is not valid: a strategy of Flower"):
-        Strategy(FedAvg, "fedmix", INPUTS)  # type: ignore[arg-type]
+NET = {"method": "aggenhance", "model": network(), "lr": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "given"),
+@each(
+    ("options", "expected"),
     [
-        (Inputs(shape=(6,), outputs=3), "inputs of shape [1, 6] give an error: mat1 and mat2 shapes cannot"),
-        (Inputs(shape=(5,), outputs=4), "inputs of shape [1, 5] give [1, 3]; valid: a network whose outputs are of"),
+        ({"method": "aggenhance"}, "needs the network and a learning rate"),
+        ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
+        ({"method": "fedadam"}, r"'fedadam' needs the network: give Strategy\(\.\.\., model=\.\.\.\)$"),
+        (
+            {**NET, "inputs": Inputs(shape=(6,), outputs=3)},
+            r"^Strategy: model: inputs of shape \[1, 6\] give an error: mat1 and mat2 shapes cannot",
+        ),
+        (
+            {**NET, "inputs": Inputs(shape=(5,), outputs=4)},
+            r"^Strategy: model: inputs of shape \[1, 5\] give \[1, 3\]; valid: a network whose outputs are of",
+        ),
     ],
 )
-def test_a_network_that_does_not_fit_the_inputs_is_one_message(inputs: Inputs, given: str) -> None:
-    with pytest.raises(FedblendError, match=f"^Strategy: model: {re.escape(given)}"):
-        Strategy(FedAvg(), "aggenhance", inputs, model=network(), lr=0.1)
+def test_a_network_and_arguments_that_do_not_fit_the_method_are_one_message(options: Any, expected: str) -> None:
+    with pytest.raises(FedblendError, match=expected):
+        Strategy(**{"inner": FedAvg(), "inputs": INPUTS, **options})
 
 
 def test_the_users_network_keeps_its_mode() -> None:
@@ -647,9 +619,6 @@ def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:
 def test_a_loss_without_a_strategy_is_an_error() -> None:
     with pytest.raises(FedblendError, match=r"no message of a fedblend\.flower\.Strategy"):
         blended_loss(Context(1, 2, {}, RecordDict(), {}), network(), INPUTS)
-
-
-# The example -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

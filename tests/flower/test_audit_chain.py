@@ -215,9 +215,6 @@ def test_a_counter_that_is_damaged_is_to_be_restored(tmp_path: Path) -> None:
         log.rounds_trained()
 
 
-# Answers without a payload -----------------------------------------------------------------------------------------
-
-
 class Classes(OwnSite):
     """A site with classes of 23, 31 and 26 samples."""
 
@@ -256,9 +253,6 @@ def test_equal_means_of_another_request_count(tmp_path: Path) -> None:
     site = Classes(tmp_path)
     assert site.entries("means", 60, 1) == 3
     assert all("has shared 1 payload" in site.entries("means", size, size) for size in (61, 31, 30))
-
-
-# Files and the site's check --------------------------------------------------------------------------------------
 
 
 def test_a_lock_is_its_owners_alone_and_its_holder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

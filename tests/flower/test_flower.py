@@ -74,9 +74,6 @@ def test_a_client_takes_part_again_with_a_personal_model_that_is_made_after_trai
     is_loops(finished, asked)
 
 
-# A site's side ---------------------------------------------------------------------------------------------
-
-
 def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
     grid = Nodes(site_files(tmp_path, 4))
     federate(grid, experiment("fedmix", train=ALL), tmp_path / "run")

@@ -353,8 +353,6 @@ def test_lost_client_weights_are_an_error(tmp_path: Path) -> None:
         run(nodes(), asked.model_copy(update={"rounds": 2}), tmp_path, QUICK)
 
 
-# What only a site keeps ----------------------------------------------------------------------------------------
-
 KEEPERS: dict[str, dict[str, Any]] = {
     "scaffold": {"method": "scaffold"},
     "fedper": {"method": "fedper", "holdout": 0.2},

@@ -252,9 +252,6 @@ def test_uncounted_bytes_do_not_grow_with_the_model() -> None:
         assert abs((other[0] - other[1]) - (one[0] - one[1])) < 40
 
 
-# Requests ---------------------------------------------------------------------------------------------------
-
-
 IID = {"partition": {"name": "iid", "clients": 4}}
 """Every site holds every label."""
 

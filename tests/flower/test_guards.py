@@ -48,10 +48,9 @@ from fedblend.methods.sharing.means import SharedMeans
 from fedblend.methods.sharing.secure_means import SecureMeans
 from fedblend.runs.directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("no_waits")
+
 ASKED = {"request": None}
-
-
-# At a site ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["by its memory", "by its audit log"])
@@ -144,9 +143,6 @@ def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: P
             append_line(path, {"d": 4})
             assert path.read_text() == before + '{"c": 3}\n{"d": 4}\n'
             assert read_lines(path)[-2:] == [{"c": 3}, {"d": 4}]
-
-
-# At the server --------------------------------------------------------------------------------------------------
 
 
 def npy(header: str, data: bytes = b"") -> bytes:
@@ -333,7 +329,7 @@ def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: 
     assert sites_module.states_its_samples(fields, plain) == (stated in ((1, 0, 0), (100, 0, 0)))
 
 
-@pytest.mark.parametrize("by", ["samples", "clients"])
+@pytest.mark.parametrize("by", slow_after_first(["samples", "clients"]))
 def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samples(by: str, tmp_path: Path) -> None:
     asked = one_round({"name": "fedavg", "aggregator": {"name": "mean", "by": by}}, fraction=1.0)
     uploads: list[dict[str, torch.Tensor]] = []
@@ -374,9 +370,6 @@ def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
     ):
         (reason,) = refusals(run(spoiling(1, "train", change), one_round(), tmp_path / name, QUICK)).values()
         assert (len(reason) < 400, reason.isprintable()) == (True, True)
-
-
-# Found by the fuzzer --------------------------------------------------------------------------------------------
 
 
 def answer_to(changes: Any = lambda tensors: tensors, method: str = "fedavg", **fields: Any) -> str:

@@ -60,9 +60,6 @@ BEGIN = {"begin": torch.full((10, 1, 16, 16), 0.5)}
 POINTS = {"points": torch.full((3, 10, 1, 16, 16), 0.5)}
 
 
-# Answers ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_site_answers_each_question_once_for_each_model_that_it_sent(tmp_path: Path) -> None:
     site = OwnSite(tmp_path).connect()
     asked = asking(site)
@@ -149,9 +146,6 @@ def test_answers_tell_of_the_model_of_a_linear_model_all(tmp_path: Path) -> None
     moved = ((BEGIN["begin"] - answer) / 0.5).flatten(1).double()
     differences = moved - moved[:1]
     torch.testing.assert_close(differences, weight[:1] - weight, rtol=0, atol=1e-5)
-
-
-# Mean outputs ----------------------------------------------------------------------------------------------------
 
 
 def test_mean_outputs_of_few_samples_are_zeros(tmp_path: Path) -> None:
@@ -423,9 +417,6 @@ def test_mean_outputs_of_two_batch_sizes_reveal_the_outputs_of_one_sample(tmp_pa
     assert float(found.sort().values[1]) > 1e-3
 
 
-# Scores ----------------------------------------------------------------------------------------------------------
-
-
 def test_two_sets_of_held_out_samples_do_not_tell_of_a_few(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
 
@@ -467,9 +458,6 @@ def test_scores_before_and_after_a_label_is_corrected_do_not_tell_of_its_sample(
     assert all("the difference would tell of fewer than 20 samples (min_mean in its file)" in one for one in faults)
     # With all labels changed the sets have no sample in common.
     assert score((y + 1) % 10)["samples"] == 40
-
-
-# Messages --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["train", "query.share", "evaluate", "query.ask", "query.keys"])
@@ -560,9 +548,6 @@ def test_a_model_that_begins_at_a_site_is_neither_trained_for_a_masked_sum_nor_p
     assert "it did not receive the round's model" in fields["fault"]
     assert [line["refused"] for line in site.log()] == [fields["fault"]]
     assert not (tmp_path / "audit.state").exists()
-
-
-# Masked sums -----------------------------------------------------------------------------------------------------
 
 
 def test_a_masked_sum_takes_no_method_whose_clients_keep_what_their_models_depend_on(tmp_path: Path) -> None:
@@ -705,9 +690,6 @@ def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path
     for fewest, run_id, down in ((3, 2, set()), (4, 3, {3})):
         with pytest.raises(FedblendError):
             begin(fewest, run_id, down)
-
-
-# Apps of your own ------------------------------------------------------------------------------------------------
 
 
 def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_path: Path) -> None:

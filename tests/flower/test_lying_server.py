@@ -29,7 +29,7 @@ from flower_helpers import (
     weights_of,
 )
 from flower_sites import OwnSite, audit, site_files, sites_of, task_of
-from helpers import each
+from helpers import each, slow_after_first
 
 from fedblend.cli.federation import run_trial, write_app_folder
 from fedblend.core import files
@@ -64,9 +64,6 @@ def rank(tables: list[torch.Tensor]) -> int:
     return int(np.linalg.matrix_rank(torch.cat(tables).flatten(1).double().numpy(), tol=1e-4))
 
 
-# Shared means ----------------------------------------------------------------------------------------------------
-
-
 def requests(site: OwnSite, kind: str) -> list[tuple[Experiment, int, int]]:
     """Thirty experiments, each with the round and the run in which the server requests means."""
     if kind == "rounds":
@@ -84,11 +81,16 @@ def requests(site: OwnSite, kind: str) -> list[tuple[Experiment, int, int]]:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [
-        ("rounds", "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"),
-        ("runs", None),
-        ("groups, scales and noise", "this site has shared 1 payload of its samples in all runs, and shares no other"),
-    ],
+    slow_after_first(
+        [
+            ("rounds", "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"),
+            ("runs", None),
+            (
+                "groups, scales and noise",
+                "this site has shared 1 payload of its samples in all runs, and shares no other",
+            ),
+        ]
+    ),
 )
 def test_means_requested_thirty_times_have_the_rank_of_one_sharing(kind: str, why: Any, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
@@ -244,9 +246,6 @@ def test_a_site_shares_in_the_rounds_of_the_experiment(method: Any, changes: Any
                 limits.check_schedule(asked, round)
 
 
-# Fields of simulations -------------------------------------------------------------------------------------------
-
-
 def test_every_field_of_an_experiment_is_classified() -> None:
     fields = {name for name in Experiment.model_fields if name not in TABLES or name in limits.SIMULATION_ONLY}
     for table, model in TABLES.items():
@@ -317,9 +316,6 @@ def test_an_app_with_fields_of_simulations_is_not_written(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-# The training loss -----------------------------------------------------------------------------------------------
-
-
 def test_the_training_loss_leaves_only_beside_models_in_clear_and_is_in_the_audit_log(tmp_path: Path) -> None:
     clear = OwnSite(tmp_path / "clear")
     told, _ = clear.trained(clear.experiment(method="fedavg"))
@@ -369,9 +365,6 @@ def test_the_server_goes_on_without_training_losses(aggregator: str, tmp_path: P
     assert ("train_loss" in record) == (not masked)
 
 
-# Noise -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_site_file_demands_a_least_noise(tmp_path: Path) -> None:
     cases: list[tuple[Any, Any, str]] = [
         ({}, {}, "protection: uploads leave the clients as they are"),
@@ -392,9 +385,6 @@ def test_a_site_file_demands_a_least_noise(tmp_path: Path) -> None:
     assert "method.sharing: means get no noise" in site.shared(site.experiment())
     assert "method.sharing: 0.636396" in site.shared(site.experiment({"multiplier": 0.9}))
     assert len(site.shared(site.experiment({"multiplier": 1.0}))) == 4
-
-
-# What a server can still do (docs/security.md) -------------------------------------------------------------------
 
 
 def test_a_model_after_one_step_on_one_sample_is_that_samples_gradient(tmp_path: Path) -> None:
@@ -444,9 +434,6 @@ def test_without_peers_a_site_accepts_the_servers_keys() -> None:
     keys = {f"0/{name}": tensor for name, tensor in masked_site.make_keys(here, told, {})[1].items()}
     keys |= {f"{c}/{n}": masks.bytes_to_tensor(masks.new_key_pair()[1]) for c in (1, 2) for n in ("mask", "box")}
     assert set(masked_site.make_shares(here, told, keys)[1]) == {"1", "2", "commit", "digests"}
-
-
-# At once ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "at_work"), [("train", "protected"), ("query.share", "shared")])
@@ -537,9 +524,6 @@ def test_a_site_that_cannot_write_is_not_told_to_resume_a_run(tmp_path: Path, mo
     (tmp_path / "audit.jsonl.lock").mkdir()
     told = "(a path): cannot be written: Is a directory; keep the audit log where this site's user can write"
     assert site.trained(site.experiment(method="fedavg")) == ({"fault": told}, {})
-
-
-# What the server says of the data ---------------------------------------------------------------------------------
 
 
 def test_a_mean_is_not_of_the_sample_beyond_the_servers_bounds_alone(tmp_path: Path) -> None:

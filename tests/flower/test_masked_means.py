@@ -11,7 +11,7 @@ import pytest
 import torch
 from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
-from helpers import same
+from helpers import same, slow_except
 from sharing_helpers import server_side
 from test_masked_sum import drop
 
@@ -102,7 +102,7 @@ def test_masked_sums_of_features_equal_the_loops_to_the_last_bit(tmp_path: Path)
 STAGES = ["query.keys", "query.shares", "query.share", "query.unmask"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", slow_except(["query.share"], STAGES))
 def test_a_dropped_site_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     one = asked()
     small, large = groups(one)
@@ -182,6 +182,7 @@ def test_a_site_can_allow_only_masked_means(tmp_path: Path) -> None:
     assert "lets no keys out" in audit(tmp_path, large[3])[0]["refused"]
 
 
+@pytest.mark.slow
 def test_a_site_with_too_few_samples_is_in_no_sum(tmp_path: Path) -> None:
     one = asked()
     _, large = groups(one)

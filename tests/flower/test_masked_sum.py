@@ -44,9 +44,6 @@ def summands(one: Any, clients: list[int], cohort: list[int]) -> dict[int, torch
     }
 
 
-# The sum of whole numbers --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_change_in_steps_of_range_and_share() -> None:
     kind = SecureMean(range=8.0)
@@ -102,9 +99,6 @@ def test_unsupported_methods_are_refused() -> None:
             experiment(method)
 
 
-# Masks ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_mask_is_the_key_stream_of_aes_256_in_counter_mode() -> None:
     key = bytes(range(32))
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
@@ -126,9 +120,6 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
     assert {masks.join_shares(list(some)) for some in itertools.combinations(shares, 3)} == {b"secret"}
     assert masks.public_key_of(a) == to_a
     assert [masks.is_public_key(key) for key in (to_a, b"", a, b"no key")] == [True, False, False, False]
-
-
-# Over Flower ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", slow_except(["fedavg"], ["fedavg", "aggenhance-secure"]))
@@ -220,28 +211,16 @@ def test_too_few_sites_have_no_sum(when: dict[int, str], expected: str, tmp_path
 
 
 def test_a_wrong_vector_and_wrong_keys_are_refused(tmp_path: Path) -> None:
-    short = run(
-        nodes().changing("train", {2}, lambda t: {"masked": t["masked"][:-1]}),
-        asked(),
-        tmp_path / "a",
-        FederationLimits(deadline=2),
-    )
-    (refused,) = short.directory.metrics()[1]["refused"]
-    assert (refused["client"], "is of shape" in refused["reason"]) == (2, True)
-    keys = run(
-        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["box"][:9]}),
-        asked(),
-        tmp_path / "b",
-        FederationLimits(deadline=2),
-    )
-    assert keys.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "it sent no keys"}]
-    twice = run(
-        nodes().changing("query.keys", {2}, lambda t: {**t, "box": t["mask"]}),
-        asked(),
-        tmp_path / "c",
-        FederationLimits(deadline=2),
-    )
-    assert twice.directory.metrics()[1]["refused"] == [{"client": 2, "reason": "its keys are not its own two"}]
+    for number, (kind, change, reason) in enumerate(
+        (
+            ("train", lambda t: {"masked": t["masked"][:-1]}, "is of shape"),
+            ("query.keys", lambda t: {**t, "box": t["box"][:9]}, "it sent no keys"),
+            ("query.keys", lambda t: {**t, "box": t["mask"]}, "its keys are not its own two"),
+        )
+    ):
+        made = run(nodes().changing(kind, {2}, change), asked(), tmp_path / str(number), FederationLimits(deadline=2))
+        (refused,) = made.directory.metrics()[1]["refused"]
+        assert (refused["client"], reason in refused["reason"]) == (2, True), reason
 
 
 @pytest.mark.parametrize(

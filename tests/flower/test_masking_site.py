@@ -34,6 +34,8 @@ from fedblend.methods.aggregators.secure import SecureMean, Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
+Tensors = dict[str, torch.Tensor]
+
 
 class Round:
     """The sites of one round, with one method for each stage of the protocol."""
@@ -70,26 +72,49 @@ class Round:
         with at_site.masking(here, "models", told, sealed) as taken:
             return at_site.masked_update(here, aggregator, self.upload, self.start, told, taken, beside)["masked"]
 
-    def sum(self, **otherwise: Any) -> torch.Tensor:
-        """The server's sum of sites 0 to 2 without site 3; site 1 receives a different context."""
-        keys = self.keys()
-        shares = self.shares(keys)
-        told = {1: otherwise}
-        vectors = {c: self.masked(c, self.sealed(shares, c), **told.get(c, {})) for c in (0, 1, 2)}
-
-        class Asked:
-            excluded = MappingProxyType({})
-
-            def exchange(_, kind: str, round: int, orders: Any) -> Any:
-                said = {c: at_site.reveal_shares(self.here[c], order.fields, {})[1] for c, order in orders.items()}
-                return {c: Reply({}, tensors) for c, tensors in said.items()}
-
+    def sum(
+        self,
+        keys: Tensors,
+        shares: dict[int, Tensors],
+        sites: Any,
+        present: Any = range(4),
+        told: Any = MappingProxyType({}),
+    ) -> torch.Tensor:
+        """The server's sum of the sites that are ``present``, of which some may be told another context."""
+        vectors = {c: self.masked(c, self.sealed(shares, c), **told.get(c, {})) for c in present}
         public = {c: {n: masks.tensor_to_bytes(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
         commits = {c: masks.tensor_to_bytes(table["commit"]) for c, table in shares.items()}
-        about = masks.sum_digest(self.told, 0, self.start, self.told["total"])
         digests = {c: digests_in(table["digests"]) for c, table in shares.items()}
+        about = masks.sum_digest(self.told, 0, self.start, self.told["total"])
         sealed = {c: {} for c in range(4)}
-        return MaskedSum(Asked(), 0, 3, public, sealed, commits, digests, context=about).sum(vectors)
+        return MaskedSum(sites, 0, 3, public, sealed, commits, digests, context=about).sum(vectors)
+
+    def expected(self, present: Any = range(4)) -> torch.Tensor:
+        """The plain sum of their encoded models."""
+        shares = [self.here[c].size / self.told["total"] for c in present]
+        return torch.stack([SecureMean().encoded(self.upload, self.start, share) for share in shares]).sum(0).int()
+
+
+def dealt() -> tuple[Round, Tensors, dict[int, Tensors]]:
+    """A round in which all sites have sent their keys and shares."""
+    one = Round()
+    keys = one.keys()
+    return one, keys, one.shares(keys)
+
+
+class Replying:
+    """The sites of a round, all of which reply; ``reveal`` may change their shares."""
+
+    def __init__(self, one: Round, reveal: Any = lambda client, tensors: tensors) -> None:
+        self.one, self.reveal = one, reveal
+        self.excluded: dict[int, str] = {}
+
+    def exclude(self, client: int, why: str) -> None:
+        self.excluded[client] = why
+
+    def exchange(self, kind: str, round: int, orders: Any) -> Any:
+        said = {c: at_site.reveal_shares(self.one.here[c], order.fields, {})[1] for c, order in orders.items()}
+        return {c: Reply({}, self.reveal(c, tensors)) for c, tensors in said.items()}
 
 
 def digests_in(tensor: torch.Tensor) -> dict[tuple[int, str], bytes]:
@@ -99,8 +124,7 @@ def digests_in(tensor: torch.Tensor) -> dict[tuple[int, str], bytes]:
 
 
 def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
-    one = Round()
-    shares = one.shares(one.keys())
+    one, _, shares = dealt()
     first = one.masked(0, one.sealed(shares, 0))
     with pytest.raises(FedblendError, match="the masks of round 1 are not at this stage"):
         one.masked(0, one.sealed(shares, 0))
@@ -117,8 +141,7 @@ def test_a_site_masks_one_model_and_reveals_shares_once() -> None:
 
 
 def test_a_site_reveals_no_shares_of_another_sum() -> None:
-    one = Round()
-    shares = one.shares(one.keys())
+    one, _, shares = dealt()
     one.masked(0, one.sealed(shares, 0))
     for there, gone in (([0, 1, 2], [2, 3]), ([0, 1, 2], []), ([1, 2, 3], [0]), ([0, 1, 2, 3], [4])):
         with pytest.raises(RefusedByPolicy, match="for which the site has no masks"):
@@ -148,8 +171,7 @@ def test_a_site_checks_keys_and_the_size_of_the_sum() -> None:
 
 
 def test_shares_changed_in_transit_are_left_out() -> None:
-    one = Round()
-    shares = one.shares(one.keys())
+    one, _, shares = dealt()
     sealed = one.sealed(shares, 0)
     sealed["sealed/2"] = sealed["sealed/2"].flip(0)
     one.masked(0, sealed)
@@ -170,10 +192,8 @@ def test_a_site_can_allow_only_masked_models(tmp_path: Path) -> None:
 
 
 def test_the_server_removes_the_masks_of_dropped_sites() -> None:
-    one = Round()
-    shares = [one.here[c].size / one.told["total"] for c in (0, 1, 2)]
-    encoded = [SecureMean().encoded(one.upload, one.start, share) for share in shares]
-    assert torch.equal(one.sum(), sum(encoded[1:], encoded[0]))
+    one, keys, shares = dealt()
+    assert torch.equal(one.sum(keys, shares, Replying(one), (0, 1, 2)), one.expected((0, 1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -186,16 +206,15 @@ def test_the_server_removes_the_masks_of_dropped_sites() -> None:
     ],
 )
 def test_a_server_that_sends_sites_different_contexts_gets_noise(told: dict[str, Any]) -> None:
-    one = Round()
-    numbers = one.sum(**told)
+    one, keys, shares = dealt()
+    numbers = one.sum(keys, shares, Replying(one), (0, 1, 2), {1: told})
     # Noise: the standard deviation is that of uniform numbers of 32 bits.
     assert float((numbers.double() / 2**32).std()) == pytest.approx(12**-0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("total", [0, 1, None])
 def test_a_site_checks_the_total_weight_of_the_sum(total: Any) -> None:
-    one = Round()
-    shares = one.shares(one.keys())
+    one, _, shares = dealt()
     with pytest.raises(FedblendError, match=r"the total weight .* of the sum is not valid"):
         one.masked(0, one.sealed(shares, 0), total=total)
 
@@ -243,9 +262,6 @@ def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_c
         masks.sum_digest(told, 3),
     ]
     assert len({one, *others}) == 6
-
-
-# Signed keys -----------------------------------------------------------------------------------------------------
 
 
 def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from flower_helpers import ALL, FORMS, NOISE, QUICK, Nodes, experiment, nodes, weights_of
 from flower_sites import OwnSite
 from flwr.app import Message
+from helpers import slow_except
 from test_flower_methods import quick
 from test_lying_queries import KINDS as BY_LABEL
 
@@ -115,9 +116,6 @@ def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_ser
     assert len([line for line in site.log() if "refused" not in line and not line.get("begun")]) == 1
 
 
-# Kinds of payload -----------------------------------------------------------------------------------------------
-
-
 def test_no_kind_that_the_servers_model_makes_leaves_by_default() -> None:
     assert set(SAFE).isdisjoint(k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.entries == "sample")
     assert set(KINDS) - set(site_of_node({}).allow) == {k.name for k in PAYLOAD_KINDS.values() if k.through_model}
@@ -135,7 +133,7 @@ THROUGH_MODEL = {
 }
 
 
-@pytest.mark.parametrize("kind", THROUGH_MODEL)
+@pytest.mark.parametrize("kind", slow_except(["hidden-means", "prototypes"], THROUGH_MODEL))
 def test_what_the_servers_model_makes_of_samples_needs_a_word(kind: str, tmp_path: Path) -> None:
     method, told = THROUGH_MODEL[kind]
     asked = quick(method, rounds=1)

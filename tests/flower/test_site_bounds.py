@@ -13,7 +13,7 @@ import torch
 from cli_helpers import here, refused, succeeded
 from flower_helpers import ALL, LINEAR, NOISE, TOLD, weights_of
 from flower_sites import OwnSite
-from helpers import each, slow_except
+from helpers import each
 from models_helpers import SMALL, built
 from test_lying_queries import DEEP
 from torch import nn
@@ -41,9 +41,6 @@ def trained(site: OwnSite, asked: Experiment, weights: Tensors, round: int = 0) 
     """Why a site does not train these weights, or nothing."""
     fields, tensors = site.trained(asked, weights=weights, round=round)
     return "" if tensors else fields["fault"]
-
-
-# The server's weights --------------------------------------------------------------------------------------------
 
 
 def imprinting(weights: Tensors, name: str, factor: float = 1.0) -> dict[str, torch.Tensor]:
@@ -146,9 +143,6 @@ def test_weights_that_strong_weight_decay_makes_parallel_are_trained_on(monkeypa
         check_model(model.state_dict())
 
 
-# The agreed experiment -------------------------------------------------------------------------------------------
-
-
 def test_a_site_takes_part_in_the_agreed_experiment_only(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     asked = asked_of(site)
@@ -224,8 +218,6 @@ def test_a_check_prints_the_digest_of_an_experiment_and_refuses_another_one(tmp_
     refused(here(*check), "agreed")
 
 
-# Endless work ----------------------------------------------------------------------------------------------------
-
 ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "4e12 numbers": (
         {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
@@ -250,7 +242,8 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_except(["train"], ["query.hello", "query.share", "train"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["query.hello", "query.share", "train"])
 def test_a_site_refuses_endless_work(kind: str, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     site.x = site.x[:, 0]  # a shape that each of the models takes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import here, succeeded
-from flower_helpers import Nodes, experiment, fields_only
+from flower_helpers import ALL, Nodes, experiment, fields_only, nodes
 from flower_sites import OwnSite
 from flwr.app import Message
 
@@ -18,8 +18,6 @@ from fedblend.flower.credentials import make_site_key
 from fedblend.flower.messages import VERSION, unpack
 from fedblend.flower.server import SiteNames, log, names_of, peers_of, run
 from fedblend.flower.sites import PEERS
-from fedblend.report.page import page
-from fedblend.report.sections import dataset_sections
 from fedblend.runs.groups import read
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -58,9 +56,21 @@ def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path:
     assert finished.directory.facts()["partition"]["sites"] == list(NAMES)
     missing = "client 2 (west) in 1 of 1 rounds (its site is not connected)"
     assert read(finished.directory).missing_uploads == missing
+
+
+@pytest.mark.slow
+def test_tables_and_pages_name_the_sites_whose_uploads_are_missing(tmp_path: Path) -> None:
+    from fedblend.report.page import page
+    from fedblend.report.sections import dataset_sections
+
+    grid = nodes(3)
+    grid.down = {2}
+    asked = experiment(partition={"name": "iid", "clients": 3}, train=ALL | {"cohort": 3}, rounds=1)
+    directory = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4)).directory
+    missing = "client 2 in 1 of 1 rounds (its site is not connected)"
     for command in ("inspect", "compare"):
-        assert missing in " ".join(succeeded(here(command, finished.directory.path)).out.split())
-    assert missing in page(dataset_sections([finished.directory]))
+        assert missing in " ".join(succeeded(here(command, directory.path)).out.split())
+    assert missing in page(dataset_sections([directory]))
 
 
 def test_sites_and_server_of_two_versions_tell_so_in_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from flower_helpers import ALL, Nodes, federate, nodes
 from flwr.app import Message
-from helpers import slow_except
 from test_masked_sum import asked, summands
-from test_masking_site import Round, digests_in
+from test_masking_site import Replying, Round, Tensors, dealt
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.make_setup import make_setup
@@ -20,15 +19,13 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum
+from fedblend.flower.secure_aggregation.masked_sum import NoSum
 from fedblend.flower.server import run
-from fedblend.flower.sites import Reply
-from fedblend.methods.aggregators.secure import SecureMean, Total
+from fedblend.methods.aggregators.secure import Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
-Shares = dict[int, dict[str, torch.Tensor]]
-Reveal = Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+Reveal = Callable[[int, Tensors], Tensors]
 
 
 def flipped(share: torch.Tensor) -> torch.Tensor:
@@ -36,77 +33,42 @@ def flipped(share: torch.Tensor) -> torch.Tensor:
     return torch.cat([share[:4], share[4:] ^ 255])
 
 
-class Told:
-    """The sites of a round of four, all of which reply; ``reveal`` may change their shares."""
-
-    def __init__(self, one: Round, reveal: Reveal) -> None:
-        self.one, self.reveal = one, reveal
-        self.excluded: dict[int, str] = {}
-
-    def exclude(self, client: int, why: str) -> None:
-        self.excluded[client] = why
-
-    def exchange(self, kind: str, round: int, orders: Any) -> Any:
-        said = {c: at_site.reveal_shares(self.one.here[c], order.fields, {})[1] for c, order in orders.items()}
-        return {c: Reply({}, self.reveal(c, tensors)) for c, tensors in said.items()}
-
-
-def the_sum(
-    one: Round, keys: dict[str, torch.Tensor], shares: Shares, reveal: Reveal = lambda client, tensors: tensors
-) -> dict[int, str]:
+def the_sum(one: Round, keys: Tensors, shares: dict[int, Tensors], *reveal: Reveal) -> dict[int, str]:
     """Whom the server excludes, after a sum that must be that of all four sites."""
-    vectors = {c: one.masked(c, one.sealed(shares, c)) for c in range(4)}
-    public = {c: {n: masks.tensor_to_bytes(keys[f"{c}/{n}"]) for n in ("mask", "box")} for c in range(4)}
-    commits = {c: masks.tensor_to_bytes(table["commit"]) for c, table in shares.items()}
-    digests = {c: digests_in(table["digests"]) for c, table in shares.items()}
-    context = masks.sum_digest(one.told, 0, one.start, one.told["total"])
-    sites: Any = Told(one, reveal)
-    made = MaskedSum(sites, 0, 3, public, {c: {} for c in range(4)}, commits, digests, context=context)
-    total = made.sum(vectors)
-    encoded = [
-        SecureMean().encoded(one.upload, one.start, one.here[c].size / one.told["total"]).long() for c in range(4)
-    ]
-    assert torch.equal(total, sum(encoded[1:], encoded[0]).to(torch.int32))
+    sites = Replying(one, *reveal)
+    assert torch.equal(one.sum(keys, shares, sites), one.expected())
     return sites.excluded
-
-
-def test_honest_sites_are_not_excluded() -> None:
-    one = Round()
-    keys = one.keys()
-    assert the_sum(one, keys, one.shares(keys)) == {}
 
 
 @pytest.mark.parametrize(
     ("liar", "wrong"),
-    [(0, flipped), (3, flipped), (3, lambda share: share.repeat(10_000)), (0, lambda share: share[:2])],
+    [
+        (None, flipped),
+        (0, flipped),
+        (3, flipped),
+        (3, lambda share: share.repeat(10_000)),
+        (0, lambda share: share[:2]),
+    ],
 )
 def test_a_site_that_sends_wrong_shares_is_named(liar: int, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    one = Round()
-    keys = one.keys()
-
-    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def reveal(client: int, tensors: Tensors) -> Tensors:
         return {name: wrong(t) for name, t in tensors.items()} if client == liar else tensors
 
-    excluded = the_sum(one, keys, one.shares(keys), reveal)
-    assert set(excluded) == {liar}
-    assert excluded[liar].startswith("excluded since round 1: its shares with clients")
+    excluded = the_sum(*dealt(), reveal)
+    assert set(excluded) == {liar} - {None}
+    assert all(why.startswith("excluded since round 1: its shares with clients") for why in excluded.values())
 
 
 def test_of_one_wrong_share_both_sites_are_named_and_none_is_excluded(caplog: pytest.LogCaptureFixture) -> None:
-    one = Round()
-    keys = one.keys()
-
-    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def reveal(client: int, tensors: Tensors) -> Tensors:
         return {**tensors, "own/1": flipped(tensors["own/1"])} if client == 0 else tensors
 
-    assert the_sum(one, keys, one.shares(keys), reveal) == {}
+    assert the_sum(*dealt(), reveal) == {}
     assert "client 0 has sent no share of client 1's secret, or one that client 1 did not commit to" in caplog.text
 
 
 def test_a_site_that_commits_to_other_shares_than_it_deals_is_named() -> None:
-    one = Round()
-    keys = one.keys()
-    shares = one.shares(keys)
+    one, keys, shares = dealt()
     shares[2]["digests"] = shares[2]["digests"] ^ 255
     assert set(the_sum(one, keys, shares)) == {2}
 
@@ -141,29 +103,25 @@ def test_a_site_whose_shares_restore_nothing_is_named(monkeypatch: pytest.Monkey
 
 
 def test_with_too_few_valid_shares_those_concerned_are_named() -> None:
-    one = Round()
-    keys = one.keys()
-
-    def reveal(client: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def reveal(client: int, tensors: Tensors) -> Tensors:
         return {**tensors, "own/1": flipped(tensors["own/1"])} if client in (0, 3) else tensors
 
     with pytest.raises(
         FedblendError, match=r"2 shares are valid, and 3 are needed\. Client 1, or those .* \(client 0, client 3\)"
     ):
-        the_sum(one, keys, one.shares(keys), reveal)
+        the_sum(*dealt(), reveal)
 
 
-def withheld(one: Round, dealer: int, receivers: set[int]) -> tuple[Round, Any, Shares]:
+def withheld(dealer: int, receivers: set[int]) -> tuple[Round, Tensors, dict[int, Tensors]]:
     """A round in which a dealer seals what its receivers cannot open."""
-    keys = one.keys()
-    shares = one.shares(keys)
+    one, keys, shares = dealt()
     for receiver in receivers:
         shares[dealer][str(receiver)] = shares[dealer][str(receiver)].flip(0)
     return one, keys, shares
 
 
 def test_of_one_share_that_cannot_be_opened_both_sites_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert the_sum(*withheld(Round(), 2, {0})) == {}
+    assert the_sum(*withheld(2, {0})) == {}
     assert "client 0 has sent no share of client 2's secret, or one that client 2 did not commit to" in caplog.text
 
 
@@ -173,10 +131,7 @@ def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
     )
     told += r"missing or differ \(client 0, client 1, client 3\), are dishonest; client 2 is excluded"
     with pytest.raises(NoSum, match=told):
-        the_sum(*withheld(Round(), 2, {0, 1, 3}))
-
-
-# In a federation ------------------------------------------------------------------------------------------------
+        the_sum(*withheld(2, {0, 1, 3}))
 
 
 def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
@@ -190,6 +145,7 @@ def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], di
     return grid
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> None:
     one = asked(rounds=2)
     grid = lying(nodes(4), 0, lambda t: {name: flipped(share) for name, share in t.items()})
@@ -221,7 +177,8 @@ def sealing_garbage(drops: bool) -> Nodes:
     return grid
 
 
-@pytest.mark.parametrize("drops", slow_except([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("drops", [False, True])
 def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tmp_path: Path) -> None:
     limits = FederationLimits(min_sites=2, deadline=2)
     name = "pair/2" if drops else "own/2"

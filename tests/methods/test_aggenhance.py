@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import federation, images, run, same, same_state, setup, slow_after_first
+from helpers import each, federation, images, run, same, setup
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +26,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
 from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, ready, search
 from fedblend.methods.server_steps.prior import PriorSamples, augmented
-from fedblend.runs import checkpoint
 
 CLASSES = 3
 UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))
@@ -72,27 +71,15 @@ def stacked(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([one[name] for one in models]) for name in models[0]}
 
 
-def test_a_federation_with_zero_epochs_is_plain_averaging() -> None:
-    settings = {"train": {"cohort": 3}, "scale": "unit"}
-    plain, _ = run(federation(**settings), 3)
-    step = {"name": "aggenhance", "steps": 2, "epochs": 0}
-    enhanced, _ = run(federation(method={"server_step": step}, **settings), 3)
-    assert same(enhanced.weights, plain.weights)
-
-
-def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes() -> None:
-    step = {"name": "aggenhance", "steps": 2, "epochs": 1}
-    state, _ = run(federation(method={"server_step": step}), 4)
-    assert len(state.server_part("server_step")["points"]) == CLASSES * 4
-    assert state.server_part("server_step")["labels"].tolist() == [0, 1, 2] * 4
-    assert state.server_part("server_step")["rounds"].tolist() == [r for r in range(4) for _ in range(CLASSES)]
-
-
-def test_a_queue_keeps_the_newest_points() -> None:
-    step = {"name": "aggenhance", "steps": 2, "epochs": 1, "keep": 4}
-    state, _ = run(federation(method={"server_step": step}), 3)
-    assert state.server_part("server_step")["labels"].tolist() == [2, 0, 1, 2]
-    assert state.server_part("server_step")["rounds"].tolist() == [1, 2, 2, 2]
+@each(
+    ("keep", "labels", "rounds"),
+    [({}, [0, 1, 2] * 3, [0, 0, 0, 1, 1, 1, 2, 2, 2]), ({"keep": 4}, [2, 0, 1, 2], [1, 2, 2, 2])],
+)
+def test_every_round_adds_one_point_a_class_in_the_order_of_the_classes(keep: Any, labels: Any, rounds: Any) -> None:
+    """A queue keeps the newest ones."""
+    state, _ = run(federation(method={"server_step": {"name": "aggenhance", "steps": 2, "epochs": 1, **keep}}), 3)
+    kept = state.server_part("server_step")
+    assert (len(kept["points"]), kept["labels"].tolist(), kept["rounds"].tolist()) == (len(labels), labels, rounds)
 
 
 def test_kernels_find_the_points_and_votes_of_pytorchs_layers() -> None:
@@ -182,27 +169,6 @@ def test_tuning_is_plain_sgd_on_all_points_by_their_worth(build: Callable[[], nn
         torch.testing.assert_close(tuned[name], leaf.detach() - 0.3 * slope)
 
 
-@pytest.mark.parametrize("engine", slow_after_first([LoopEngine, StackedEngine]))
-def test_engines_agree_and_a_checkpoint_goes_on_exactly(engine: type[LoopEngine], tmp_path: Any) -> None:
-    step = {"name": "aggenhance", "steps": 5, "epochs": 2}
-    made = setup(images(side=14), method={"server_step": step}, model="lenet5", train={"cohort": 3})
-    whole, records = run(RoundLoop(made, engine(made)), 3)
-    reference, _ = run(made, 3)
-    for name, tensor in reference.weights.items():
-        assert float((whole.weights[name] - tensor).norm() / tensor.norm()) < 1e-4
-
-    half, _ = run(RoundLoop(made, engine(made)), 2)
-    checkpoint.write(tmp_path, half)
-    read = checkpoint.read(tmp_path)
-    assert read is not None
-    read = replace(read, weights={name: read.weights[name] for name in half.weights})
-    resumed, _ = run(RoundLoop(made, engine(made)), 1, read)
-
-    assert same_state(resumed, whole)
-    assert same(resumed.server_part("server_step"), whole.server_part("server_step"))
-    assert records[-1]["machine"]["seconds"]["server"] > 0
-
-
 def test_a_point_weighs_less_with_every_round() -> None:
     points = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1, 1)[:CLASSES]
     state = {"points": points, "labels": torch.arange(CLASSES), "rounds": torch.zeros(CLASSES, dtype=torch.int64)}
@@ -285,10 +251,8 @@ def test_answers_of_the_wrong_form_count_for_nothing() -> None:
     best = SecureAggEnhance().best(good, server([], linear(), query=ask))
     assert best is not None
     assert torch.equal(best, good)
+    # With no answers the aggregate stays.
     assert SecureAggEnhance().best(good, server([], linear())) is None
-
-
-def test_with_no_answers_the_aggregate_stays() -> None:
     refined, kept = SecureAggEnhance().refine(weights(3), server([], linear()))
     assert same(refined, weights(3))
     assert kept == {}
@@ -355,25 +319,8 @@ def tuned(decay: float, rounds: list[int], batch: int) -> dict[str, torch.Tensor
     labels = torch.tensor([0] * (len(rounds) - 1) + [1])
     state = {"points": points, "labels": labels, "rounds": torch.tensor(rounds)}
     step = AggEnhance(decay=decay, epochs=3, batch_size=batch, lr=0.5)
-    # No client answers, so that no point is new.
-    made = server([], linear(), step, round=max(rounds), state=state)
-    return step.tune(zeros, points, labels, worths(step, state), made)
-
-
-def worths(step: AggEnhance, state: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The weights that a step gives to kept points in a round without new ones."""
-    seen = []
-
-    class Spy(AggEnhance):
-        def best(self, begin: Any, server: ServerContext) -> torch.Tensor:
-            return state["points"][:0]
-
-        def tune(self, weights: Any, points: Any, labels: Any, worth: torch.Tensor, server: ServerContext) -> Any:
-            seen.append(worth)
-            return dict(weights)
-
-    Spy(decay=step.decay).refine(weights(1), server([], linear(), step, round=int(state["rounds"].max()), state=state))
-    return seen[0]
+    worth = decay ** (max(rounds) - state["rounds"])
+    return step.tune(zeros, points, labels, worth, server([], linear(), step, round=max(rounds), state=state))
 
 
 def test_old_points_move_the_model_less_also_in_batches_of_their_own() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators import rows as of_rows
 from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
+from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
 
 
@@ -45,6 +46,8 @@ def shape(rng: np.random.Generator) -> tuple[int, ...]:
         (TrimmedMean(share=0.25), [[5, 1], [-3, 1], [4, 7], [100, 2]], [4.5, 1.5]),
         (TrimmedMean(share=0.2), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
         (TrimmedMean(share=0.3), [[1, 9], [2, 0], [3, 5], [40, 4], [-9, 3]], [2, 4]),
+        # 0.29 of 100 are 29, though 0.29 * 100 < 29 in floating point.
+        (TrimmedMean(share=0.29), [[0]] * 29 + [[1]] * 71, [1]),
         (TrimmedMean(share=0), [[1, 9], [2, 0], [6, 3]], [3, 4]),
         (TrimmedMean(share=0.499999999999), [[1, 9], [2, 0]], [1.5, 4.5]),
         (IntervalMean(low=-2, high=2), [[1, 3], [2, -1], [2.5, 4]], [1.5, -1]),
@@ -163,7 +166,7 @@ def test_chunks_cover_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert [place.start for place, _ in found] == list(range(0, 67, 10))
 
 
-@each("aggregator", GATHERING)
+@each("aggregator", [*GATHERING, WeightedMean()])
 @each("place", [0, 3, 7])
 def test_a_client_of_weight_0_changes_nothing(aggregator: Aggregator, place: int) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 20)))
@@ -194,7 +197,7 @@ def test_whole_numbers_stay_so_and_take_no_part_in_distances(aggregator: Aggrega
     assert abs(found["w"].item()) < 1
 
 
-@each("aggregator", GATHERING)
+@each("aggregator", [*GATHERING, WeightedMean()])
 def test_uploads_are_left_as_they_were_and_the_result_is_none_of_them(aggregator: Aggregator) -> None:
     uploads = uploads_of(np.random.default_rng(0).normal(0, 1, (7, 300)))
     copies = [u["w"].clone() for u, _ in uploads]

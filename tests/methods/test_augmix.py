@@ -9,19 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation, run, same, same_up_to_rounding, setup, weight_gradient
+from helpers import examples, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, StepPlan, Task
-from fedblend.engines.autotune import unstackable
-from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.objectives.augmix import AugMix, jensen_shannon
 
 TASK = Task("classification", 3)
@@ -157,26 +153,6 @@ def test_every_step_draws_afresh() -> None:
     drawn = AugMix().draw(np.random.default_rng(0), StepPlan(np.array([4, 4, 2]), 4, 0))
     assert {name: array.shape[:2] for name, array in drawn.items()} == dict.fromkeys(drawn, (3, 4))
     assert not np.array_equal(drawn["level"][0], drawn["level"][1])
-
-
-def test_training_with_severity_zero_gives_fedavgs_weights() -> None:
-    method = {"name": "fed-augmix", "objective": {"severity": 0}}
-    ours, plain = (run(federation(method=m), 2)[0] for m in (method, "fedavg"))
-    assert same(ours.weights, plain.weights)
-
-
-@pytest.mark.parametrize("severity", [0.0, 3.0])
-def test_a_model_with_dropout_is_stacked_with_the_loops_masks(severity: float) -> None:
-    method = {"name": "fed-augmix", "objective": {"severity": severity}}
-    model = {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}
-    made = setup(method=method, model=model, train={"cohort": 4, "epochs": 2, "lr": 0.01})
-    assert not unstackable(made)
-
-    loop, stacked = (
-        run(RoundLoop(made, engine), 2)[0].weights for engine in (LoopEngine(made), StackedEngine(made, stack=3))
-    )
-
-    same_up_to_rounding(stacked, loop, steps=100)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, examples, images, run, same, same_up_to_rounding, setup, weight_gradient
+from helpers import each, examples, images, same, setup, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from test_augmix import CONTEXT, batch, net
@@ -15,13 +15,11 @@ from torch.nn import functional as F
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Objective, Plain, StepPlan
 from fedblend.core.registry import build
 from fedblend.core.sharing import gather
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
 from fedblend.experiment.parts import dump
@@ -84,15 +82,6 @@ def test_lambda_is_chosen_by_the_bases_loss(threshold: float, seed: int) -> None
     assert added == pytest.approx(divergence if own > 100 * threshold * divergence else 0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
-def test_severity_zero_leaves_the_base(base: Objective) -> None:
-    objective = AugMix(severity=0, base=base)
-    model, given, row = net(), batch(), row_of(base)
-    values = [loss_of(one, model, given, row) for one in (objective, base)]
-    assert torch.equal(*(weight_gradient(value, model) for value in values))
-    assert {n: a.tolist() for n, a in row_of(objective).items()} == {n: a.tolist() for n, a in row.items()}
-
-
 def test_plain_as_a_base_asks_for_no_further_pass() -> None:
     passes = []
 
@@ -136,33 +125,7 @@ def test_hidden_mixing_keeps_its_first_phase() -> None:
 
 
 UNEVEN = [range(9), range(9, 24), range(24, 28), range(28, 40)]
-METHODS: dict[str, dict[str, Any]] = {
-    "naivemix": {"name": "naivemix+fed-augmix"},
-    "fedmix": {"name": "fedprox+fedmix+fed-augmix"},
-    "own means, of which one client has none": {
-        "name": "naivemix+fed-augmix",
-        "sharing": {"name": "local-means", "samples_per_mean": 8},
-    },
-    "localmix": {"name": "fed-augmix", "objective": {"base": "localmix"}},
-    "hidden": {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 1}}},
-}
 SMALLER = {"objective": {"large_lambda": 20.0}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_engines_agree(name: str) -> None:
-    method = presets.overlay(METHODS[name], {})
-    method["objective"] = presets.overlay(method.get("objective", {}), {"large_lambda": 20.0})
-    if name == "hidden":
-        method["sharing"] = {"layer": 1}
-    minimum = {"policy": {"min_mean": 5}} if name.startswith("own") else {}
-    made = setup(images(), UNEVEN, method=method, train={"cohort": 4, "epochs": 2, "lr": 0.02}, **minimum)
-
-    loop, stacked = (run(RoundLoop(made, e), 3)[0].weights for e in (LoopEngine(made), StackedEngine(made, stack=3)))
-
-    same_up_to_rounding(stacked, loop, steps=100)
-    assert all(not torch.equal(weight, made.weights()[name]) for name, weight in loop.items())
 
 
 def test_a_client_with_nothing_to_mix_with_keeps_its_views() -> None:

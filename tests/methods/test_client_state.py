@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import each, experiment, images, run, same_up_to_rounding, setup, slow_except, without_machine
+from helpers import each, experiment, images, run, same_up_to_rounding, setup, slow_except
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
@@ -20,76 +19,15 @@ from fedblend.core.state import ClientState, to_tensors
 from fedblend.engines import autotune, loop_engine
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.runs import checkpoint
 
-MEAN = {"name": "mean", "by": "clients"}
-FEDPROTO = {"upload": "prototypes", "stateful_clients": True, "terms": ["prototypes"]}
-METHODS: dict[str, Any] = {
-    name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
-} | {
-    "scaffold, option I": {"name": "scaffold", "terms": [{"name": "scaffold", "option": "I"}]},
-    "scaffold by the median": {"name": "scaffold", "aggregator": "median"},
-    "scaffold on FedMix": {"name": "fedmix", "terms": ["scaffold"], "aggregator": MEAN},
-    "feddyn on NaiveMix": {"name": "naivemix", "terms": ["feddyn"], "aggregator": MEAN},
-    "moon on FedMix": {"name": "fedmix", "terms": ["moon"]},
-    "ditto on FedMix": {"name": "fedmix", "personal": "ditto"},
-    "Yogi on FedMix": {"name": "fedmix", "server_step": "fedyogi"},
-    "fedper": "fedper",
-    "fedper on FedMix": {"name": "fedmix", "personal": "fedper", "terms": ["proximal"]},
-    "fedper with scaffold": {"name": "scaffold", "personal": "fedper", "terms": ["scaffold", "moon"]},
-    "fedper with feddyn and Adam": {"name": "feddyn", "personal": "fedper", "server_step": "fedadam"},
-    "fedrep": {"name": "fedavg", "personal": "fedrep", "terms": ["proximal"]},
-    "fedrep on FedMix": {"name": "fedmix", "personal": {"name": "fedrep", "head_share": 0.7}},
-    "pfedme": {"name": "pfedme", "personal": {"lambda": 3.0, "steps": 2, "personal_lr": 0.1}},
-    "pfedme on FedMix": {"name": "fedmix", "personal": {"name": "pfedme", "lambda": 3.0, "steps": 2}},
-    "fedproto": "fedproto",
-    "fedproto on LocalMix": {"name": "localmix", **FEDPROTO},
-    "two terms": {"name": "fedavg", "terms": ["scaffold", "moon", "proximal"], "aggregator": MEAN},
-}
 TRAIN = {"cohort": 3}
 HOLDOUT = 0.2
 """Methods that keep layers at clients are tested there."""
-FEW = ["scaffold", "moon", "scaffold on FedMix", "fedper with scaffold"]
 
 
 @pytest.mark.parametrize(
-    "method",
-    slow_except([METHODS[name] for name in ("scaffold on FedMix", "pfedme", "fedper")], METHODS.values()),
-    ids=METHODS,
+    "method", slow_except(["scaffold", "fedper"], ["scaffold", "fedper", "moon", "ditto", "pfedme"])
 )
-def test_stacks_compute_what_the_loop_computes(method: Any) -> None:
-    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
-
-    (loop, records), (stacked, others) = (
-        run(RoundLoop(made, engine), 3) for engine in (LoopEngine(made), StackedEngine(made, stack=2))
-    )
-
-    for one, other in ((loop.weights, stacked.weights), (loop.server_state, stacked.server_state)):
-        same_up_to_rounding(other, one, steps=1000)
-    same_up_to_rounding(to_tensors(stacked.client_states), to_tensors(loop.client_states), steps=1000)
-    costs = ("round", "cohort", "bytes_up", "bytes_down")
-    assert [{k: r.get(k) for k in costs} for r in records] == [{k: r.get(k) for k in costs} for r in others]
-
-
-@pytest.mark.parametrize("method", slow_except([METHODS[name] for name in FEW], METHODS.values()), ids=METHODS)
-def test_a_resumed_run_is_the_same_to_the_last_bit(method: Any, tmp_path: Path) -> None:
-    made = setup(method=method, train=TRAIN, holdout=HOLDOUT)
-    whole, records = run(made, 3)
-
-    half, _ = run(made, 1)
-    checkpoint.write(tmp_path, half)
-    kept = checkpoint.read(tmp_path)
-    assert kept is not None
-    again = checkpoint.match_model(kept, made.weights(), len(made.population), tmp_path)
-    ended, rest = run(made, 2, again)
-
-    assert without_machine(rest) == without_machine(records[1:])
-    for one, other in ((ended.weights, whole.weights), (ended.server_state, whole.server_state)):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in other)
-
-
-@pytest.mark.parametrize("method", slow_except(["scaffold", "fedper"], METHODS.values()), ids=METHODS)
 @pytest.mark.usefixtures("all_timed")
 def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any) -> None:
     made = setup(method=method, train=TRAIN, ranks=1, holdout=HOLDOUT)
@@ -100,7 +38,7 @@ def test_the_engine_is_chosen_by_trials_that_have_the_states(method: Any) -> Non
 
 def test_only_what_is_broadcast_goes_down_and_only_what_is_sent_goes_up() -> None:
     size = sum(tensor.numel() * 4 for tensor in setup().weights().values())
-    costs = {name: run_costs(METHODS[name]) for name in ("scaffold", "feddyn", "moon", "ditto", "fedadam")}
+    costs = {name: run_costs(name) for name in ("scaffold", "feddyn", "moon", "ditto", "fedadam")}
     assert costs["scaffold"] == ({"weights": 3 * size, "extras": 3 * size},) * 2
     assert all(cost == ({"weights": 3 * size},) * 2 for name, cost in costs.items() if name != "scaffold")
 

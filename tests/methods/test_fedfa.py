@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import stacked_gives_the_loops_state
 from helpers import each, engine_of, experiment, federation_of, images, run, same_up_to_rounding, setup
 from torch import nn
 from torch.nn import functional as F
@@ -187,29 +186,6 @@ def test_estimates_go_on_from_round_to_round_and_reach_the_server() -> None:
     # Two layers of 6 and 16 channels, two statistics, each with its square: 88 numbers, up and down, of 4 clients.
     assert [record["bytes_up"]["extras"] for record in records] == [4 * 88 * 4] * 2
     assert [record["bytes_down"]["extras"] for record in records] == [4 * 88 * 4] * 2
-
-
-def test_probability_0_is_fedavg() -> None:
-    plain, perturbed = (
-        run(federation_of(made(method)), 2)[0]
-        for method in ("fedavg", {"name": "fedfa", "objective": {"probability": 0.0}})
-    )
-    for name, tensor in plain.weights.items():
-        assert torch.equal(perturbed.weights[name], tensor)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stack", [1, 4])
-def test_stacked_gives_the_loops_weights_and_estimates(stack: int) -> None:
-    world = setup(
-        images(side=14),
-        [range(9), [9], range(10, 22), range(22, 30)],
-        method="fedfa",
-        **LENET,
-        train={"cohort": 4, "epochs": 2, "lr": 0.05},
-    )
-
-    stacked_gives_the_loops_state(world, 3, stack)
 
 
 def test_draws_have_a_number_for_each_sample_and_channel() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import stacked_gives_the_loops_state
 from helpers import each, experiment, federation_of, images, local, setup
 from torch import nn
 from torch.nn import functional as F
@@ -127,22 +126,6 @@ def test_only_the_rounds_clients_share_and_earlier_features_are_dropped() -> Non
             state.entries.tensors["x"][0], fed.setup.model(fed.setup.scale(x[:1]), 0, 1)[0].detach()
         )
     assert len(cohorts) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stack", [1, 4])
-def test_stacked_gives_the_loops_weights(stack: int) -> None:
-    groups = [range(9), [9], range(10, 22), range(22, 30)]
-    world = setup(
-        images(side=14),
-        groups,
-        method="flea",
-        model="lenet5",
-        scale="standard",
-        train={"cohort": 4, "epochs": 2, "lr": 0.05},
-    )
-
-    stacked_gives_the_loops_state(world, 2, stack)
 
 
 @pytest.mark.parametrize(

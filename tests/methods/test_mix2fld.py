@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,8 @@ from helpers import (
     linear_net,
     run,
     same,
-    same_state,
     same_up_to_rounding,
     setup,
-    slow_after_first,
 )
 from torch.nn import functional as F
 
@@ -35,7 +32,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Plain, Task
 from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool
-from fedblend.core.state import ClientState, to_tensors
+from fedblend.core.state import ClientState
 from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.assignment import batches
@@ -47,7 +44,6 @@ from fedblend.methods.objectives.terms import Distill
 from fedblend.methods.server_steps.distill import DistillToModel
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.uploads import LabelMeanAggregator, Outputs
-from fedblend.runs import checkpoint
 
 CLASSES = 3
 LINEAR = {"name": "mlp", "hidden": []}
@@ -67,9 +63,6 @@ class Lossy(Channel):
         from fedblend.core.channel import Sent
 
         return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
-
-
-# What a client sends ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
@@ -139,9 +132,6 @@ def test_payloads_are_what_the_paper_counts() -> None:
     assert records[1]["bytes_down"] == {"outputs": 4 * 32 * 100 / 8}
 
 
-# Distillation at clients -----------------------------------------------------------------------------------
-
-
 def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
     torch.manual_seed(0)
     net, teacher = linear_net(5, CLASSES).float(), torch.rand(CLASSES, CLASSES).softmax(1)
@@ -170,36 +160,6 @@ def test_before_the_server_has_outputs_nothing_is_added() -> None:
     context = Context(Task("classification", CLASSES), lambda x: x)
     with torch.no_grad():
         assert float(Distill().loss({}, EagerNet(linear_net(5, CLASSES).float()), batch, context)) == 0.0
-
-
-# The loop --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", slow_after_first(["fd", "fld", "mixfld", "mix2fld"]))
-def test_engines_agree_and_a_checkpoint_goes_on_exactly(method: str, tmp_path: Path) -> None:
-    step = {} if method == "fd" else {"server_step": {"steps": 20}}
-    settings = {"train": {"cohort": 4, "batch_size": 3}, "model": "lenet5", "unsafe": True}
-    made = setup(images(n=60, side=14), method={"name": method, **step}, **settings)
-    loop, records = run(made, 3)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
-
-    pairs = [(stacked.weights[name], loop.weights[name]) for name in loop.weights]
-    pairs += [(stacked.global_outputs["outputs"], loop.global_outputs["outputs"])]
-    kept = to_tensors(stacked.client_states)
-    pairs += [(kept[name], tensor) for name, tensor in to_tensors(loop.client_states).items()]
-    for a, b in pairs:
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
-    assert len(loop.client_states) == (4 if method == "fd" else 0)
-    assert records[-1]["accuracy"] >= 0
-
-    half, _ = run(made, 2)
-    checkpoint.write(tmp_path, half)
-    read = checkpoint.read(tmp_path)
-    assert read is not None
-    resumed, _ = run(made, 1, replace(read, weights=dict(half.weights)))
-    assert same_state(resumed, loop)
-    assert same(resumed.global_outputs, loop.global_outputs)
-    assert same(to_tensors(resumed.client_states), to_tensors(loop.client_states))
 
 
 def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged() -> None:
@@ -311,9 +271,6 @@ def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None
     assert set(state.entries.owner.tolist()) == {0, 1, 2}
 
 
-# Seeds -----------------------------------------------------------------------------------------------------
-
-
 SHORT = {"name": "mix2fld", "server_step": {"steps": 20}}
 
 
@@ -352,9 +309,6 @@ def test_a_mixture_that_cannot_be_undone_is_refused() -> None:
     assert MixedSeeds(lam=0.5, inverse=False).lam == 0.5
 
 
-# Conversion ------------------------------------------------------------------------------------------------
-
-
 def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
     net = linear_net(4, CLASSES).float()
     unit = Scaler("unit", False, *(torch.tensor([v]) for v in (1.0, 0.0, 1.0, 0.0)))
@@ -382,9 +336,6 @@ def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
     torch.testing.assert_close(made["bias"], weights["bias"] - 0.2 * slope[0])
     empty = replace(server, pool=Pool({}, np.empty(0, np.int64)))
     assert same(DistillToModel().refine(weights, empty)[0], weights)
-
-
-# Steps, and when to stop -----------------------------------------------------------------------------------
 
 
 def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:

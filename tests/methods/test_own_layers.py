@@ -12,7 +12,6 @@ from baselines_helpers import Reference, near
 from federation_helpers import stacks_agree
 from helpers import (
     each,
-    experiment,
     federation_of,
     images,
     run,
@@ -71,9 +70,11 @@ def shared_body(of: Reference, head_share: float | None = None) -> tuple[Tensors
     return body, heads
 
 
-def test_fedper_is_the_papers() -> None:
-    of = Reference(method="fedper", model=DEEP, holdout=0.2)
-    body, heads = shared_body(of)
+@pytest.mark.parametrize("share", [None, 0.0, 0.4, 1.0])
+def test_fedper_and_fedrep_are_the_papers(share: float | None) -> None:
+    method = "fedper" if share is None else {"name": "fedrep", "personal": {"head_share": share}}
+    of = Reference(method=method, model=DEEP, holdout=0.2)
+    body, heads = shared_body(of, head_share=share)
 
     state = of.trained()
 
@@ -84,19 +85,6 @@ def test_fedper_is_the_papers() -> None:
         assert [*state.client_states[k].to_tensors()] == [f"own/{name}" for name in sorted(HEAD)]
         for name, wanted in zip(HEAD, head, strict=True):
             near(state.client_states[k].layers[name].double().numpy(), wanted.numpy())
-
-
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_fedrep_is_the_papers(share: float) -> None:
-    method = {"name": "fedrep", "personal": {"head_share": share}}
-    of = Reference(method=method, model=DEEP, holdout=0.2)
-    body, heads = shared_body(of, head_share=share)
-
-    state = of.trained()
-
-    near(state.weights[BODY[0]].double().numpy(), body[0].numpy())
-    for k, head in heads.items():
-        near(state.client_states[k].layers[HEAD[0]].double().numpy(), head[0].numpy())
 
 
 @each(("share", "steps", "head"), [(0.5, 2, 1), (0.9, 2, 1), (0.1, 2, 1), (0.5, 5, 2), (1.0, 2, 2), (0.0, 3, 0)])
@@ -195,36 +183,28 @@ def test_terms_that_send_something_send_nothing_of_own_layers() -> None:
     assert state.server_part("terms.0").keys() == {*BODY}
 
 
-def test_each_client_is_tested_with_its_own_layers_on_what_it_holds_out() -> None:
-    made = setup(images(), method="fedper", model=DEEP, holdout=0.3, partition={"name": "iid", "clients": 3})
+@pytest.mark.parametrize("method", ["fedper", {"name": "ditto", "personal": {"lambda": 0.0}}], ids=["layers", "models"])
+def test_each_client_is_tested_and_validated_with_its_own_layers_or_model(method: Any) -> None:
+    settings: dict[str, Any] = {"holdout": 0.3, "validation": {"clients": 0.2}, "metrics": ["f1", "ece"]}
+    made = setup(images(), method=method, model=DEEP, evaluate_model="each", **settings)
     loop = federation_of(made)
 
     state, records = run(loop, 2)
 
-    rights = []
-    for client in range(3):
-        own = state.client_states.get(client, ClientState()).layers
-        scores = loop.engine.score({**state.weights, **own}, "holdout")
-        assert scores.right is not None
-        rights.append(scores.right[made.population.owners("holdout") == client])
-    assert records[-1]["clients"]["mean"] == pytest.approx(np.mean([right.mean() for right in rights]))
-    assert records[-1]["accuracy"] == pytest.approx(np.concatenate(rights).mean())
-    assert len(records[-1]["per_class"]) == 3
-
-
-def test_personal_models_are_tested_on_held_out_samples_too() -> None:
-    settings: dict[str, Any] = {"method": {"name": "ditto", "personal": {"lambda": 0.0}}, "holdout": 0.3}
-    made = setup(images(), evaluate_model="each", **settings)
-    loop = federation_of(made)
-
-    state, records = run(loop, 2)
-
-    own = {k: kept.personal for k, kept in state.client_states.items()}
-    owner, wanted = made.population.owners("holdout"), []
+    of, record = made.population, records[-1]
+    rights: dict[str, list[np.ndarray]] = {"holdout": [], "validation": []}
     for client in range(4):
-        scores = loop.engine.score(own.get(client, state.weights), "holdout")
-        wanted += scores.right[owner == client].tolist()
-    assert records[-1]["accuracy"] == pytest.approx(np.mean(wanted))
+        kept = state.client_states.get(client, ClientState())
+        for split, found in rights.items():
+            scores = loop.engine.score({**state.weights, **(kept.personal or {}), **kept.layers}, split)
+            found.append(scores.right[of.owners(split) == client])
+    assert record["clients"]["mean"] == pytest.approx(np.mean([right.mean() for right in rights["holdout"]]))
+    assert record["accuracy"] == pytest.approx(np.concatenate(rights["holdout"]).mean())
+    validated = record["validation"]["clients"]["accuracy"]
+    assert validated == pytest.approx(np.concatenate(rights["validation"]).mean())
+    assert len(record["per_class"]) == 3
+    assert set(record["metrics"]) == set(record["client_metrics"]) == {"f1", "ece"}
+    assert record["client_metrics"]["f1"]["tested"] == 4
 
 
 def test_fedbn_keeps_weights_and_statistics_of_normalisation_layers() -> None:
@@ -250,19 +230,6 @@ def test_fedbn_keeps_group_norms() -> None:
     assert {made.weights()[name].dim() for name in made.own_layers} == {1}
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedmix", "scaffold"])
-def test_without_own_layers_fedper_is_the_base_method(base: str) -> None:
-    settings: dict[str, Any] = {"model": DEEP, "holdout": 0.2}
-    own = {"personal": {"name": "fedper", "layers": 0}}
-
-    made, wanted = (
-        run(of, 3) for of in (setup(images(), method={"name": base, **part}, **settings) for part in (own, {}))
-    )
-
-    assert same(made[0].weights, wanted[0].weights)
-    assert [one["bytes_up"] for one in made[1]] == [one["bytes_up"] for one in wanted[1]]
-
-
 STEPS: list[dict[str, Any]] = [{}, {"clip_norm": 0.1, "momentum": 0.9}, {"optimizer": "adam", "clip_norm": 0.1}]
 
 
@@ -282,23 +249,16 @@ class FrozenBody(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(16, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize(
+NOVA_HIDDEN = {"name": "fedmix-hidden", "aggregator": "fednova"}
+
+
+@each(
     ("changes", "message"),
     [
         ({"evaluate_model": "server"}, "evaluate_model: 'server' has no whole model to evaluate, because 'fedper'"),
         ({"method": {"name": "aggenhance", "personal": "fedper"}}, "'aggenhance' trains a whole model at the server"),
         ({"method": {"name": "fd", "personal": "fedper"}}, "'fedper' trains beside a global model"),
         ({"method": {"name": "fedper", "personal": {"layers": -1}}}, "personal.layers: -1 is not valid"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        experiment(**{"method": "fedper", **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
         ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
         ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
         ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
@@ -306,60 +266,31 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
             {"model": {"name": "module", "path": "test_own_layers:FrozenBody"}},
             "the model has 1 layers with trained weights, of which one must be shared",
         ),
+        (
+            {"method": "fedrep", "train": {"accumulate": 2}},
+            r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch",
+        ),
+        *(
+            ({"method": "fednova", "train": train}, "'fednova' computes how far the steps of SGD move a client")
+            for train in (
+                {"optimizer": "adam"},
+                {"accumulate": 2},
+                {"schedule_in_round": "cosine"},
+                {"momentum": 0.9, "optimizer_state": "keep"},
+            )
+        ),
+        *(
+            (
+                {"method": NOVA_HIDDEN, "model": DEEPER, **more},
+                "'fednova' does not know how momentum and proximal terms",
+            )
+            for more in ({"train": {"momentum": 0.5}}, {"method": {**NOVA_HIDDEN, "terms": ["proximal"]}})
+        ),
     ],
 )
-def test_what_does_not_fit_the_model_or_the_data_is_refused(changes: dict[str, Any], message: str) -> None:
-    made = setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes})
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
-        federation_of(made)
-
-
-def test_metrics_and_validation_are_of_each_clients_own_model() -> None:
-    settings: dict[str, Any] = {"holdout": 0.3, "validation": {"clients": 0.2}, "metrics": ["f1", "ece"]}
-    made = setup(images(), method="fedper", **settings)
-    loop = federation_of(made)
-
-    state, records = run(loop, 2)
-
-    own = {k: kept.layers for k, kept in state.client_states.items()}
-    population, engine = made.population, loop.engine
-    for split, stated in (("holdout", records[-1]["accuracy"]), ("validation", None)):
-        owner, right = population.owners(split), []
-        for client in range(4):
-            scores = engine.score({**state.weights, **own.get(client, {})}, split)
-            assert scores.right is not None
-            right += scores.right[owner == client].tolist()
-        expected = np.mean(right)
-        assert (stated or records[-1]["validation"]["clients"]["accuracy"]) == pytest.approx(expected)
-    assert set(records[-1]["metrics"]) == set(records[-1]["client_metrics"]) == {"f1", "ece"}
-    assert records[-1]["client_metrics"]["f1"]["tested"] == 4
-
-
-def test_layers_that_take_turns_are_not_accumulated() -> None:
-    with pytest.raises(FedblendError, match=r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch"):
-        setup(images(), method="fedrep", train={"accumulate": 2})
-
-
-@pytest.mark.parametrize(
-    "train",
-    [
-        {"optimizer": "adam"},
-        {"accumulate": 2},
-        {"schedule_in_round": "cosine"},
-        {"momentum": 0.9, "optimizer_state": "keep"},
-    ],
-)
-def test_fednova_refuses_steps_that_it_cannot_count(train: dict[str, Any]) -> None:
-    with pytest.raises(FedblendError, match="'fednova' computes how far the steps of SGD move a client"):
-        setup(images(), method="fednova", train=train)
-
-
-@pytest.mark.parametrize("changes", [{"train": {"momentum": 0.5}}, {"method": {"terms": ["proximal"]}}])
-def test_fednova_refuses_momentum_and_proximal_terms_in_two_steps_a_batch(changes: dict[str, Any]) -> None:
-    method = {"name": "fedmix-hidden", "aggregator": "fednova", **changes.get("method", {})}
-    setup(images(), method={"name": "fedmix-hidden", "aggregator": "fednova"}, model=DEEPER)
-    with pytest.raises(FedblendError, match="'fednova' does not know how momentum and proximal terms act"):
-        setup(images(), method=method, model=DEEPER, train=changes.get("train", {}))
+        federation_of(setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes}))
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])

@@ -29,9 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-# Data and parts of the user's own -------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_regression_runs_and_is_reported() -> None:
     rng = np.random.default_rng(0)
@@ -246,9 +243,6 @@ def test_a_partition_that_returns_lists_is_told_what_to_return() -> None:
     with pytest.raises(fedblend.FedblendError, match=r"^partition Lists: split must return a Population, not a list; "):
         fedblend.run(experiment, out="out")
     assert not Path("out").exists()
-
-
-# From Python ----------------------------------------------------------------------------------------------
 
 
 class OwnNet(nn.Flatten):

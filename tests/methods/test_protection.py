@@ -61,9 +61,6 @@ def length(upload: dict[str, torch.Tensor], order: float = 2) -> float:
     return float(torch.linalg.vector_norm(torch.cat([upload["w"].flatten(), upload["b"]]).double(), order))
 
 
-# Pruning ---------------------------------------------------------------------------------------------------
-
-
 def test_pruning_keeps_the_largest_entries_of_all_tensors_together() -> None:
     sent = protected(Prune(keep=0.25))  # 4 of 16: 20, 6, and of sizes 5 (-5, 5) both
     assert sent["b"].tolist() == [0.0, 0.0, 20.0, 0.0]
@@ -106,9 +103,6 @@ def test_a_run_that_is_not_clipped_and_not_noisy_is_bit_identical() -> None:
     assert same_state(plain, wide)
 
 
-# Clipping --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("distribution", "order"), [("gaussian", 2), ("laplace", 1)])
 def test_an_update_is_scaled_down_to_the_norm_and_a_shorter_one_stays(distribution: Any, order: int) -> None:
     sent = protected(ClipAndNoise(distribution=distribution, clip=3.0))
@@ -145,9 +139,6 @@ def test_two_clients_are_never_further_apart_than_twice_the_clip(seed: int, clip
     assert torch.linalg.vector_norm(one - other, order) <= 2 * clip
 
 
-# Noise -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("distribution", "deviation"), [("gaussian", 0.5), ("laplace", 0.5 * math.sqrt(2))])
 def test_noise_is_of_the_size_asked_for_on_every_number_and_no_counter(distribution: Any, deviation: float) -> None:
     zeros = {"w": torch.zeros(200, 200), "seen": torch.tensor(3)}
@@ -182,12 +173,13 @@ def test_noise_is_on_all_that_a_client_sends_of_batch_norm(clip: float | None) -
     with pytest.warns(UserWarning, match=r"^protection: batch norm's running statistics \(norm.running_var, and"):
         made = setup(model=BATCH_NORM, protection={"name": "noise", "scale": 0.5, "clip": clip})
     task = TrainTask(0, made.weights(), None, made.sizes(0))
-    (trained,) = LoopEngine(made).train(task, [0])
-
-    sent, _ = protected_upload(made, task, trained)
-
-    assert all((sent[name] != trained.weights[name]).all() for name in sent)
-    assert sent["norm.num_batches_tracked"] == 0
+    noise = []
+    for trained in LoopEngine(made).train(task, [0, 1]):
+        sent, _ = protected_upload(made, task, trained)
+        assert all((sent[name] != trained.weights[name]).all() for name in sent)
+        assert sent["norm.num_batches_tracked"] == 0
+        noise.append(sent["last.bias"] - trained.weights["last.bias"])
+    assert clip or not torch.allclose(*noise, atol=1e-3), "each client has noise of its own"
 
 
 def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.WarningsRecorder) -> None:
@@ -254,9 +246,6 @@ def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> N
         experiment(protection={"name": "noise", **options})
 
 
-# Adversaries -----------------------------------------------------------------------------------------------
-
-
 def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> None:
     made = setup(
         partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
@@ -280,39 +269,6 @@ def test_what_adversaries_send() -> None:
     noise = NoiseSender(scale=0.5).corrupt(upload, start, rng)["w"] - 1
     assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
     assert abs(float(noise.mean())) < 0.03
-
-
-@pytest.mark.parametrize("aggregator", ["mean", "median", "trimmed-mean", "interval-mean", "krum", "multi-krum"])
-def test_nan_never_reaches_the_model(aggregator: str) -> None:
-    made = setup(
-        partition={"name": "iid", "clients": 12},
-        adversary={"name": "nan", "share": 0.25},
-        train={"cohort": 12},
-        method={"aggregator": aggregator},
-    )
-    state, _ = run(made, 2)
-
-    assert all(tensor.isfinite().all() for tensor in state.weights.values())
-
-
-# The accountant --------------------------------------------------------------------------------------------
-
-
-def gaussian_delta(eps: float, multiplier: float) -> float:
-    """delta of one Gaussian release, exactly (Balle and Wang 2018, Theorem 5)."""
-
-    def phi(x: float) -> float:
-        return 0.5 * math.erfc(-x / math.sqrt(2))
-
-    a, b = 1 / (2 * multiplier), eps * multiplier
-    return phi(a - b) - math.exp(eps) * phi(-a - b)
-
-
-@pytest.mark.parametrize(("multiplier", "times"), [(1.0, 1), (5.0, 10), (20.0, 100)])
-def test_gaussian_epsilon_is_that_of_the_closed_form(multiplier: float, times: int) -> None:
-    pytest.importorskip("dp_accounting")
-    found = epsilon([Release("gaussian", multiplier, times)], 1e-5)
-    assert gaussian_delta(found, multiplier / math.sqrt(times)) == pytest.approx(1e-5, rel=0.02)
 
 
 def test_laplace_epsilon_is_at_most_the_sum_and_exact_without_delta() -> None:
@@ -339,8 +295,6 @@ def test_releases_compose() -> None:
     assert both == pytest.approx(epsilon([Release("gaussian", 2.0, 1)], 1e-5), rel=1e-6)
     assert epsilon([Release("gaussian", 4.0, 0)], 1e-5) == 0.0
 
-
-# What a run may claim --------------------------------------------------------------------------------------
 
 RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
@@ -462,9 +416,6 @@ def test_noisy_means_protect_a_sample_and_compose_with_the_weights() -> None:
     assert without["weights and means"].epsilon is None
 
 
-# Noise on means --------------------------------------------------------------------------------------------
-
-
 def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> None:
     """Black against white in every pixel and another label: the largest distance there is."""
     scaled = setup(images(side=4)).scale
@@ -531,9 +482,6 @@ def test_mechanisms_say_what_they_are() -> None:
     assert ClipAndNoise(clip=2.0, multiplier=3.0).mechanism() == Mechanism("gaussian", 1.5, at_server=False)
     assert ClipAndNoise(clip=2.0, scale=1.0, side="server").mechanism() == Mechanism("gaussian", 0.25, at_server=True)
     assert SharedMeans(multiplier=2.0).mechanism() == Mechanism("gaussian", 2.0 / math.sqrt(2), at_server=False)
-
-
-# What is told of it ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

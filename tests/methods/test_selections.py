@@ -41,7 +41,7 @@ def context(number: int, rng: Any = 0, losses: Any = None, **state: torch.Tensor
     return SelectionContext(0, clients, number, SIZES, state, np.random.default_rng(rng), losses or (lambda who: who))
 
 
-def often(selection: Selection, number: int, draws: int = 4000, losses: Any = None, **state: torch.Tensor) -> Any:
+def often(selection: Selection, number: int, draws: int = 1000, losses: Any = None, **state: torch.Tensor) -> Any:
     """How often each client is chosen."""
     rng, counts = np.random.default_rng(5), np.zeros(len(SIZES))
     for _ in range(draws):
@@ -83,12 +83,9 @@ def test_clients_are_drawn_one_after_another_by_weight() -> None:
 
 def test_by_size() -> None:
     found = often(build("selection", "size"), 2)
-    assert np.abs(found - one_after_another(SIZES, 2)).max() < 0.03
+    assert np.abs(found - one_after_another(SIZES, 2)).max() < 0.05
     # With the uniform third this would fail.
     assert np.abs(found - (SIZES > 0) / 3).max() > 0.2
-
-
-# Power of choice -------------------------------------------------------------------------------------------
 
 
 def losses_by_hand(made: Setup, state: RunState) -> np.ndarray:
@@ -133,7 +130,7 @@ def test_power_of_choice_by_hand(kind: Any) -> None:
 def test_candidates_of_power_of_choice_are_drawn_by_size() -> None:
     """With as many candidates as clients to choose it is sampling by size, whatever the losses."""
     same = build("selection", {"name": "power-of-choice", "candidates": 2})
-    assert np.abs(often(same, 2) - one_after_another(SIZES, 2)).max() < 0.03
+    assert np.abs(often(same, 2) - one_after_another(SIZES, 2)).max() < 0.05
     # All candidates: always the largest losses.
     largest = build("selection", {"name": "power-of-choice", "candidates": 6})
     assert often(largest, 2, 50, lambda who: -np.abs(who - 3.4)).tolist() == [0, 0, 0, 1, 1, 0, 0]
@@ -142,7 +139,7 @@ def test_candidates_of_power_of_choice_are_drawn_by_size() -> None:
 def test_equal_losses_are_ordered_at_random_and_missing_ones_are_not_chosen() -> None:
     power = build("selection", {"name": "power-of-choice", "candidates": 6})
     equal = often(power, 2, losses=lambda who: np.ones(len(who)))
-    assert np.abs(equal - one_after_another(SIZES, 2)).max() < 0.03
+    assert np.abs(equal - one_after_another(SIZES, 2)).max() < 0.05
     assert power.choose(context(3, losses=lambda who: np.where(who == 4, 1.0, np.nan))).tolist() == [4]
 
 
@@ -161,9 +158,6 @@ def test_losses_that_the_channel_loses_are_counted_and_not_used() -> None:
     assert record["asked"] == {"clients": 4, "losses": 1}
     assert record["bytes_up"]["local-loss"] == 2 * 8
     assert len(record["cohort"]) == 1
-
-
-# Last losses -----------------------------------------------------------------------------------------------
 
 
 def test_values_of_last_losses_by_hand() -> None:
@@ -198,14 +192,14 @@ def test_probabilities_of_last_losses() -> None:
 
     weights = np.exp(0.5 * known)
     sharp = found(2, smallest=0.0, sharpness=0.5, uniform=0.0)
-    assert np.abs(sharp - one_after_another(weights, 2)).max() < 0.03
+    assert np.abs(sharp - one_after_another(weights, 2)).max() < 0.05
     # Half of six are left out: the smallest values.
     half = found(2, smallest=0.5, sharpness=0.5, uniform=0.0)
-    assert np.abs(half - one_after_another(np.where(known >= 3, weights, 0), 2)).max() < 0.03
-    assert np.abs(found(2, uniform=1.0) - (SIZES > 0) / 3).max() < 0.03
+    assert np.abs(half - one_after_another(np.where(known >= 3, weights, 0), 2)).max() < 0.05
+    assert np.abs(found(2, uniform=1.0) - (SIZES > 0) / 3).max() < 0.05
     # One of two by value, always a largest; the other uniformly of the five that are left.
     both = found(2, smallest=0.5, sharpness=100.0, uniform=0.5)
-    assert both[[4, 6]].sum() == pytest.approx(1 + 1 / 5, abs=0.03)
+    assert both[[4, 6]].sum() == pytest.approx(1 + 1 / 5, abs=0.05)
     # As few are left out as leave a cohort.
     assert found(5, smallest=0.75, uniform=0.0)[5] == 0
     assert found(6, smallest=0.75, uniform=0.0).tolist() == [1, 1, 0, 1, 1, 1, 1]
@@ -228,9 +222,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same_to_the_bit(selection: 
     assert ended.server_state.keys() == whole.server_state.keys()
     for name, tensor in whole.server_state.items():
         torch.testing.assert_close(ended.server_state[name], tensor, rtol=0, atol=0, equal_nan=True)
-
-
-# Lists and traces ------------------------------------------------------------------------------------------
 
 
 def test_lists_are_taken_in_turn() -> None:
@@ -270,9 +261,6 @@ def test_clients_that_are_there(tmp_path: Path) -> None:
             federation(groups=GROUPS, selection={"name": "available", "trace": str(other)})
     with pytest.raises(FedblendError, match="no such file; give a CSV file with columns client, from, to"):
         federation(groups=GROUPS, selection={"name": "available", "trace": str(tmp_path / "none.csv")})
-
-
-# What does not work ----------------------------------------------------------------------------------------
 
 
 @part("selection", "strange")

@@ -24,8 +24,6 @@ from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-# Controls, hidden states, raw samples ---------------------------------------------------------------------
-
 
 def test_local_means_are_seen_by_their_own_client_only() -> None:
     pool = Pool(entries(5).tensors, np.array([0, 1, 1, 3, 4]))
@@ -60,37 +58,25 @@ def test_noise_entries_are_gaussian_with_uniform_targets() -> None:
     assert torch.equal(share(Noise(), numbers(8))["y"], torch.zeros(1, 2))
 
 
-def test_hidden_means_are_means_of_the_global_models_hidden_states() -> None:
-    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
-    made = setup(groups=[range(9), range(9, 23)], method=method)
+HIDDEN = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
+
+
+def test_hidden_means_are_means_of_the_global_models_hidden_states_without_dropout() -> None:
+    model = {"name": "mlp", "hidden": [6], "dropout": 0.5}
+    made = setup(groups=[range(9), range(9, 23)], method=HIDDEN, model=model)
     weights = {n: t + 0.1 for n, t in made.weights().items()}
 
     payloads = dict(engine_of(made).share(0, weights, [0, 1], made.sizes(0)))
 
-    made.model.load_state_dict(weights)
+    made.model.eval().load_state_dict(weights)
     for client, payload in payloads.items():
         x, y = made.samples(client, 99)
         torch.testing.assert_close(payload["x"][0], made.model(made.scale(x), 0, 1).mean(0).detach())
         assert torch.equal(payload["y"][0], mean(made.task.encode(y)))
 
 
-def test_hidden_means_are_taken_without_dropout() -> None:
-    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
-    made = setup(method=method, model={"name": "mlp", "hidden": [6], "dropout": 0.5})
-    engine = engine_of(made)
-
-    first, again = (dict(engine.share(0, made.weights(), [0], made.sizes(0)))[0] for _ in range(2))
-
-    made.model.eval()
-    expected = made.model(made.scale(made.samples(0, 99)[0]), 0, 1).mean(0).detach()
-    assert same(first, again)
-    torch.testing.assert_close(first["x"][0], expected)
-
-
 def test_hidden_means_are_sent_again_every_round() -> None:
-    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
-
-    state, records = run(federation(method=method), 2)
+    state, records = run(federation(method=HIDDEN), 2)
 
     # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
     assert [record["shared"]["sent"] for record in records] == [4, 4]
@@ -105,17 +91,12 @@ def test_raw_shares_samples_as_stored() -> None:
     assert payload["y"] is DATA.train.y
 
 
-# Pools ----------------------------------------------------------------------------------------------------
-
-
 def test_gather_stacks_in_order_of_client_and_remembers_owners() -> None:
     two, one = (rows_of(entries(3), np.array(rows)).tensors for rows in ([0, 2], [1]))
     pool = gather({7: two, 3: one})
     assert pool.owner.tolist() == [3, 7, 7]
     assert torch.equal(pool.tensors["x"], entries(3).tensors["x"][[1, 0, 2]])
 
-
-# Through the federation -----------------------------------------------------------------------------------
 
 MEANS_BYTES = (16 + 3) * 4
 """One entry: an image of 4 x 4 and three classes, float32."""
@@ -352,8 +333,7 @@ def test_payloads_that_are_not_finite_are_refused_and_recorded(monkeypatch: pyte
 
 
 def test_a_round_is_a_function_of_its_state_alone() -> None:
-    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
-    used, fresh = federation(method=method), federation(method=method)
+    used, fresh = federation(method=HIDDEN), federation(method=HIDDEN)
     start = used.start()[0]
     other = replace(start, weights={n: t + 0.3 for n, t in start.weights.items()})
     run(used, 1, start)
@@ -366,7 +346,7 @@ def test_a_round_is_a_function_of_its_state_alone() -> None:
 
 
 def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() -> None:
-    fed = federation(method={"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}})
+    fed = federation(method=HIDDEN)
     model = bytes_of(fed.setup.weights())
     record = run(fed, 1)[1][0]
     assert record["bytes_down"]["weights"] == model * len(fed.setup.population)
@@ -376,8 +356,6 @@ def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
     with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
         federation(method="fedmix", policy={"min_mean": 1})
 
-
-# Numbers of entries ---------------------------------------------------------------------------------------
 
 REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
 

@@ -160,9 +160,6 @@ def test_uploads_that_are_dropped_are_named_where_too_few_are_left() -> None:
         run(federation(slow={"seconds": [9.0] * 4, "deadline": 1.0}), 1)
 
 
-# Own weights -----------------------------------------------------------------------------------------------
-
-
 def test_own_weights_of_clients(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").write_text("name,trust\na,4\nb,3\nc,2\nd,1\n")
     for by in ([4, 3, 2, 1], f"{tmp_path}/clients.csv:trust"):

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import stacks_agree
-from helpers import each, federation_of, images, local, numbers, run, same, setup, slow_after_first, slow_except
+from helpers import each, federation_of, images, local, numbers, run, setup
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
@@ -160,26 +159,6 @@ def test_statistics_are_of_others_with_the_probability() -> None:
     anyone = StatMix(exclude_own=False).draw(np.random.default_rng(0), plan([True, False, False, True]))
     assert set(anyone["style"].ravel()) == {0, 1, 2, 3}
     assert not StatMix(probability=1.0).draw(np.random.default_rng(0), plan([True, True]))["styled"].any()
-
-
-def weights_after(method: Any, **changes: Any) -> dict[str, torch.Tensor]:
-    return run(federation_of(setup(coloured(), method=method, model=MLP, **changes)), 2)[0].weights
-
-
-@pytest.mark.parametrize("base", ["plain", "localmix"])
-def test_without_probability_it_is_the_base(base: str) -> None:
-    objective = {"probability": 0.0, "base": base}
-    made, wanted = weights_after({"name": "statmix", "objective": objective}), weights_after({"objective": base})
-    assert same(made, wanted)
-
-
-@pytest.mark.parametrize("base", slow_after_first(["plain", "localmix", "augmix"]))
-@pytest.mark.parametrize("data", slow_except([coloured], [images, coloured]))
-def test_loop_and_stacks_agree(base: str, data: Any) -> None:
-    options = {"name": "augmix", "loss_scaling": False} if base == "augmix" else base
-    method = {"name": "statmix", "objective": {"base": options}}
-    made = setup(data(), method=method, model=MLP, train={"cohort": 3, "lr": 0.02})
-    stacks_agree(made)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,10 @@ from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool, gather
 from fedblend.core.trees import bytes_of
-from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.virtual import VirtualHomogeneity, VirtualSamples
 from fedblend.methods.sharing.class_noise import ClassNoise
@@ -74,13 +71,6 @@ def test_nothing_leaves_a_client_and_each_downloads_the_noise_once() -> None:
     assert not len(state.entries)
 
 
-def test_a_resumed_run_has_the_same_noise() -> None:
-    made = world(rounds=2)
-    fed = federation_of(made)
-    state, _ = run(fed, 1)
-    assert same(federation_of(made).exchange.pool_of(state).tensors, fed.exchange.pool_of(state).tensors)
-
-
 def reference(z: np.ndarray, labels: np.ndarray, tau: float) -> float:
     """Khosla et al. 2020, equation 2, sum by sum, with the weights of targets that are distributions."""
     unit = z / np.linalg.norm(z, axis=1, keepdims=True)
@@ -114,26 +104,6 @@ def test_the_loss_is_that_of_virtual_samples_and_lambda_times_the_contrast(soft:
     plain = VirtualSamples(weight=0.5).loss(net, batch, drawn, context)
     wanted = plain.item() + 0.3 * reference(features, labels.double().numpy(), 0.2)
     assert value.item() == pytest.approx(wanted, rel=1e-5)
-
-
-def test_without_lambda_it_is_virtual_samples() -> None:
-    changes = {"objective": {"name": "virtual-homogeneity", "lambda": 0.0}}
-    plain = {"objective": {"name": "virtual-samples", "weight": 0.5}}
-    first, second = (
-        run(federation_of(world(method={"sharing": "class-noise", **objective})), 2)[0]
-        for objective in (changes, plain)
-    )
-    same_up_to_rounding(first.weights, second.weights, steps=1000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base", ["plain", "localmix"])
-@pytest.mark.parametrize("stack", [1, 2])
-def test_loop_and_stacks_agree(base: str, stack: int) -> None:
-    made = world(method={"name": "vhl", "objective": {"base": base, "entries": 7, "tau": 0.5}})
-    engines = LoopEngine(made), StackedEngine(made, stack=stack)
-    loop, stacked = (run(RoundLoop(made, engine), 1)[0] for engine in engines)
-    same_up_to_rounding(stacked.weights, loop.weights, steps=1000)
 
 
 def test_a_client_alone_with_its_means_is_not_aligned_with_them() -> None:

@@ -1,21 +1,196 @@
-"""Training on shared entries as samples."""
+"""Shared entries, raw samples, mixed seeds and XOR-ed seeds as further samples of clients."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from baselines_helpers import GROUPS
-from federation_helpers import stacks_agree
-from helpers import loss_of, run, same, setup, slow_except, tanh_net, weight_gradient
+from helpers import (
+    federation_of,
+    images,
+    local,
+    loss_of,
+    numbers,
+    run,
+    same,
+    setup,
+    tanh_net,
+    weight_gradient,
+)
 from objectives_helpers import CLASSES, NUMBERS, draws, random_pool
+from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Plain, Task
+from fedblend.core.context import Batch, Context, Task
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
+from fedblend.core.objective import Plain
+from fedblend.core.setup import Setup
+from fedblend.core.trees import bytes_of
+from fedblend.data.scale import OneHot
+from fedblend.engines.nets import EagerNet
+from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.fedmix import FedMix
 from fedblend.methods.objectives.virtual import VirtualSamples
+from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 
-DEEP = {"name": "mlp", "hidden": [8, 6]}
+LINEAR = {"name": "mlp", "hidden": []}
+COUNTS = {"name": "counts", "counts": [[6, 6, 2], [6, 6, 5], [6, 6, 3]]}
+"""Samples by label: label 2 lacks 4 at client 0, the server of XOR-ed seeds."""
+METHODS = ("shared-set", "virtual-seeds", "virtual-xor")
+
+
+def made_of(method: str, **changes: Any) -> Setup:
+    table = {"method": method, "unsafe": True, "model": LINEAR, "partition": COUNTS, "train": {"cohort": 2}}
+    return setup(images(n=60), **{**table, **changes})
+
+
+def test_entries_as_stored_are_scaled_and_their_labels_are_as_good_as_distributions() -> None:
+    made = made_of("shared-set")
+    data, rows = made.data.train, torch.tensor([7, 0, 30])
+    batch = Batch(made.scale(data.x[40:44]), data.y[40:44])
+    drawn = {"virtual": rows, "virtual_weight": torch.tensor(0.5)}
+    expected = F.cross_entropy(made.model(batch.x), batch.y) + 0.5 * F.cross_entropy(
+        made.model(made.scale(data.x[rows])), data.y[rows]
+    )
+    for y in (data.y.to(torch.uint8), data.y, F.one_hot(data.y, 3).float()):
+        context = Context(made.task, made.scale, {"x": data.x, "y": y}, pool_stored=True)
+        value = VirtualSamples().loss(EagerNet(made.model), batch, drawn, context)
+        torch.testing.assert_close(value, expected)
+
+
+def test_distributions_may_lack_the_last_classes() -> None:
+    """The server makes soft labels of the labels that arrive, and may receive none of the last classes."""
+    task = Task("classification", 4)
+    assert task.targets(torch.tensor([[0.25, 0.75]])).tolist() == [[0.25, 0.75, 0.0, 0.0]]
+    assert task.targets(torch.tensor([3], dtype=torch.uint8)).dtype == torch.int64
+    assert Task("regression", 2).targets(torch.tensor([[0.5, 2.0]])).tolist() == [[0.5, 2.0]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_client_downloads_once_what_the_server_made(method: str) -> None:
+    made = made_of(method, rounds=4)
+    fed = federation_of(made)
+    state, records = run(fed, 4)
+
+    sharing = made.experiment.method.sharing
+    pool = fed.exchange.pool_for_clients(state)
+    receivers = {client for record in records for client in record["cohort"]}
+    kinds = {sharing.bytes_kind}
+    assert sum(record["bytes_down"].get(kind, 0) for record in records for kind in kinds) == len(receivers) * bytes_of(
+        pool.tensors
+    )
+    assert records[0]["bytes_up"][sharing.bytes_kind] == bytes_of(state.entries.tensors)
+    assert all(sharing.bytes_kind not in record["bytes_up"] for record in records[1:])
+
+
+def test_no_sample_of_a_server_with_data_of_its_own_reaches_a_client() -> None:
+    made = made_of("virtual-xor")
+    fed = federation_of(made)
+    begun = fed.begin_round(fed.start()[0])
+
+    assert begun.task.pool is not None
+    own = {row.numpy().tobytes() for row in made.samples(0, 14)[0]}
+    sent = [row.numpy().tobytes() for row in begun.task.pool.tensors["x"]]
+    assert set(begun.task.pool.owner) == {-1}
+    assert begun.task.pool.tensors["y"].tolist() == [2] * 4
+    assert not own & set(sent)
+    assert own <= {row.numpy().tobytes() for row in fed.exchange.pool_of(begun.state).tensors["x"]}, (
+        "the server itself has them"
+    )
+
+
+def test_a_shared_set_is_as_many_raw_samples_of_each_client() -> None:
+    made = made_of({"name": "shared-set", "sharing": {"samples": 3}})  # type: ignore[arg-type]
+    fed = federation_of(made)
+    pool = fed.exchange.pool_of(fed.begin_round(fed.start()[0]).state)
+
+    assert np.bincount(pool.owner).tolist() == [3, 3, 3]
+    for client in range(3):
+        x, y = made.samples(client, int(made.sizes(0)[client]))
+        held = {(row.numpy().tobytes(), int(label)) for row, label in zip(x, y, strict=True)}
+        rows = torch.from_numpy(pool.owner == client)
+        assert held >= {
+            (row.numpy().tobytes(), int(label))
+            for row, label in zip(pool.tensors["x"][rows], pool.tensors["y"][rows], strict=True)
+        }
+
+
+def test_a_shared_set_of_numbers_keeps_the_targets() -> None:
+    made = setup(numbers(), method="shared-set", unsafe=True, model=LINEAR)
+    fed = federation_of(made)
+    state, _ = run(fed, 1)
+    held = {tuple(row) for row in made.data.train.y.tolist()}
+    assert state.entries.tensors["y"].dtype == torch.float32
+    assert {tuple(row) for row in state.entries.tensors["y"].tolist()} <= held
+
+
+def test_more_entries_than_samples_in_a_batch_go_through_dropout_in_stacks() -> None:
+    made = made_of("virtual-seeds", model={"name": "mlp", "hidden": [5], "dropout": 0.5}, train={"batch_size": 4})
+    begin, (state, _) = made.weights(), run(RoundLoop(made, StackedEngine(made, stack=2)), 1)
+    assert not same(begin, state.weights)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"sharing": "mixed-seeds", "objective": "fedmix"}, "'mixed-seeds' shares seeds, but"),
+        (
+            {"sharing": "mixed-seeds", "objective": {"name": "virtual-samples", "base": "naivemix"}},
+            "'mixed-seeds' shares seeds, but",
+        ),
+        ({"sharing": "raw", "objective": "fedmix"}, "'raw' shares raw samples, but"),
+        ({"sharing": "means", "objective": "global-mixup"}, "'global-mixup' reads raw samples"),
+    ],
+)
+def test_objectives_that_cannot_read_stored_samples_are_refused(method: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedblendError, match=words):
+        resolve({"data": "digits", "partition": "iid", "unsafe": True, "method": method})
+
+
+def test_raw_samples_need_unsafe() -> None:
+    with pytest.raises(FedblendError, match="unsafe: false does not allow 'raw-seeds'"):
+        resolve({"data": "digits", "partition": "iid", "method": "shared-set"})
+
+
+def test_a_server_that_lacks_no_label_is_told_to_be_another() -> None:
+    made = made_of("virtual-xor", partition={"name": "counts", "counts": [[5, 5, 5], [5, 5, 5]]})
+    with pytest.raises(FedblendError, match=r"'virtual-samples' has nothing to mix with; choose another server"):
+        run(federation_of(made), 1)
+
+
+def test_seeds_of_which_none_match_are_told() -> None:
+    made = made_of("virtual-seeds", partition={"name": "counts", "counts": [[5, 5, 0], [5, 0, 5]]})
+    with pytest.raises(FedblendError, match=r"'virtual-samples' has nothing to mix with; let clients hold two labels"):
+        run(federation_of(made), 1)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "told"),
+    [
+        (MixedSeeds(), "'mixed-seeds' mixes images or features of two classes, but these data are text; valid: means"),
+        (XorSeeds(), "'xor-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
+        (MixedTargetSeeds(), "'mixed-target-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
+    ],
+)
+def test_seeds_of_text_are_refused(sharing: Any, told: str) -> None:
+    codes, labels = torch.arange(12, dtype=torch.uint8).reshape(4, 3), torch.tensor([0, 1, 0, 1])
+    with pytest.raises(FedblendError, match=re.escape(f"method.sharing: {told}")):
+        sharing.share(local(codes, labels, Task("classification", 2), OneHot(12)))
+
+
+def test_the_entries_of_a_pool_of_inputs_are_not_scaled() -> None:
+    model, task = tanh_net(), Task("classification", 3)
+    pool = {"x": torch.ones(1, 5, dtype=torch.float64), "y": torch.tensor([1])}
+    batch = Batch(torch.zeros(2, 5, dtype=torch.float64), torch.tensor([0, 2]))
+    drawn = {"virtual": torch.tensor([0]), "virtual_weight": torch.tensor(1.0)}
+    value = loss_of(VirtualSamples(), model, batch, task, 0.0, pool, **drawn)
+    expected = F.cross_entropy(model(batch.x), batch.y) + F.cross_entropy(model(pool["x"]), pool["y"])
+    torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize("task", [CLASSES, NUMBERS])
@@ -31,50 +206,6 @@ def test_the_loss_on_the_drawn_entries_is_added_to_the_base(task: Task, base: An
     wanted = loss_of(base, model, batch, task, 0.2, pool) + 0.3 * added
     torch.testing.assert_close(made, wanted)
     torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
-
-
-def weights_after(objective: Any, rounds: int = 2, **changes: Any) -> dict[str, torch.Tensor]:
-    method: dict[str, Any] = {"objective": objective}
-    if objective["name"] not in ("plain", "augmix"):
-        method["sharing"] = {"name": "means", "split": "class", "samples_per_mean": 4}
-    made = setup(**{"groups": GROUPS, "method": method, "model": DEEP, "train": {"cohort": 3}, **changes})
-    return run(made, rounds)[0].weights
-
-
-@pytest.mark.parametrize("base", ["plain", "fedmix", "augmix"])
-def test_without_weight_it_is_the_base(base: str) -> None:
-    made, wanted = (
-        weights_after(objective)
-        for objective in ({"name": "virtual-samples", "base": base, "weight": 0.0}, {"name": base})
-    )
-    assert same(made, wanted)
-
-
-@pytest.mark.parametrize("base", slow_except(["fedmix"], ["plain", "fedmix", "hidden-mix"]))
-def test_loop_and_stacks_agree(base: str) -> None:
-    sharing = {"name": "hidden-means"} if base == "hidden-mix" else {"name": "means", "split": "class"}
-    method = {"sharing": sharing, "objective": {"name": "virtual-samples", "base": base, "entries": 3}}
-    made = setup(groups=GROUPS, method=method, model=DEEP, train={"cohort": 3, "lr": 0.02})
-    stacks_agree(made)
-
-
-def test_a_client_without_entries_of_others_takes_the_base() -> None:
-    alone = {"groups": [list(range(20))], "train": {"cohort": 1}}
-    made, wanted = (
-        weights_after(objective, **alone)
-        for objective in ({"name": "virtual-samples", "exclude_own": True}, {"name": "plain"})
-    )
-    assert same(made, wanted)
-
-
-def test_a_stack_may_hold_a_client_that_alone_has_shared() -> None:
-    """With ``exclude_own`` it has no entries to draw, unlike the others of its stack."""
-    sharing = {"name": "means", "split": "class", "threshold": 20}
-    objective = {"name": "virtual-samples", "exclude_own": True, "entries": 3}
-    groups = [list(range(24)), list(range(24, 32)), list(range(32, 40))]
-    made = setup(groups=groups, method={"sharing": sharing, "objective": objective}, train={"cohort": 3, "lr": 0.02})
-
-    stacks_agree(made, stack=3)
 
 
 def test_what_the_base_reads_is_read() -> None:

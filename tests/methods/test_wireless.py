@@ -58,9 +58,6 @@ def sizes(bits: int, count: int) -> np.ndarray:
     return np.full(count, bits // 8)
 
 
-# The paper's numbers ---------------------------------------------------------------------------------------
-
-
 def test_the_papers_links_by_hand() -> None:
     # 23 dBm are 199.526 mW; 1 km to the power 4 is 1e12; -174 dBm/Hz are 3.98107e-18 mW/Hz on 2 MHz: 7.96214e-12 mW.
     up, down = Wireless().link("up", 10), Wireless().link("down", 10)
@@ -119,8 +116,6 @@ def test_the_uplink_is_shared_by_those_that_transmit() -> None:
     assert sent.seconds.tolist() == [0, 0.001, 0.001, 0]
 
 
-# Closed forms ----------------------------------------------------------------------------------------------
-
 LINKS = st.builds(
     Link,
     snr=st.floats(0.3, 300),
@@ -154,9 +149,6 @@ def test_limits_of_the_closed_forms() -> None:
     assert bad.outage(1) == pytest.approx(1)
     assert bad.outage(0) == 0
     assert 0 < bad.success < 1e-250
-
-
-# Draws against closed forms --------------------------------------------------------------------------------
 
 
 def drawn(channel: Wireless, direction: str, bits: int, devices: int, times: int) -> np.ndarray:
@@ -199,9 +191,6 @@ def test_what_is_lost_took_t_max() -> None:
     assert (sent.seconds[sent.arrives] <= 0.09 + 1e-12).all()
 
 
-# Distances -------------------------------------------------------------------------------------------------
-
-
 def test_devices_are_at_one_kilometre_unless_a_ring_is_given() -> None:
     assert Wireless().distances(np.array([5, 0])).tolist() == [1000, 1000]
 
@@ -235,9 +224,6 @@ def test_distances_need_to_know_who_transmits() -> None:
         Wireless(nearest=200).delivers("up", np.array([1]), rng())
 
 
-# What a channel is -----------------------------------------------------------------------------------------
-
-
 def test_a_channel_defines_one_of_the_two() -> None:
     class Odd(Channel):
         def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -253,8 +239,6 @@ def test_delivers_is_what_transmit_says() -> None:
     channel, bits = Wireless(t_max=0.09), sizes(OUTPUTS + 50 * SEED, 50)
     assert channel.delivers("up", bits, rng(3)).tolist() == channel.transmit("up", bits, rng(3)).arrives.tolist()
 
-
-# In a federation -------------------------------------------------------------------------------------------
 
 LOSSY = {"name": "wireless", "t_max": 0.001, "power_up": 25.0, "power_down": 28.0}
 """One slot each way, for models that fit into one: five of six arrive."""
@@ -286,9 +270,6 @@ def test_a_model_that_needs_more_slots_than_allowed_never_arrives() -> None:
         run(fed, 1)
 
 
-# Options ---------------------------------------------------------------------------------------------------
-
-
 @each(
     ("options", "told"),
     [
@@ -316,9 +297,6 @@ def test_options_out_of_range_are_told(options: dict[str, Any], told: str) -> No
 def test_the_limit_is_whole_slots(slot: float) -> None:
     assert Wireless(slot=slot, t_max=3 * slot).link("up", 1).limit == 3
     assert Wireless(slot=slot, t_max=3.99 * slot).link("up", 1).limit == 3
-
-
-# The command -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from helpers import (
     numbers,
     run,
     same,
-    same_state,
     setup,
-    slow_after_first,
 )
 from sharing_helpers import server_side
 from torch.nn import functional as F
@@ -34,13 +31,11 @@ from fedblend.core.server_step import ServerContext
 from fedblend.core.sharing import Pool, Request
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment import presets
 from fedblend.methods.server_steps.seeds import TrainOnSeeds
 from fedblend.methods.sharing.xor import blend, shortages
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.models.layers import Staged
-from fedblend.runs import checkpoint
 
 LINEAR = {"name": "mlp", "hidden": []}
 
@@ -65,9 +60,6 @@ def pool_of(made: Any) -> tuple[Pool, Any, Any]:
     fed = federation_of(made)
     state, (record,) = run(fed, 1)
     return fed.exchange.pool_of(state), state, record
-
-
-# What is asked for ----------------------------------------------------------------------------------------
 
 
 def test_the_paper_s_server_asks_for_190_a_target_label() -> None:
@@ -111,9 +103,6 @@ def test_samples_that_are_not_stored_in_8_bits_are_refused() -> None:
         XorSeeds().share(given)
     with pytest.raises(FedblendError, match="requests samples by label"):
         XorSeeds().spread(data.train.y.numpy(), 2, [1])
-
-
-# At the server --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -251,9 +240,6 @@ def test_training_on_seeds_is_adam_on_the_scaled_samples(layers: list[torch.nn.M
     assert same(step.refine(weights, replace(server, pool=Pool({}, np.empty(0, np.int64))))[0], weights)
 
 
-# The loop -------------------------------------------------------------------------------------------------
-
-
 def test_what_travels_is_pixels_the_label_and_the_dummy_s_label() -> None:
     made = one_shot()
     _, _, record = pool_of(made)
@@ -291,25 +277,6 @@ def test_vanilla_fl_is_one_round_of_fedavg() -> None:
     assert same(ours.weights, theirs.weights)
 
 
-@pytest.mark.parametrize("method", slow_after_first(["xormixfl", "mixfl"]))
-def test_engines_agree_and_a_checkpoint_goes_on_exactly_from_a_warm_start(method: str, tmp_path: Path) -> None:
-    warm = {"name": method, "upload": {"name": "model", "from_round": 2}}
-    made = one_shot(warm, rounds=3)
-    loop, records = run(made, 3)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made)), 3)
-
-    for name, tensor in loop.weights.items():
-        torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-5, rtol=1e-4)
-    assert same(stacked.entries.tensors, loop.entries.tensors)
-    half, _ = run(made, 1)
-    checkpoint.write(tmp_path, half)
-    read = checkpoint.read(tmp_path)
-    assert read is not None
-    resumed, again = run(made, 2, read)
-    assert same_state(resumed, loop)
-    assert [r["loss"] for r in again] == [r["loss"] for r in records[1:]]
-
-
 def test_a_warm_start_is_the_one_shot_model_and_then_fedavg() -> None:
     warm = one_shot({"name": "xormixfl", "upload": {"name": "model", "from_round": 2}})
     shot, _ = run(RoundLoop(one_shot(), LoopEngine(one_shot())), 1)
@@ -329,14 +296,6 @@ def test_a_warm_start_is_the_one_shot_model_and_then_fedavg() -> None:
     assert record["cohort"] == [0, 1, 2]
 
 
-def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
-    made = one_shot({"name": "xormixfl", "server_step": {**STEP, "rounds": 3}})
-    whole, _ = run(made, 3)
-    half, _ = run(made, 1)
-    resumed, _ = run(made, 2, half)
-    assert same_state(resumed, whole)
-
-
 @each(
     ("sharing", "message"),
     [
@@ -354,12 +313,7 @@ def test_a_resumed_one_shot_run_makes_the_same_pool() -> None:
 )
 def test_settings_that_make_no_sense(sharing: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
-        _begin({"name": "xormixfl", "sharing": sharing})
-
-
-def _begin(method: Any) -> RoundLoop:
-    made = one_shot(method)
-    return federation_of(made)
+        federation_of(one_shot({"name": "xormixfl", "sharing": sharing}))
 
 
 def test_a_server_that_could_not_decode_is_refused_before_anything_is_sent() -> None:

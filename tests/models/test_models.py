@@ -41,9 +41,6 @@ LEAST: dict[str, tuple[int, ...]] = {
 """The smallest inputs that each takes."""
 
 
-# Norms ----------------------------------------------------------------------------------------------------
-
-
 @each("name", NORMED)
 def test_norms_follow_every_convolution_or_none(name: str) -> None:
     spec, shape = SMALL[name]
@@ -70,9 +67,6 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str) -> None:
         registry.build("model", {**spec, "norm": "group", "groups": 3}).build(shape, 3)
 
 
-# Inputs ---------------------------------------------------------------------------------------------------
-
-
 @each(("name", "least"), LEAST.items())
 def test_inputs_too_small_or_of_another_rank_are_errors(name: str, least: tuple[int, ...]) -> None:
     spec, _ = SMALL[name]
@@ -95,9 +89,6 @@ def test_five_by_five_kernels_of_xormixfl_need_sixteen_pixels() -> None:
     assert part.build((1, 16, 16), 3)(torch.zeros(1, 1, 16, 16)).shape == (1, 3)
     with pytest.raises(FedblendError, match="at least 16x16 pixels"):
         part.build((1, 16, 15), 3)
-
-
-# Functional calls and engines -----------------------------------------------------------------------------
 
 
 @small
@@ -186,9 +177,6 @@ def test_batch_norm_is_left_to_the_loop() -> None:
     made = setup(images(side=8), model=spec, train={"cohort": 2})
 
     assert "batch norm with running statistics" in unstackable(made)
-
-
-# Reference ------------------------------------------------------------------------------------------------
 
 
 def test_the_list_of_models_has_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,6 @@ def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[n].double() - b[n]).norm() / b[n].double().norm().clamp(min=1e-9)) for n in b)
 
 
-# Stacks ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "train"),
     slow_except(
@@ -217,9 +214,6 @@ def test_a_model_of_ones_own_is_built_once() -> None:
     OfTypes.built = 0
     setup(images(side=8), model=of_types("float32", "float32"))
     assert OfTypes.built == 1
-
-
-# At the server -----------------------------------------------------------------------------------------------
 
 
 STEPS = ("aggenhance", "prior-samples", "mix2fld")

@@ -35,9 +35,6 @@ def item(paper: str, name: str) -> Item:
     return all_papers()[paper].items[name]
 
 
-# What the files hold --------------------------------------------------------------------------------------
-
-
 def test_every_table_and_figure_of_the_papers_is_an_item() -> None:
     wanted = {f"{paper}/{name}" for paper, all_names in EVERY_TABLE.items() for name in all_names.split()}
 
@@ -135,8 +132,6 @@ def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None
     with pytest.raises(FedblendError, match=r"items\.t\.quantities\.q: row 'x' has 1 numbers, but there are 2 columns"):
         read_paper(path)
 
-
-# Claims ---------------------------------------------------------------------------------------------------
 
 CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
 

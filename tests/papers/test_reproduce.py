@@ -51,8 +51,6 @@ from fedblend.papers.verdicts import judge_result
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Outcome, read
 
-# Running --------------------------------------------------------------------------------------------------
-
 
 class Counted:
     """Counts the runs that are started."""
@@ -397,8 +395,6 @@ def test_clients_are_tested_with_the_model_that_each_has_after_training(engine: 
     assert after == pytest.approx(of_global)
 
 
-# Pages ----------------------------------------------------------------------------------------------------
-
 RESULT: dict[str, Any] = {
     "item": "p/t",
     "title": "a table",
@@ -589,9 +585,6 @@ def test_the_most_that_a_backward_pass_keeps_is_counted_once_and_let_go() -> Non
     assert most_kept(lambda: (x.exp() * x.sin()).sum().backward()) == 3000  # x, sin, and exp, which is saved twice
 
 
-# The command ----------------------------------------------------------------------------------------------
-
-
 def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -702,9 +695,6 @@ def test_data_that_no_cell_has_any_more_are_not_among_the_facts(tmp_path: Path) 
     path.write_text(json.dumps(result))
 
     assert list(run_item(made, tmp_path, Counted(), jobs=1)["facts"]["data"]) == ["digits"]
-
-
-# Data -----------------------------------------------------------------------------------------------------
 
 
 def test_a_data_set_with_all_its_files_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

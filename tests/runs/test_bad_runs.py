@@ -64,9 +64,6 @@ def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path):
     succeeded(here("leaks", "a"))
 
 
-# Clients that are short of samples ------------------------------------------------------------------------
-
-
 def test_a_client_with_fewer_samples_than_a_batch_trains():
     counts = [[1] + [0] * 9, [2] * 10, [1] * 10, [0] * 9 + [3]]
     changes = {
@@ -89,9 +86,6 @@ def test_an_empty_client_is_never_drawn():
     succeeded(here("inspect", "out"))
     outcome = run({"partition": {"name": "counts", "counts": counts}, "train": {"cohort": 3}})
     refused(outcome, "train.cohort: 3", "2 of 4 clients hold samples", "valid: 1 to 2")
-
-
-# Runs that go wrong ---------------------------------------------------------------------------------------
 
 
 def test_training_that_diverges_names_clients_and_reason():
@@ -270,8 +264,6 @@ def test_no_study_begins_in_the_folder_of_a_run(federated):
     refused(here("tune", write(Path("tune.toml")), "--out", path.path, "--resume"), told)
     assert contents(path.path) == before
 
-
-# A full disk ----------------------------------------------------------------------------------------------
 
 LARGE = {"model": {"name": "mlp", "hidden": [600]}, "rounds": 4}
 """Checkpoints of 180 kB, so that one finds no room where a line of metrics still does."""

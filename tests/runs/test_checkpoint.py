@@ -109,9 +109,6 @@ def test_tensors_that_do_not_go_together(tmp_path, header, changes, words):
     assert words in told_of(made(tmp_path, json.dumps({**SCALARS, **header}), **changes))
 
 
-# Of another run -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "clients", "words"),
     [
@@ -169,9 +166,6 @@ def test_a_checkpoint_of_more_rounds_than_can_be_counted(run):
     scalars = {"round": 10**18, "shared_round": -1, "clients": 4}
     save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"state": json.dumps(scalars)})
     refused(here("resume", run), "metrics.jsonl: rounds are missing below the checkpoint's, 1000000000000000000")
-
-
-# Checksums ------------------------------------------------------------------------------------------------------
 
 
 def written(folder):

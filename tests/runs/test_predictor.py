@@ -96,9 +96,6 @@ def test_samples_of_another_form_are_refused(finished, samples, said):
     assert said in str(error.value)
 
 
-# Export ----------------------------------------------------------------------------------------------------
-
-
 def test_weights_are_exported_with_the_scale_and_the_classes(finished, data, tmp_path):
     model, description = finished.predictor.export(tmp_path / "new" / "model.safetensors")
     about = json.loads(description.read_text())
@@ -166,9 +163,6 @@ def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method, tmp
     for read in (lambda: result.model, lambda: result.predictor, lambda: result.predict(np.zeros((1, 1, 8, 8)))):
         with pytest.raises(FedblendError, match=told):
             read()
-
-
-# Commands --------------------------------------------------------------------------------------------------
 
 
 def test_pictures_archives_and_folders_are_predicted(finished, data, tmp_path):

@@ -91,9 +91,6 @@ def copy_of(run, folder):
     return Path(shutil.copytree(run, folder / "out" / run.name))
 
 
-# Killed ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_run_killed_at_ten_instants_ends_like_one_left_alone(eventful, tmp_path):
     file, run, chance = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG, random.Random(20)
@@ -225,9 +222,6 @@ def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path):
     assert same_state(found, state)
 
 
-# Killed between its end and its status ---------------------------------------------------------------------
-
-
 class Killed(BaseException):
     """Ends a run as a kill does: nothing of the run handles it."""
 
@@ -327,9 +321,6 @@ def test_a_done_run_that_goes_on_and_is_killed_at_once_goes_on_again(tmp_path, m
     assert status(tmp_path / "run") == {"state": "done", "round": 4, "reason": "ended by early-stopping"}
 
 
-# Stopped ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_run_and_tells_how_to_go_on(eventful, tmp_path):
     file, run = eventful.parent.parent / "eventful.toml", tmp_path / "out" / SLUG
@@ -345,9 +336,6 @@ def test_ctrl_c_keeps_the_run_and_tells_how_to_go_on(eventful, tmp_path):
     again = succeeded(here("resume", tmp_path / "out"))
     assert "fedmix" in again.out
     same_end(run, eventful)
-
-
-# Gone on with ----------------------------------------------------------------------------------------------
 
 
 def test_resuming_a_finished_run_changes_nothing_and_prints_the_table(tiny):
@@ -513,8 +501,6 @@ def test_a_run_killed_before_its_first_line_can_be_shown_and_resumed(tiny, tmp_p
     succeeded(here("resume", run))
     same_end(run, tiny)
 
-
-# Several at once -------------------------------------------------------------------------------------------
 
 STUDY = {**EVENTFUL, "name": "study", "rounds": 30}
 

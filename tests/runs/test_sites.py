@@ -38,9 +38,6 @@ def alone(**changes):
     return setup(two_sites(), **settings)
 
 
-# Variants --------------------------------------------------------------------------------------------------
-
-
 def test_variants_are_laid_over_the_file():
     variant = {"method": {"name": "fedavg", "label": "pooled"}, "partition": {"clients": 1}, "train": {"cohort": 1}}
     made = expand({**BASE, "grid": {"train.epochs": [1, 3]}, "variants": [variant]}).experiments
@@ -76,9 +73,6 @@ def test_variants_have_methods_grids_and_parts_of_their_own():
 def test_bad_variants(variants, told):
     with pytest.raises(FedblendError, match=told):
         expand({**BASE, "variants": variants})
-
-
-# Alone -----------------------------------------------------------------------------------------------------
 
 
 def test_a_client_alone_trains_as_if_there_were_no_other():
@@ -131,9 +125,6 @@ def test_judge_each_needs_weights_and_tests_of_the_clients_own():
             FedblendError, match="evaluate_model: 'each' needs test samples that all belong to a client"
         ):
             federation_of(alone(train={"cohort": 1}, **settings))
-
-
-# Sites -----------------------------------------------------------------------------------------------------
 
 
 def test_accuracy_by_site_whoever_holds_what():

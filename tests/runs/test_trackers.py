@@ -311,9 +311,6 @@ def test_validation_samples_come_before_test_samples():
     assert stop.seen == [(1, 0.25), (2, 0.5)]
 
 
-# Trackers --------------------------------------------------------------------------------------------------
-
-
 def expected(folder):
     """All numbers that a run measured, by round."""
     return {record.round: numbers_of(record) for record in RunDirectory(folder).records()}
