@@ -246,6 +246,9 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="A CSV file for all predictions (default: none).")] = None,
     best: Best = False,
     trust: Trust = False,
+    site: Annotated[
+        Path | None, typer.Option(help="A site file: its rename and categories hold for tables (default: none).")
+    ] = None,
 ) -> None:
     """Predict for pictures, an .npz file or a CSV with a run's model.
 
@@ -516,12 +519,7 @@ def up(
     run_trial(for_sites(experiment, sites), sites, site_file or [], min_sites, deadline, out)
 
 
-@_command(
-    federation_app,
-    "",
-    "federation app my.toml --out app --folder /var/lib/fedblend/run",
-    name="app",
-)
+@_command(federation_app, "", "federation app my.toml --out app --folder /var/lib/fedblend/run", name="app")
 def app_(
     file: File,
     out: Annotated[Path, typer.Option(help="The folder to write the Flower app into.")],

@@ -11,8 +11,8 @@ from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.core.files import write_atomically
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.make_setup import split
+from fedblend.report.split_figure import draw_sizes, draw_split
 from fedblend.runs import api
 
 MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}

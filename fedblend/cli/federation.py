@@ -320,13 +320,9 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
         require_device(site.device)
     except FedblendError as error:
         raise FedblendError(f"{path}: {error}") from None
-    record, log = AuditLog(site.audit), Path(str(site.audit))
-    if not log.parent.is_dir():
-        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
-    # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
-    for file in (log, log.with_name(f"{log.name}.lock")):
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
+    log = Path(str(site.audit))
+    _require_writable(path, log)
+    record = AuditLog(log)
     with record.verified() as found:
         limits = used_limits(site, record)
         if experiment is not None:
@@ -348,6 +344,16 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
         if refused:
             raise FedblendError(f"{path}: this site does not take part in {experiment}: {refused[0]}")
     console.tell(f"{path}: no fault found")
+
+
+def _require_writable(path: Path, log: Path) -> None:
+    """Raise :class:`FedblendError` if this user cannot write a site's audit log, or its lock."""
+    if not log.parent.is_dir():
+        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
+    # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
+    for file in (log, log.with_name(f"{log.name}.lock")):
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
 
 
 def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:

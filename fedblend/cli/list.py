@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -149,14 +148,10 @@ def _parts_of_method(name: str) -> list[Entry]:
         specs = given.get(field, json.loads(defaults[field]))
         for spec in specs if isinstance(specs, list) else [specs]:
             values = spec if isinstance(spec, Mapping) else {"name": spec}
-            entries.append(_with_values(parts[values["name"]], values))
+            part = parts[values["name"]]
+            options = [replace(o, default=json.dumps(values[o.name])) if o.name in values else o for o in part.options]
+            entries.append(replace(part, options=tuple(options)))
     return [entry for entry in entries if entry.options]
-
-
-def _with_values(entry: Entry, values: Mapping[str, Any]) -> Entry:
-    """The entry of a part with other defaults, by option."""
-    options = [replace(o, default=json.dumps(values[o.name])) if o.name in values else o for o in entry.options]
-    return replace(entry, options=tuple(options))
 
 
 def _render(entry: Entry) -> RenderableType:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedblend.cli.console import Console, write_line
 from fedblend.core.record import EngineChoice, RoundRecord
@@ -42,11 +41,6 @@ class RemainingTime:
         return f"  {(now - start) / (done - first) * (total - done):.0f} s left" if first < done < total else ""
 
 
-class _Facts(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["facts"], no_wrap=True)
-
-
 class RunProgress:
     """Shows the rounds of several runs; use as a context, and call with each record.
 
@@ -71,7 +65,7 @@ class RunProgress:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
             TextColumn("{task.completed}/{task.total}"),
-            _Facts(),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
         )
@@ -208,8 +202,5 @@ class Steps:
 def steps_shown() -> Iterator[Steps]:
     """Inside, the yielded :class:`Steps` shows progress."""
     steps = Steps()
-    if not steps.live:
-        yield steps
-        return
-    with steps.bars:
+    with steps.bars if steps.live else nullcontext():
         yield steps

@@ -17,7 +17,7 @@ from fedblend.data.partitions.classes import draw_classes
 from fedblend.data.partitions.deal import apportion, largest, stable_order
 from fedblend.data.partitions.dirichlet import draw_proportions, fit_counts
 from fedblend.data.partitions.prepare import prepare
-from fedblend.data.split_figure import draw_split
+from fedblend.report.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10
 """Labels of 600 samples each of 10 classes."""
@@ -309,13 +309,6 @@ def test_fraction_and_holdout_leave_every_client_a_sample(fraction, holdout, cli
     assert population.sizes.min() >= 1
     together = np.concatenate([population.order, population.held_order])
     assert len(np.unique(together)) == len(together)
-
-
-@each(("field", "values"), [("fraction", (0, 1.1, math.nan)), ("holdout", (-0.1, 1.0, math.nan))])
-def test_fraction_and_holdout_have_ranges(field, values):
-    for value in values:
-        with pytest.raises(FedblendError, match=f"{field}: {value} is not valid"):
-            prepare(build("partition", "iid"), data_of(LEVEL), 0, **{field: value})
 
 
 @each(

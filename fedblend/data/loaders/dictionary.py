@@ -56,7 +56,7 @@ def conformed(
         as_text = read_frame(path, categories=[own.get(name, name) for name in coded])
         frame = frame.assign(**{name: as_text[own.get(name, name)] for name in coded})
     for name in texts:
-        frame = frame.assign(**{name: _renamed(frame[name], categories.get(name, {}))})
+        frame = frame.assign(**{name: renamed(frame[name], categories.get(name, {}))})
         with faults.of(name):
             _require_known(frame[name], values.get(name))
     for name in (name for name in columns or {} if name not in texts and frame[name].dtype.kind not in "iufb"):
@@ -65,7 +65,8 @@ def conformed(
     return frame
 
 
-def _renamed(cells: pd.Series[Any], names: Mapping[str, str]) -> pd.Series[Any]:
+def renamed(cells: pd.Series[Any], names: Mapping[str, str]) -> pd.Series[Any]:
+    """Return cells as trimmed texts, those in ``names`` under their other name; empty cells stay empty."""
     texts = cells.map(lambda cell: trimmed(str(cell)), na_action="ignore")
     return texts.map(lambda text: names.get(text, text), na_action="ignore")
 

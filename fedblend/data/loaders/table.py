@@ -127,6 +127,19 @@ class TableFile:
         with faults.of(f"data.{inputs}"):
             self._require_features(features, uses, path, inputs)
         faults.require_none()
+        return self._read_rows(frame, path, targets, named, features, faults)
+
+    def _read_rows(
+        self,
+        frame: pd.DataFrame,
+        path: Path,
+        targets: list[str],
+        named: Mapping[str, str],
+        features: list[str],
+        faults: Faults,
+    ) -> Dataset:
+        """The data set of a table that has all of its columns; ``named`` are those of client and split."""
+        uses = [*targets, *named.values()]
         if self.text:
             frame[self.text] = frame[self.text].where(frame[self.text].astype(str).str.strip() != "")
         if self.missing == "drop":
@@ -524,7 +537,7 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
 def _encode_column(frame: pd.DataFrame, name: str, form: Mapping[str, Any], path: Path) -> np.ndarray:
     """The features of one column, [n, 1], or [n, texts] of 0 and 1."""
     if name not in frame.columns:
-        raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
+        raise FedblendError(f"{path}: has no column '{legible(name)}'{or_valid(name, frame.columns)}")
     column = frame[name]
     if name in form["categories"]:
         return np.equal.outer(*_of_form(column, form["categories"][name]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedblend.analysis.plotting import GRID, INK, MUTED, blank_figure, even_ticks, head_figure, png_bytes
 from fedblend.core.errors import legible
 from fedblend.data.measures import noniid_measures
 
@@ -24,7 +24,8 @@ MOST_LABELS = 32
 MOST_NAMES, LETTERS = 40, 24
 """Most names of clients below the figure, and most letters of each."""
 
-INK, PALE, BAR = "#22303c", "#8a97a3", "#4c78a8"
+BAR = "#4c78a8"
+"""Colour of the bars of sizes."""
 
 
 def draw_split(
@@ -53,7 +54,7 @@ def draw_split(
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
     _write_measures(figure.add_subplot(grid[:, 2]), counts)
-    return _file(figure, form)
+    return png_bytes(figure, form)
 
 
 def draw_sizes(sizes: np.ndarray, title: str, clients: Sequence[str] = (), form: str = "png") -> bytes:
@@ -64,23 +65,13 @@ def draw_sizes(sizes: np.ndarray, title: str, clients: Sequence[str] = (), form:
     _draw_sizes(axes, bars, grouped)
     axes.set_xlabel(f"{len(sizes):,} clients in {COLUMNS} groups" if grouped else "client", fontsize=9, color=INK)
     _name_clients(axes, clients)
-    return _file(figure, form)
+    return png_bytes(figure, form)
 
 
 def _figure(height: float, title: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    figure = blank_figure(11, height, dpi=130)
+    head_figure(figure, title, 13)
     return figure
-
-
-def _file(figure: Figure, form: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form)
-    return buffer.getvalue()
 
 
 def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -97,8 +88,6 @@ def _columns(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def _draw_sizes(axes: Axes, sizes: np.ndarray, grouped: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.bar(np.arange(len(sizes)), sizes, width=0.86 if len(sizes) <= 100 else 1.0, color=BAR)
     axes.set_ylabel("mean samples\na client" if grouped else "samples\na client", fontsize=9, color=INK)
     axes.set_ylim(bottom=0)
@@ -106,8 +95,8 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, grouped: bool) -> None:
     axes.tick_params(labelbottom=False, bottom=False, labelsize=8, colors=INK)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.spines["left"].set_color(PALE)
-    axes.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    axes.spines["left"].set_color(GRID)
+    even_ticks(axes.yaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
@@ -166,5 +155,5 @@ def _write_measures(axes: Axes, counts: np.ndarray) -> None:
         lines.append(("without samples", f"{empty:,}"))
     for i, (label, number) in enumerate(lines):
         y = 0.98 - i * 0.062 * 5 / axes.figure.get_figheight()  # type: ignore[union-attr]
-        axes.text(0.0, y, label, fontsize=8.5, color=PALE, transform=axes.transAxes, va="top")
+        axes.text(0.0, y, label, fontsize=8.5, color=MUTED, transform=axes.transAxes, va="top")
         axes.text(1.0, y, number, fontsize=8.5, color=INK, transform=axes.transAxes, va="top", ha="right")
