@@ -82,8 +82,7 @@ Data = Annotated[
 Seeds = Annotated[
     str | None,
     typer.Option(
-        help="Seeds to run, such as 0,1,2, in place of those of the file or item.",
-        callback=_parsed("parse_seeds"),
+        help="Seeds to run, such as 0,1,2, in place of those of the file or item.", callback=_parsed("parse_seeds")
     ),
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")]
@@ -283,8 +282,7 @@ def list_(
     word: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WHAT]",
-            help="methods, parts, datasets, models, partitions, or a name whose options to show.",
+            metavar="[WHAT]", help="methods, parts, datasets, models, partitions, or a name whose options to show."
         ),
     ] = None,
 ) -> None:
@@ -322,8 +320,7 @@ def channel(
     samples: Annotated[
         str,
         typer.Option(
-            help="Seed samples that a device sends first, such as 10,50.",
-            callback=_parsed("parse_counts", "--samples"),
+            help="Seed samples that a device sends first, such as 10,50.", callback=_parsed("parse_counts", "--samples")
         ),
     ] = "10,50",
 ) -> None:
@@ -439,8 +436,7 @@ def privacy_samples(
     lambdas: Annotated[
         str | None,
         typer.Option(
-            help="Mixing ratios, with commas (default: those of the paper's tables).",
-            callback=_parsed("parse_lambdas"),
+            help="Mixing ratios, with commas (default: those of the paper's tables).", callback=_parsed("parse_lambdas")
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
@@ -465,8 +461,7 @@ def privacy_xor(
     blended: Annotated[
         str | None,
         typer.Option(
-            help="Values of p, with commas; replace the method's own.",
-            callback=_parsed("parse_counts", "--blended"),
+            help="Values of p, with commas; replace the method's own.", callback=_parsed("parse_counts", "--blended")
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 1,

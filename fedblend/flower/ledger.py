@@ -105,13 +105,7 @@ class SharingLedger:
         self._count(secret, _name(sharing, local, about), tags, local.minimum, {}, counts)
 
     def _count(
-        self,
-        secret: bytes,
-        name: str,
-        tags: list[bytes],
-        minimum: int,
-        payload: Payload,
-        counts: Callable[[str], None],
+        self, secret: bytes, name: str, tags: list[bytes], minimum: int, payload: Payload, counts: Callable[[str], None]
     ) -> None:
         # The server knows the number of samples, so that nothing of fewer than the minimum tells nothing.
         if payload or len(tags) >= minimum:

@@ -203,12 +203,7 @@ def _run_sequentially(
 
 
 def run_one(
-    experiment: Experiment,
-    path: Path,
-    resume: bool,
-    listener: Listener,
-    processors: int,
-    on_step: OnStep,
+    experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int, on_step: OnStep
 ) -> str:
     """Run one experiment; return its error message, or an empty text. Raises :class:`Stopped` on Ctrl-C."""
     try:

@@ -34,7 +34,6 @@ class PeakMemory(Callback):
     """Add the process's peak memory to each record, where the system tells it."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Add the number."""
         if (memory := peak_memory()) is not None:
             record.machine["peak_memory"] = memory
         return None
@@ -47,7 +46,6 @@ class MetricsLog(Callback):
         self.directory = directory
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write the record."""
         self.directory.add_record(record)
         return None
 
@@ -62,7 +60,6 @@ class Checkpoints(Callback):
         self.directory, self.every, self.rounds, self.saved_round = directory, every, rounds, saved_round
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write a checkpoint if one is due."""
         if record.round % self.every == 0 or record.round == self.rounds or record.converged:
             self.write(state)
         return None
@@ -100,7 +97,6 @@ class StopAtAccuracy(Callback):
     """Test accuracy, from 0 to 1."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the accuracy is reached."""
         return record.accuracy is not None and record.accuracy >= self.accuracy
 
 
@@ -204,7 +200,6 @@ class EarlyStopping(Monitor):
     """A number counts as better if it is better by more than this."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the patience is over."""
         if not self.follow(record):
             return None
         best = self.best(self.min_delta)[0]
@@ -249,7 +244,6 @@ class KeepBest(Monitor):
             self._write(state)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write the model if this round is the best."""
         if self.follow(record) and self.best() == self.seen[-1]:
             self._write(state)
         return None
@@ -276,11 +270,9 @@ class TimeLimit(Callback):
     """Minutes on the clock, with everything that a round takes."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Note the time."""
         self._started.append(time.monotonic())
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the time is over."""
         return time.monotonic() - self._started[-1] >= 60 * self.minutes
 
     @functools.cached_property

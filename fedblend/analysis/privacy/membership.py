@@ -143,10 +143,7 @@ Half = tuple[torch.Tensor, torch.Tensor]
 
 
 def _halves(
-    setup: Setup,
-    clients: Collection[int] | None = None,
-    sizes: np.ndarray | None = None,
-    same_classes: bool = False,
+    setup: Setup, clients: Collection[int] | None = None, sizes: np.ndarray | None = None, same_classes: bool = False
 ) -> tuple[Half, Half]:
     """Up to :data:`SAMPLES` training samples of the clients (default: of all), and as many other samples, as stored.
 

@@ -37,7 +37,6 @@ class Source(DataFiles):
     """A Debian package that has the files."""
 
     def usual(self) -> list[Path]:
-        """The folders that are searched."""
         packaged = Path("/usr/share/datasets") / self.debian.removeprefix("dataset-")
         return [*super().usual(), *([packaged] if self.debian else [])]
 

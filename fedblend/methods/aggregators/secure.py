@@ -131,7 +131,6 @@ class SecureMean(WeightedMean):
         return [({name: tensor.cpu() for name, tensor in upload.items()}, weight) for upload, weight in uploads]
 
     def finish(self, partial: list[WeightedUpload] | Total, weights: Tensors) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """The mean of a masked sum or of uploads."""
         if isinstance(partial, list):
             sizes = [int(weight) for _, weight in partial]
             numbers = torch.zeros(sum(t.numel() for t in weights.values()), dtype=torch.int32)

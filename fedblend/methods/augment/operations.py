@@ -196,11 +196,7 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def blended(
-    greys: torch.Tensor,
-    operation: torch.Tensor,
-    level: torch.Tensor,
-    mix: torch.Tensor,
-    given: Constants | None = None,
+    greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor, given: Constants | None = None
 ) -> torch.Tensor:
     """The views in PyTorch, on any device: integer levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
     depth = operation.shape[-1]

@@ -89,7 +89,6 @@ class Calibrated(WithBase):
         return {**self.base.draw(rng, plan), "label_counts": counts}
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base, on changed logits."""
         return tuple(partial(self._on_calibrated, phase) for phase in self.base.phases())
 
     def _on_calibrated(
@@ -133,5 +132,4 @@ class FedRS(Calibrated):
     """Factor on the logits of classes that the client lacks."""
 
     def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """f_c, or alpha f_c for a class without samples."""
         return torch.where(counts > 0, logits, self.alpha * logits)

@@ -12,16 +12,7 @@ from pydantic import Field
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import evaluating
-from fedblend.core.objective import (
-    Batch,
-    CohortSummary,
-    Context,
-    LocalTraining,
-    ModelSpec,
-    Net,
-    Objective,
-    StepPlan,
-)
+from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Objective, StepPlan
 from fedblend.core.registry import Count, Float, Fraction, part
 from fedblend.core.trees import Tensors
 
@@ -117,7 +108,6 @@ class FedFA(Objective):
         return drawn
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch, with perturbed maps."""
         hidden, start = batch.x, 0
         for layer in _layers(context.server_state):
             hidden, start = self.perturbed(net(hidden, start, layer), layer, drawn, context), layer

@@ -66,7 +66,6 @@ class NaiveMix(MeanMix):
     """Mix each batch with averaged data of other clients, as in plain mixup (FedMix, equation 1)."""
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch."""
         x_g, y_g = self.entry_of(drawn, batch, context)
         return mixed_loss(net, batch, x_g, y_g, drawn["lam"], context)
 
@@ -124,7 +123,6 @@ class FedMix(MeanMix):
         return self
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean FedMix loss of the batch."""
         task, lam = context.task, drawn["lam"]
         x_g, y_g = self.entry_of(drawn, batch, context)
 
@@ -208,7 +206,6 @@ class HiddenMix(MeanMix):
     """The loss on the hidden states."""
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The mixing step, then the plain one."""
         return (self.mix, self.plain)
 
     def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:

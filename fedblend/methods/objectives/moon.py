@@ -30,11 +30,9 @@ class Moon(Term):
     """Temperature."""
 
     def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The global model of the client's first round."""
         return without(weights, spec.frozen)
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """mu times the mean contrastive loss of the batch."""
         z = representation(net, batch.x)
         with torch.no_grad():
             z_global = representation(net.with_weights(context.start, training=False), batch.x)

@@ -50,7 +50,6 @@ class StatMix(WithBase):
             )
 
     def fallback(self) -> Objective:
-        """The base."""
         base: Objective = self.base
         return base
 
@@ -62,7 +61,6 @@ class StatMix(WithBase):
         return {**drawn, "style": style, "styled": styled}
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base, each on the changed batch."""
         return tuple(partial(self._on_changed, phase) for phase in self.base.phases())
 
     def _on_changed(
@@ -76,7 +74,6 @@ class StatMix(WithBase):
         return phase(net, self.changed(batch, drawn, context), drawn, context)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """The loss of the base's last phase on the changed batch."""
         return self.phases()[-1](net, batch, drawn, context)
 
     def changed(self, batch: Batch, drawn: Tensors, context: Context) -> Batch:

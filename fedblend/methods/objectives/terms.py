@@ -43,7 +43,6 @@ class Distill(Term):
     """Weight of the term."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """The mean over the batch."""
         outputs = net(batch.x)
         if "outputs" not in context.global_outputs:
             return 0.0 * outputs.sum()

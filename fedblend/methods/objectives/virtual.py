@@ -41,7 +41,6 @@ class VirtualSamples(WithBase):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Inputs and targets, and the needs of the base."""
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 
     @property
@@ -69,7 +68,6 @@ class VirtualSamples(WithBase):
         return (*self.base.phases()[:-1], self.loss)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch, and of the step's entries."""
         *_, base = self.base.phases()
         own = base(net, batch, drawn, context)
         x, y = context.entries(drawn["virtual"])

@@ -13,12 +13,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Personal
 from fedblend.core.registry import Fraction, Int, part
 
-NORMS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.GroupNorm,
-    nn.LayerNorm,
-)
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm)
 """Normalisation layers."""
 
 

@@ -40,11 +40,9 @@ class PFedMe(Personal):
 
     @property
     def keeps(self) -> Literal["personal"]:
-        """A model beside the global one."""
         return "personal"
 
     def objective(self, base: Objective) -> Objective:
-        """The Moreau envelope of an objective."""
         return MoreauEnvelope(base, self)
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
@@ -74,7 +72,6 @@ class MoreauEnvelope(Objective):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The needs of f."""
         return tuple(self.base.needs)
 
     @property
@@ -83,7 +80,6 @@ class MoreauEnvelope(Objective):
         return bool(self.base.reads_start)
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
-        """What f draws."""
         return self.base.draw(rng, plan)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:

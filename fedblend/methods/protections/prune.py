@@ -67,5 +67,4 @@ class Prune(Protection):
         return max(1, round(self.keep * entries))
 
     def mechanism(self) -> str:
-        """Why there is no (epsilon, delta)."""
         return "pruning adds no noise, and which entries it keeps depends on the data"

@@ -38,7 +38,6 @@ class DistillToModel(ServerStep):
         require_classes("distill-to-model", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The server's model after K_s steps, and no further state."""
         if server.pool is None or not len(server.pool) or "outputs" not in server.global_outputs:
             return dict(weights), {}
         x = server.scale(server.pool.tensors["x"])

@@ -30,7 +30,6 @@ class FedAvgM(ServerStep):
         return add_prefix("m/", spec.zeros(weights))
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The moved weights, and m."""
         change = {name: weights[name] - server.start[name] for name in server.trained}
         momentum = {name: self.beta * m + change[name] for name, m in strip_prefix("m/", server.state).items()}
         moved = {name: server.start[name] + self.lr * m for name, m in momentum.items()}

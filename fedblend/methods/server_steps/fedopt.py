@@ -38,7 +38,6 @@ class Adaptive(ServerStep):
         return add_prefix("m/", zeros) | add_prefix("v/", {name: z + self.tau**2 for name, z in zeros.items()})
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The moved weights, with m and v."""
         change = {name: weights[name] - server.start[name] for name in server.trained}
         before = strip_prefix("m/", server.state)
         m = {name: self.beta_1 * before[name] + (1 - self.beta_1) * d for name, d in change.items()}

@@ -67,7 +67,6 @@ class FeatureStatistics(Sharing):
             )
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry for each class with enough samples."""
         return samples // max(self.min_samples, minimum)
 
     @torch.no_grad()
@@ -93,7 +92,6 @@ class FeatureStatistics(Sharing):
         }
 
     def used(self, local: ClientData) -> np.ndarray:
-        """Samples of classes that have enough."""
         enough: np.ndarray = self._counts(local)[1][local.y].numpy()
         return enough
 

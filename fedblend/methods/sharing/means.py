@@ -172,7 +172,6 @@ class SharedMeans(Sharing):
         return random_groups(local.rng, n, size)
 
     def used(self, local: ClientData) -> np.ndarray:
-        """Samples in groups that are large enough for a mean."""
         groups = self.groups(local)
         large: np.ndarray = np.bincount(groups)[groups] >= local.minimum
         return large
@@ -269,7 +268,6 @@ class LocalMeans(SharedMeans):
     plan = SharingPlan("inputs", to="own")
 
     def view(self, pool: Pool, client: int) -> Pool:
-        """The client's own means."""
         return rows_of(pool, pool.owner == client)
 
 
@@ -288,7 +286,6 @@ class Noise(Sharing):
     """Standard deviation of the noise, on the model's input scale."""
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry of a client with samples."""
         return min(samples, 1)
 
     def share(self, local: ClientData) -> Payload | None:

@@ -142,7 +142,6 @@ class SecureMeans(MaskedSums):
         return None if means is None else self.encoded(means)
 
     def form(self, spec: ModelSpec) -> Payload:
-        """Zeros like one mean input and one mean target."""
         x = spec.scale(torch.zeros(1, *spec.shape))
         return {
             f"{WHOLE}x": torch.zeros(x.shape, dtype=torch.int32),
@@ -150,7 +149,6 @@ class SecureMeans(MaskedSums):
         }
 
     def groups(self, clients: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Groups drawn at random with sizes as even as possible."""
         number = max(1, len(clients) // self.server_average)
         group = np.empty(len(clients), np.int64)
         group[rng.permutation(len(clients))] = np.arange(len(clients)) * number // max(1, len(clients))
