@@ -1,7 +1,6 @@
 """What the core reads of an experiment; :mod:`fedblend.experiment` reads it from files."""
 
 # The fields are explained in fedblend/experiment/fields.py.
-# ruff: noqa: D102
 
 from __future__ import annotations
 
