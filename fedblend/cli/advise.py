@@ -126,7 +126,6 @@ def advise(
 
 
 def _tell(folder: Path, advice: Advice, searches: Sequence[MethodSearch], first: RunDirectory) -> None:
-    """Write the numbers, the figure and the file of the advised method; print the table and the answer."""
     facts, console = first.facts(), Console()
     data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
     _write(folder, advice, read_toml(folder / "search" / BEST), searches)
@@ -175,7 +174,6 @@ def _table(advice: Advice) -> Table:
 
 
 def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch]) -> None:
-    """Write the numbers, and the file of the advised method, if there is one, with its best values."""
     if advice.to_run is None:
         (folder / ADVISED).unlink(missing_ok=True)
     else:

@@ -37,7 +37,6 @@ class CostProgress:
         self.least = math.inf
 
     def __call__(self, restart: int, number: int, cost: torch.Tensor) -> None:
-        """Show one iteration."""
         if number % COST_EVERY and number != self.total:
             return
         now = float(cost)

@@ -80,7 +80,6 @@ def _pairs(table: Mapping[str, Any]) -> str:
 
 
 def _summary(outcome: Outcome) -> dict[str, str]:
-    """Status, result and costs of a run, in words by name."""
     records, facts = outcome.records, outcome.facts
     sent: dict[str, dict[str, int]] = {"up": {}, "down": {}}
     seconds: dict[str, float] = {}

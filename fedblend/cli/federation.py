@@ -85,7 +85,6 @@ def _classes_of_no_site(experiment: Experiment) -> list[str]:
 
 
 def _require_real(experiment: Experiment) -> None:
-    """Raise :class:`FedblendError` for fields that sites refuse because they are for simulations."""
     from fedblend.flower.limits import simulated_fields
 
     for field, reason in simulated_fields(experiment, own_data=False).items():
@@ -347,7 +346,6 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
 
 
 def _require_writable(path: Path, log: Path) -> None:
-    """Raise :class:`FedblendError` if this user cannot write a site's audit log, or its lock."""
     if not log.parent.is_dir():
         raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
     # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.

@@ -44,7 +44,6 @@ def show_list(word: str | None = None) -> None:
 
 
 def _contents() -> RenderableType:
-    """The words that can be listed, and the number of entries of each."""
     kinds = {kind: len(parts) for kind, parts in index().parts.items()}
     counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
     counts |= {"methods": len(presets.presets()), "parts": sum(kinds.values())}
@@ -155,7 +154,6 @@ def _parts_of_method(name: str) -> list[Entry]:
 
 
 def _render(entry: Entry) -> RenderableType:
-    """A table of an entry's options below its name, summary and place in a file."""
     kind = "" if entry.kind == "table" else f"{entry.kind} "
     head = _head(f"{kind}{entry.name}", entry.summary, _example(entry))
     if not entry.options:

@@ -105,7 +105,6 @@ LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LE
 
 
 def _is_unsafe(method: Mapping[str, Any]) -> bool:
-    """Whether a part of a method sends raw samples to the server or other clients."""
     parts = [index().parts[kind][spec["name"]] for kind, spec in method.items() if isinstance(spec, Mapping)]
     return any(part.sends_raw_samples for part in parts)
 

@@ -64,7 +64,6 @@ def _show_points(run: Path, settings: Mapping[str, Any], vae_epochs: int, replay
 
 
 def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
-    """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
     levels, settings = measurements.levels, measurements.settings
     kept = "kept points" if measurements.kept else "points"
     rounds = table(
@@ -92,7 +91,6 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
 
 
 def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
-    """Print the alignment in evenly spaced rounds of the repeated run."""
     chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
     number = "kept\npoints" if kept else "points\nso far"
     everything = f"alignment\nall {'kept ' if kept else ''}points"

@@ -146,7 +146,6 @@ def _report(runs: Sequence[RunDirectory], page: Path, faults: list[str], tabled:
 
 
 def _print_long_runs(experiments: Mapping[str, Experiment], rounds_before: Mapping[str, int]) -> None:
-    """Print a note for each run with more rounds than its experiment has."""
     for slug, experiment in experiments.items():
         if (done := rounds_before[slug]) > experiment.rounds:
             note(f"{slug}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept")

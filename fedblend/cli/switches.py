@@ -64,7 +64,6 @@ def _show(run: RunDirectory, out: Path | None) -> None:
 
 
 def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
-    """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
     totals = sum_by_round(rows)
     chosen = set(evenly_spaced([one.round for one in totals], ROWS))
     rounds = table([], ["round", "batches", "large lambda", "share %"], ruled=True, no_wrap=True)

@@ -89,5 +89,4 @@ def divergence(blocks: Iterable[np.ndarray]) -> float:
 
 
 def _blocks(clients: int) -> Iterator[slice]:
-    """All clients, in blocks."""
     return (slice(start, min(start + BLOCK, clients)) for start in range(0, clients, BLOCK))

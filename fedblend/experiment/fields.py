@@ -255,7 +255,6 @@ class Validation(FrozenTable):
 
     @property
     def active(self) -> bool:
-        """Whether there are samples for validation."""
         return bool(self.server or self.clients)
 
 

@@ -234,25 +234,21 @@ class Counts:
         return end
 
     def keys(self, what: str) -> list[Any]:
-        """Return the keys that a quantity counts."""
         with self._told():
             rows = self.db.execute("SELECT key FROM counted WHERE what = ?", [json.dumps(what)])
             return [json.loads(key) for (key,) in rows]
 
     def number(self, what: str) -> int:
-        """Return how many keys a quantity counts."""
         with self._told():
             (found,) = self.db.execute("SELECT COUNT(*) FROM counted WHERE what = ?", [json.dumps(what)]).fetchone()
         return int(found)
 
     def has(self, what: str, key: Any) -> bool:
-        """Whether a quantity counts a key."""
         with self._told():
             pair = [json.dumps(what), json.dumps(key)]
             return self.db.execute("SELECT 1 FROM counted WHERE what = ? AND key = ?", pair).fetchone() is not None
 
     def close(self) -> None:
-        """Close the database."""
         self.db.close()
 
     @contextmanager

@@ -157,7 +157,6 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
 
 
 def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | None) -> None:
-    """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
     check_kind(task.site, once.kind, once.audit, what == UPLOAD)
     check_noise(task.site, once.kind, task.setup.experiment, what == SHARING)
     if what == SCORES and once.part:

@@ -50,7 +50,6 @@ class ClientTask:
 
     @property
     def setup(self) -> Setup:
-        """The engine's setup."""
         return self.engine.setup
 
     @property

@@ -179,7 +179,6 @@ def _certificate(
 
 
 def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Return the key usage of an authority, or of a TLS server."""
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
     usage = dict.fromkeys((*unused, "decipher_only", "crl_sign"), False)
     return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **usage)

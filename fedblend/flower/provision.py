@@ -70,7 +70,6 @@ class Federation(BaseModel):
 
     @property
     def host(self) -> str:
-        """The server's host name or address."""
         return self.server.rpartition(":")[0].strip("[]")
 
 

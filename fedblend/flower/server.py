@@ -173,7 +173,6 @@ class SiteNames(logging.Filter):
         self.names = names
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change a record's text."""
         text = record.getMessage()
         if self.names and text.startswith("fedblend: "):
             record.msg, record.args = CLIENTS.sub(lambda found: re.sub(r"\d+", self._named, found[0]), text), ()
@@ -196,7 +195,6 @@ def _run_name(folder: Path | None) -> str:
 
 
 def _keep_run_name(folder: Path | None, name: str) -> None:
-    """Write a run's name to its folder."""
     if folder is not None and not (folder / RUN_NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RUN_NAME, name)
@@ -334,7 +332,6 @@ def _sample_count(own: Mapping[int, Mapping[str, Any]], client: int, field: str)
 
 
 def _log_round(record: RoundRecord) -> None:
-    """Log one line for a round."""
     scores = {"loss": record.loss, "accuracy": record.accuracy}
     score = "".join(f", {name} {value:.4f}" for name, value in scores.items() if value is not None)
     refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.refused or ())

@@ -61,9 +61,7 @@ log = logging.getLogger("flwr")
 class MessageGrid(Protocol):
     """The part of Flower's Grid that the server uses."""
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the connected nodes."""
-        ...
+    def get_node_ids(self) -> Iterable[int]: ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids in order, ``None`` for a message that could not be sent."""
@@ -232,7 +230,6 @@ class Sites:
         return len(self.nodes.keys() & self.expected)
 
     def _update_nodes(self) -> None:
-        """Update the connected nodes, and query new nodes for their client."""
         connected = set(self.grid.get_node_ids())
         gone = {client for client, node in self.nodes.items() if node not in connected}
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}

@@ -175,7 +175,6 @@ class LoopbackTrial:
         return process
 
     def _start_guard(self) -> None:
-        """Start the guard process before the first other process."""
         if self._guard is None and (process_guard.PROC / "self" / "environ").exists():
             # In a session of its own, so that a signal to this process and its group does not end the guard.
             self._guard = subprocess.Popen(

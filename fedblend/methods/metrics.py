@@ -205,8 +205,6 @@ class CalibrationError(Metric):
 
 
 class _Regression(Metric):
-    """Base of the errors of regression."""
-
     tasks = ("regression",)
     larger_is_better = False
 

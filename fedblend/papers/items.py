@@ -193,7 +193,6 @@ def read_paper(path: Path) -> Paper:
 
 
 def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The table of a :class:`Base`; ``like`` names another base whose fields it inherits."""
     own = dict(bases[name])
     parent = _base_table(own.pop("like"), bases) if "like" in own else {"experiment": {}, "methods": {}}
     scales: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
@@ -202,7 +201,6 @@ def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _check_item(item: Item, where: str) -> None:
-    """Raise :class:`FedblendError` if keys of an item do not fit together."""
     width = len(item.all_columns)
     for name, quantity in item.quantities.items():
         place = f"{where}.quantities.{name}"

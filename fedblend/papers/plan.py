@@ -56,7 +56,6 @@ class Cell:
         return fingerprint(self.experiment)
 
     def slug(self, seed: int) -> str:
-        """The name of the folder of the cell's run."""
         return f"{slugify(f'{self.row} {self.column}')[:SLUG]}-{self.fingerprint}-seed{seed}"
 
     @property
@@ -251,7 +250,6 @@ def plan_item(
 
 
 def _smaller(item: Item, scale: Scale) -> Smaller:
-    """A scale's changes of an item."""
     return item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
 
 
@@ -275,7 +273,6 @@ def _lines_to_show_and_run(
 
 
 def _with_options(measure: Any, options: Mapping[str, Any]) -> Any:
-    """A measure with new values of those options that it has."""
     own = {key: value for key, value in options.items() if has_option(measure, key)}
     return registry.build("measure", {**dump(measure), **own}) if own else measure
 
@@ -307,7 +304,6 @@ def _cell(
 
 
 def _apply(change: Change, experiment: Experiment) -> Experiment:
-    """Apply a scale's changes to an experiment."""
     table = as_table(experiment)
     flat = flatten(table)
     for path, factor in change.times.items():

@@ -81,7 +81,6 @@ def latex(table: PageTable, unsafe: Sequence[str] = ()) -> str:
 
 
 def _alignment(column: Sequence[Cell]) -> str:
-    """Numbers to the right, texts to the left."""
     return "r" if any(cell.value is not None for cell in column) else "l"
 
 

@@ -35,12 +35,10 @@ class Difference:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """The upper end of the interval."""
         return self.mean + self.half
 
     @property

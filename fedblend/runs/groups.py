@@ -51,12 +51,10 @@ class Outcome:
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         return int(self.config["seed"])
 
     @property
     def rounds(self) -> int:
-        """The configured number of rounds."""
         return int(self.config["rounds"])
 
     @property
@@ -151,7 +149,6 @@ class Group:
 
     @property
     def unfinished(self) -> list[Outcome]:
-        """The runs that are not finished."""
         return [o for o in self.outcomes if not o.finished]
 
     @property
@@ -161,7 +158,6 @@ class Group:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration of the first run."""
         return self.outcomes[0].config
 
 

@@ -250,7 +250,6 @@ class Predictor:
 
 
 def _weights_of(folder: Path, best: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    """The round and the weights of a run's best model, or of its last checkpoint."""
     if best:
         return checkpoint.read_best(folder)
     state = checkpoint.read(folder)
@@ -311,7 +310,6 @@ def _predictor(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes of the exporters from the terminal."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

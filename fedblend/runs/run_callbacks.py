@@ -70,7 +70,6 @@ class Checkpoints(Callback):
             self.write(state)
 
     def write(self, state: RunState) -> None:
-        """Write a checkpoint now."""
         checkpoint.write(self.directory.path, state)
         self.saved_round = state.round
 

@@ -212,7 +212,6 @@ def _bytes_until(outcome: Outcome, round: int) -> float:
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:
-    """Return the rounds that were best on validation, over seeds, and the test scores of these rounds."""
     rounds: dict[int, int] = {}
     scores = []
     for o in counted:

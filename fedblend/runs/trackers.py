@@ -47,7 +47,6 @@ class Tracker(Callback):
         raise TypeError(f"{type(self).__name__} defines no begin")
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a round."""
         raise TypeError(f"{type(self).__name__} defines no log")
 
     def end(self) -> None:

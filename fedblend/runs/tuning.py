@@ -313,7 +313,6 @@ class _Chooser:
                 self.study.enqueue_trial(dict(zip(fields, cells[place], strict=True)))
 
     def ask(self) -> tuple[optuna.Trial, dict[str, Any]]:
-        """The next trial, and the values of its fields."""
         trial = self.study.ask()
         values: dict[str, Any] = {}
         for path, given in self.fields.items():
@@ -341,7 +340,6 @@ class _Chooser:
         return ends
 
     def tell(self, asked: optuna.Trial, trial: Trial, larger_is_better: bool) -> None:
-        """Note the outcome of a trial."""
         if trial.score is None or trial.pruned:
             self.study.tell(asked, state=self.states.PRUNED if trial.pruned else self.states.FAIL)
         else:

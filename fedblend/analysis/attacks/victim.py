@@ -36,7 +36,6 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Number of steps."""
         return self.batches if isinstance(self.batches, int) else len(self.batches)
 
     def rows(self, images: int) -> list[list[int]]:

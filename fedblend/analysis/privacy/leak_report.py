@@ -91,7 +91,6 @@ class Leak:
 
     @property
     def measured(self) -> bool:
-        """Whether there are measures."""
         return not math.isnan(self.psnr)
 
     def table(self) -> dict[str, Any]:
@@ -206,7 +205,6 @@ def _unmeasured(
     sharing: Any,
     setup: Setup | None,
 ) -> Leak:
-    """A leak of one kind of payload, without measures."""
     shared = _is_shared(kind, sharing)
     cohorts = [record.cohort or () for record in outcome.records]
     if shared:

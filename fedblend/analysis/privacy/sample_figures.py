@@ -104,7 +104,6 @@ def draw_seed_comparison(by_name: Mapping[str, SharedSeeds], path: Path, title: 
 
 
 def _seed_row(seeds: SharedSeeds, seed: int) -> dict[str, torch.Tensor]:
-    """The images uint8 [C, H, W] of one seed by their heading."""
     trained_on = seeds.server_samples[seed]
     images = {
         "target": seeds.raw[seeds.targets[seed, 0]],

@@ -132,7 +132,6 @@ def _read_folder(root: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_half(root: Path, half: str, has_features: bool) -> dict[str, np.ndarray]:
-    """The arrays of one half of the publisher's folder."""
     path = root / half / f"y_{half}.txt"
     y = _labels(read_table(path, 1)[:, 0], path, 1)
 

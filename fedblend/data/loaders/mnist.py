@@ -122,7 +122,6 @@ def local_files(source: Source, folder: str | None = None) -> dict[str, Path]:
 
 
 def _download(source: Source, number: int) -> Path:
-    """Download one of the files into the user's cache, unless it is there, and check its SHA-256."""
     from fedblend.data.loaders.download import download
 
     package = f", or install Debian's package {source.debian}" if source.debian else ""

@@ -132,7 +132,6 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
 
 
 def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file with separate halves, joined, and a split."""
     arrays: dict[str, np.ndarray] = {}
     for name in ("x", "y", "client", "writer"):
         both = f"'{name}_train' and '{name}_test'"
@@ -170,7 +169,6 @@ def wrong_form(path: Path, name: str, array: np.ndarray, valid: str) -> Fedblend
 
 
 def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
-    """Raise :class:`FedblendError` unless a file has the arrays ``needed``."""
     for name in (name for name in needed if name not in names):
         found = f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'})"
         optional = ", ".join(one for one in ARRAYS if one not in needed)
@@ -296,7 +294,6 @@ def _require_different(names: Sequence[str], array: str, path: Path) -> None:
 
 
 def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Classes as int64 [n], with their names."""
     if y.dtype.kind not in "iubU" or y.ndim != 1:
         others = "" if names is not None else ", 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q]"
         raise wrong_form(path, "y", y, f"whole numbers or text [n] (classes){others}")

@@ -130,7 +130,6 @@ class Toy:
 
 
 def _draw_toy(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Samples of each class, float64 [count, 2]."""
     return [rng.standard_normal((count, 2)) + np.array([centre, 0.0]) for centre in (-TOY_CENTRE, TOY_CENTRE)]
 
 

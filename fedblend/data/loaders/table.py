@@ -269,7 +269,6 @@ def _rows(count: int) -> str:
 
 
 def _unfit(name: object, fault: str, remedy: str = "valid: data.features without it") -> FedblendError:
-    """The error of a column that is no feature."""
     return FedblendError(f"data.features: column '{legible(name)}' {fault}; {remedy}")
 
 

@@ -79,7 +79,6 @@ class Voc2007:
         return made("voc2007", "image", halves, CLASSES, (source, files, notes))
 
     def _lists(self, folder: Path) -> tuple[list[str], list[str], str]:
-        """The names of the images of both halves, and the rule of the split."""
         lists = {name: _names(folder / f"{name}.txt") for name in ("trainval", "test")}
         if all(lists.values()):
             both = sorted({*lists["trainval"]} & {*lists["test"]})

@@ -37,7 +37,6 @@ class CalibratedNet:
         self.net, self.calibrate = net, calibrate
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The changed outputs, or hidden states."""
         outputs = self.net(x, start, stop)
         return self.calibrate(outputs) if stop is None else outputs
 
@@ -53,12 +52,10 @@ class CalibratedNet:
 
     @property
     def weights(self) -> Tensors:
-        """The net's weights."""
         return self.net.weights
 
     @property
     def layers(self) -> int:
-        """The net's layers."""
         return self.net.layers
 
 

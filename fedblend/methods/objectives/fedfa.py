@@ -166,7 +166,6 @@ def _variance(name: str) -> str:
 
 
 def _layers(state: Tensors) -> list[int]:
-    """Layers of a table, in order."""
     return sorted(int(name.removeprefix("mean/")) for name in state if name.startswith("mean/"))
 
 

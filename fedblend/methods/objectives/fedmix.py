@@ -164,7 +164,6 @@ class Tail:
         self.net, self.first = net, start
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Outputs for hidden states ``x``."""
         return self.net(x, self.first + start, None if stop is None else self.first + stop)
 
     def input_gradient(
@@ -174,12 +173,10 @@ class Tail:
         return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors, training: bool = True) -> Tail:
-        """The same layers with other weights."""
         return Tail(self.net.with_weights(weights, training), self.first)
 
     @property
     def weights(self) -> Tensors:
-        """The weights of all layers."""
         return self.net.weights
 
     @property
@@ -215,5 +212,4 @@ class HiddenMix(MeanMix):
         return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)
 
     def plain(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch."""
         return context.task.loss(net(batch.x), batch.y)

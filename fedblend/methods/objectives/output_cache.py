@@ -31,7 +31,6 @@ class OutputCache:
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As :meth:`Net.input_gradient`."""
         return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors, training: bool = True) -> Net:
@@ -40,12 +39,10 @@ class OutputCache:
 
     @property
     def weights(self) -> Tensors:
-        """The net's weights."""
         return self.net.weights
 
     @property
     def layers(self) -> int:
-        """The net's layers."""
         return self.net.layers
 
     def distribution(self) -> torch.Tensor:
@@ -93,6 +90,5 @@ class LabelMeans:
         return means.view(-1, self.classes, self.classes).cpu()
 
     def clear(self) -> None:
-        """Reset all sums to zero."""
         self.sums.zero_()
         self.counts.zero_()

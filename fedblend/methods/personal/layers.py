@@ -96,5 +96,4 @@ class FedBN(Personal):
 
 
 def _tensors_of(model: nn.Module, layers: Collection[str]) -> list[str]:
-    """Names of all weights and buffers of some layers, in the model's order."""
     return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]

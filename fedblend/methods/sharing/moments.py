@@ -211,7 +211,6 @@ class SecureMoments(MaskedSums):
 
     @property
     def moments(self) -> Moments:
-        """The sharing that makes a client's sums."""
         alone = self.multiplier / math.sqrt(self.noise_over)
         return Moments(project=self.project, min_samples=1, clip=self.clip, multiplier=alone)
 

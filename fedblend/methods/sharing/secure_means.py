@@ -116,7 +116,6 @@ class SecureMeans(MaskedSums):
 
     @property
     def means(self) -> SharedMeans:
-        """The sharing that makes a client's mean."""
         return SharedMeans(scale=self.scale, noise=self.noise, multiplier=self.multiplier)
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:

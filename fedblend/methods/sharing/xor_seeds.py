@@ -120,7 +120,6 @@ class _TargetSeeds(Seeds):
         return 0 if request is None else int(request.wanted.sum())
 
     def _targets(self, counts: np.ndarray) -> np.ndarray:
-        """The target labels, int64."""
         if self.targets is None:
             return np.flatnonzero(counts < counts.max())
         return self._checked_labels("targets", self.targets, len(counts))

@@ -23,7 +23,6 @@ def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
 
 
 def _target(cell: CellRun) -> float:
-    """The experiment's target accuracy."""
     if cell.experiment.target is None:
         raise FedblendError("target: is missing; give the experiment the accuracy that counts")
     return cell.experiment.target
