@@ -109,9 +109,7 @@ Command = Callable[..., None]
 def _command(
     group: typer.Typer, does: str, example: str, name: str | None = None, old: typer.Typer | None = None
 ) -> Callable[[Command], Command]:
-    """Declare a command that calls ``does`` (``module:function`` in fedblend.cli) with the options that are given.
-
-    Without ``does`` the command's own body is called.
+    """Declare a command that calls ``does`` (``module:function`` in fedblend.cli), or without one its own body.
 
     In the group ``old`` it has its old place, too, and is hidden there.
     """

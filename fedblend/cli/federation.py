@@ -92,10 +92,7 @@ def _require_real(experiment: Experiment) -> None:
 
 
 def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
-    """Return the limits of a federation of so many clients; ``None`` where only the data tell how many.
-
-    Raises :class:`FedblendError` for limits with which no round could begin.
-    """
+    """The limits of a federation of so many clients (``None``: only the data tell). Raises :class:`FedblendError`."""
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
 
     if deadline is not None and not 1 <= deadline < math.inf:
@@ -194,10 +191,7 @@ def run_trial(
 
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
-    """The path of a trial's site file. An existing file is kept.
-
-    A new file permits what the method sends, and trusts the code and the files that the experiment names.
-    """
+    """The path of a trial's site file; a new one permits what the method sends, and trusts what the run names."""
     from fedblend.flower.site import KINDS, MOST_ROUNDS, SAFE, files_of, site_text
 
     path = folder / "site.toml"
@@ -217,10 +211,7 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
 
 
 def _print_log(console: Console, log: str, read: int, run: Path, printed: int) -> tuple[int, int]:
-    """Print rounds and lines about sites, in the order of the log, after its first ``read`` characters.
-
-    Returns how many characters are read, and how many records are printed.
-    """
+    """Print what the log has after ``read`` characters; return how many are read, and how many records printed."""
     whole = log.rfind("\n") + 1
     for number, line in SERVER_LINE.findall(log[read:whole]):
         if number:
@@ -355,11 +346,7 @@ def _require_writable(path: Path, log: Path) -> None:
 
 
 def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
-    """Sign with a site's key; return whose it is.
-
-    Raises :class:`FedblendError` if it is no key, or no peer's, if others can read it or change the peers, or if these
-    are fewer than ``min_sum``.
-    """
+    """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is of no use, or unsafe."""
     from fedblend.experiment.toml_tables import read_toml
     from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 

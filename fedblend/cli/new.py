@@ -110,10 +110,7 @@ def _is_unsafe(method: Mapping[str, Any]) -> bool:
 
 
 def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
-    """The lines of a partition by its name or the ``usual`` one, with options, and its number of clients if it has one.
-
-    Raises :class:`FedblendError` for an unknown partition, one that needs more options, and an option that it lacks.
-    """
+    """A partition's lines, by its name or the ``usual`` one, and its number of clients. Raises :class:`FedblendError`."""
     fields, known = tomllib.loads(usual), index().parts["partition"]
     if name is None and not given:
         return usual, fields.get("clients")

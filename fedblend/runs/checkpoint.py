@@ -241,10 +241,7 @@ def _read_fields(file: Any) -> dict[str, Any]:
 
 
 def _scalars_of(header: Mapping[str, Any]) -> dict[str, int]:
-    """Return the integers of a header. Files with one byte for each of ``holders`` have no "clients".
-
-    Raises :class:`ValueError` for values that are no integers, or too small.
-    """
+    """The integers of a header; old files lack :data:`OPTIONAL` ones. Raises :class:`ValueError` for other values."""
     scalars = {name: header[name] for name in SCALARS if name in header or name not in OPTIONAL}
     for name, value in scalars.items():
         # A bool is an int in Python.

@@ -164,10 +164,7 @@ class Monitor(Callback):
         return name in numbers
 
     def _may_have(self, name: str, record: RoundRecord) -> bool:
-        """Whether other rounds may have a number that a round lacks.
-
-        It is undefined there, or no client trained, or nothing of its kind was sent.
-        """
+        """Whether other rounds may have a number that one lacks: it is undefined, of training, or of unsent bytes."""
         flat = flatten(record.as_dict())
         undefined = flat.get(name, 0) is None or flat.get(f"{name.rpartition('.')[0]}.tested") == 0
         of_bytes = name.startswith(("bytes_up.", "bytes_down."))

