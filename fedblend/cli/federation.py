@@ -42,10 +42,7 @@ SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|
 
 
 def one_experiment(file: Path, run: str | None, changes: Sequence[Change] | Any = None) -> Experiment:
-    """The experiment of a file, or the one named ``run`` among several.
-
-    Raises :class:`FedblendError` if ``run`` is unknown, or missing where the file has several runs.
-    """
+    """The experiment of a file, or the one named ``run`` among several. Raises :class:`FedblendError`."""
     runs = api.expand_file(file, changes or (), None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")

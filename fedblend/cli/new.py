@@ -110,7 +110,7 @@ def _is_unsafe(method: Mapping[str, Any]) -> bool:
 
 
 def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
-    """A partition's lines, by its name or the ``usual`` one, and its number of clients. Raises :class:`FedblendError`."""
+    """The lines of a partition, by name or the ``usual`` one, and its clients. Raises :class:`FedblendError`."""
     fields, known = tomllib.loads(usual), index().parts["partition"]
     if name is None and not given:
         return usual, fields.get("clients")

@@ -42,10 +42,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
 
 
 def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] = ()) -> None:
-    """Print the closed forms of the channel of a file's first experiment.
-
-    Raises :class:`FedblendError` unless the channel is wireless.
-    """
+    """Print the closed forms of the channel of a file's first experiment. Raises :class:`FedblendError`."""
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     channel = experiment.channel
     if not isinstance(channel, Wireless):

@@ -55,10 +55,7 @@ def run_file(
     out: Path | None = None,
     jobs: int | None = None,
 ) -> None:
-    """Run a file's study in a new folder, or resume its newest one.
-
-    Raises :class:`FedblendError` if ``out`` is a file or a run directory, or holds files and ``resume`` is false.
-    """
+    """Run a file's study in a new folder, or resume its newest one. Raises :class:`FedblendError`."""
     executed = {"engine": engine, "ranks": ranks}
     changes = [*changes, *((field, value) for field, value in executed.items() if value is not None)]
     study = api.expand_file(file, changes, seeds)

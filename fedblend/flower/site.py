@@ -359,10 +359,7 @@ def _backbone(data: Dataset) -> str:
 
 
 def scale_from(numbers: Mapping[str, Any]) -> Fitted:
-    """Return the scale that :func:`describe_setup` described, equal to the last bit.
-
-    Raises :class:`FedblendError` for lists of unequal lengths.
-    """
+    """Return the scale that :func:`describe_setup` described, equal to the last bit. Raises :class:`FedblendError`."""
     if "vocabulary" in numbers:
         return OneHot(numbers["vocabulary"])
     if "factor" not in numbers:

@@ -116,10 +116,7 @@ class Check:
 
 
 def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Comparison:
-    """Parse a claim's text; with ``rows`` and ``columns`` names must be among them.
-
-    Raises :class:`FedblendError` that names what is not valid.
-    """
+    """Parse a claim's text; with ``rows`` and ``columns`` names must be among them. Raises :class:`FedblendError`."""
     operands: list[Operand] = []
     code = []
     for token in text.split():

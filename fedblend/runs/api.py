@@ -317,7 +317,7 @@ def _is_optional(value: Any, field: str) -> bool:
 
 
 def _remove_from_grid(table: dict[str, Any], field: str) -> None:
-    """Remove a field from the file's grid, and the file's seeds or seed: the command line's value applies to all runs."""
+    """Remove a field from the file's grid, and its seeds or seed: the command line's value applies to all runs."""
     if field in ("seed", "seeds"):
         table.pop("seeds" if field == "seed" else "seed", None)
     grid = table.get("grid")

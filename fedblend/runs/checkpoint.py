@@ -165,10 +165,7 @@ def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:
 
 
 def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
-    """Return the round and the weights of the folder's best model.
-
-    Raises :class:`FedblendError` if the run keeps none (callback ``keep-best``), or for a damaged file.
-    """
+    """Return the round and the weights of the folder's best model. Raises :class:`FedblendError`."""
     path = folder / BEST
     if not path.exists():
         raise FedblendError(f"{folder}: keeps no best model; add the callback keep-best to the experiment")

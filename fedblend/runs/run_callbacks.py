@@ -129,10 +129,7 @@ class Monitor(Callback):
         return []
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Read the earlier rounds.
-
-        Raises :class:`FedblendError` for a number of training where no client trains, and for an unknown kind of bytes.
-        """
+        """Read the earlier rounds. Raises :class:`FedblendError`."""
         if self.monitor in OF_TRAINING and not setup.experiment.method.upload.trains:
             raise FedblendError(
                 f"callbacks: monitor: '{self.monitor}' is not measured in this run, in which no client trains; valid: "

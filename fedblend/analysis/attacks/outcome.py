@@ -164,10 +164,7 @@ def attack_run(
 
 
 def read_attacks(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the tables of all attacks in a run's folder, in order of their folders.
-
-    Raises :class:`FedblendError` for a damaged table.
-    """
+    """Return the tables of all attacks in a run's folder, in order of their folders. Raises :class:`FedblendError`."""
     found = []
     for path in sorted((run.path / FOLDER).glob(f"*/{TABLE}")):
         try:

@@ -183,10 +183,7 @@ def parse_numbers(text: str) -> np.ndarray | None:
 
 
 def read_table(path: Path, columns: int) -> np.ndarray:
-    """Read a text file with ``columns`` numbers in each line, float64 [n, columns].
-
-    Raises :class:`FedblendError` with the file for any other content.
-    """
+    """Read a text file with ``columns`` numbers in each line, float64 [n, columns]. Raises :class:`FedblendError`."""
     text = read_ascii(path)
     lines = text.count("\n") + (not text.endswith("\n"))
     numbers = parse_numbers(text)

@@ -90,10 +90,7 @@ class Npz:
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file, which must have those ``needed``.
-
-    Raises :class:`FedblendError` for damaged, pickled or other files.
-    """
+    """Read the arrays of an ``.npz`` file, which must have those ``needed``. Raises :class:`FedblendError`."""
     if path.is_dir():
         raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
     if not zipfile.is_zipfile(regular_file(path)):

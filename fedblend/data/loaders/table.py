@@ -521,10 +521,7 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
-    """The features of a table float32 [n, d], in the form of a data set.
-
-    Raises :class:`FedblendError` for a missing column, for text where there were numbers, and for infinity.
-    """
+    """The features of a table float32 [n, d], in the form of a data set. Raises :class:`FedblendError`."""
     parts, faults = [], Faults()
     for name in form["columns"]:
         with faults.of(f"'{name}'"):

@@ -88,7 +88,7 @@ def _divide_with_server(n: int, share: float, seed: int) -> tuple[np.ndarray, np
 def _reserve(
     order: np.ndarray, offsets: np.ndarray, of: np.ndarray, share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Take a share of ``of[k]`` of what client k has left (:func:`_reserved`): (order, offsets) of the rest and of it."""
+    """Take a share of ``of[k]`` of what client k has left (:func:`_reserved`): (order, offsets) of the rest, of it."""
     if not share:
         return order, offsets, np.empty(0, np.int64), None
     sizes = np.diff(offsets)

@@ -134,7 +134,7 @@ def _in_chunks(
 
 
 def _blend(flat: torch.Tensor, places: np.ndarray, weight: int, out: torch.Tensor, space: torch.Tensor) -> None:
-    """Blend rows ``places`` of x uint8 [n, pixels] into ``out``; ``space`` int32 [2, count, pixels] is scratch memory."""
+    """Blend rows ``places`` of x uint8 [n, pixels] into ``out``; ``space`` int32 [2, count, pixels] is for work."""
     rows = torch.from_numpy(places)
     torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
     for k in range(1, rows.shape[1]):
