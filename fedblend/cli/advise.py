@@ -89,7 +89,9 @@ def advise(
 ) -> None:
     """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    options = {"methods": names, "set": changes, "megabytes": megabytes, "least": least, "leaves": leaves}
+    options: dict[str, Any] = {
+        "methods": names, "set": changes, "megabytes": megabytes, "least": least, "leaves": leaves
+    }  # fmt: skip
     content, folder = begin_search("advise", file, parse_changes(changes), resume, out)
     if resume and folder.exists():
         options = options_of(folder, options)

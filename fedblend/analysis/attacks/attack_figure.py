@@ -30,7 +30,7 @@ def draw_attack(
     rebuilt_images = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
     columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
     figure = plotting.blank_figure(max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9, fontweight="bold", color=plotting.INK, parse_math=False)
+    plotting.head_figure(figure, title, 9)
     for k in range(len(originals)):
         label, guess = int(attack_setup.y[k]), int(rebuilt.y[similarity.order[k]])
         caption = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
+from fedblend.methods.objectives.output_cache import NetAround
 
 FAILED = "taylor_failed"
 """Name of the share of samples whose loss FedMix's Taylor term predicts below 0."""
@@ -157,27 +158,18 @@ class FedMix(MeanMix):
         return torch.maximum(predicted, actual).mean() + lam * task.loss(outputs, y_g)
 
 
-class Tail:
+class Tail(NetAround):
     """The layers of a staged model from ``start`` on, as a model whose inputs are hidden states."""
 
     def __init__(self, net: Net, start: int) -> None:
-        self.net, self.first = net, start
+        super().__init__(net)
+        self.first = start
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         return self.net(x, self.first + start, None if stop is None else self.first + stop)
 
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As :meth:`Net.input_gradient`, with respect to the hidden states."""
-        return self.net.input_gradient(scalar, x)
-
     def with_weights(self, weights: Tensors, training: bool = True) -> Tail:
         return Tail(self.net.with_weights(weights, training), self.first)
-
-    @property
-    def weights(self) -> Tensors:
-        return self.net.weights
 
     @property
     def layers(self) -> int:

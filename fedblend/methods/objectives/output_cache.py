@@ -10,31 +10,20 @@ from fedblend.core.context import Net
 from fedblend.core.trees import Tensors
 
 
-class OutputCache:
-    """A net that caches its outputs for one input, so that several terms of a loss compute them once.
+class NetAround:
+    """What a net around another net takes from it; its own are the outputs (``__call__``)."""
 
-    The cache is valid for one set of weights, so each phase of a step needs a new one.
-    """
-
-    def __init__(self, net: Net, x: torch.Tensor) -> None:
-        self.net, self.x = net, x
-        self.outputs: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, computed once for the cached input."""
-        if x is not self.x or start != 0 or stop is not None:
-            return self.net(x, start, stop)
-        if self.outputs is None:
-            self.outputs = self.net(x)
-        return self.outputs
+    def __init__(self, net: Net) -> None:
+        self.net = net
 
     def input_gradient(
         self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As :meth:`Net.input_gradient`; ``scalar`` calls this net."""
         return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors, training: bool = True) -> Net:
-        """The net with other weights, without a cache."""
+        """The inner net with other weights."""
         return self.net.with_weights(weights, training)
 
     @property
@@ -44,6 +33,25 @@ class OutputCache:
     @property
     def layers(self) -> int:
         return self.net.layers
+
+
+class OutputCache(NetAround):
+    """A net that caches its outputs for one input, so that several terms of a loss compute them once.
+
+    The cache is valid for one set of weights, so each phase of a step needs a new one.
+    """
+
+    def __init__(self, net: Net, x: torch.Tensor) -> None:
+        super().__init__(net)
+        self.x, self.outputs = x, None  # type: torch.Tensor, torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The model's outputs, computed once for the cached input."""
+        if x is not self.x or start != 0 or stop is not None:
+            return self.net(x, start, stop)
+        if self.outputs is None:
+            self.outputs = self.net(x)
+        return self.outputs
 
     def distribution(self) -> torch.Tensor:
         """Softmax outputs [B, C] for the cached input."""
