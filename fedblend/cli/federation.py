@@ -309,7 +309,7 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
         raise FedblendError(f"{path}: {error}") from None
     log = Path(str(site.audit))
     _require_writable(path, log)
-    record = AuditLog(log)
+    record = AuditLog(site.audit)
     with record.verified() as found:
         limits = used_limits(site, record)
         if experiment is not None:

@@ -135,7 +135,9 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
         known_by = "not connected" if node is None else f"node {node}"
         log.info("fedblend: client %s: %s%s", client, known_by, "" if samples is None else f", {samples:,} samples")
     log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
-    _keep_run_name(setup.folder, name)
+    if setup.folder is not None and not (setup.folder / RUN_NAME).exists():
+        setup.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(setup.folder / RUN_NAME, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
     if peers:
         names = names_of(peers)
@@ -192,12 +194,6 @@ def _run_name(folder: Path | None) -> str:
     if not re.fullmatch("[0-9a-f]{32}", name):
         raise FedblendError(f"{folder / RUN_NAME}: is damaged: {brief(name)}, not 32 hexadecimal digits; {remedy}")
     return name
-
-
-def _keep_run_name(folder: Path | None, name: str) -> None:
-    if folder is not None and not (folder / RUN_NAME).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RUN_NAME, name)
 
 
 def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]], known: Counts | None = None) -> Setup:

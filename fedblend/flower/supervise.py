@@ -20,7 +20,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.flower.credentials import days_left, expiry_warning, expiry_warnings
 from fedblend.flower.metrics import serve, site_numbers
 from fedblend.flower.site import Membership, Site, read_site
-from fedblend.flower.trial import NO_REPORTS, STOP_S, tool, without_proxy
+from fedblend.flower.trial import NO_REPORTS, STOP_S, node_config, tool, without_proxy
 
 GAVE_UP = ("Giving up reconnection", "SSL/TLS handshake error")
 """What a SuperNode logs before it stays without a connection."""
@@ -62,7 +62,7 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
         tool("flower-supernode"),
         *("--superlink", member.server, "--root-certificates", member.ca, "--auth-supernode-private-key", str(key)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--node-config", f"partition-id={member.client} site={_quoted(path)}"),
+        *("--node-config", node_config({"partition-id": member.client, "site": str(path.absolute())})),
     ]
     node = subprocess.Popen(
         command,
@@ -92,7 +92,7 @@ def _read(node: subprocess.Popen[str], member: Membership, gave_up: threading.Ev
     """Print a SuperNode's log, and end it once it has given up, or its port is in use."""
     assert node.stdout is not None
     for line in node.stdout:
-        if IN_USE in line:
+        if IN_USE in line.lower():
             in_use.set()
             node.kill()  # before its traceback
             return
@@ -134,7 +134,3 @@ def _end(node: subprocess.Popen[str]) -> None:
 
 def _tell(text: str) -> None:
     print(f"fedblend: {text}", file=sys.stderr, flush=True)
-
-
-def _quoted(path: Path) -> str:
-    return '"' + str(path.absolute()).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -115,7 +115,7 @@ class LoopbackTrial:
                 *("--root-certificates", str(self.keys / "ca.crt")),
                 *("--auth-supernode-private-key", str(key or self.keys / f"site-{site}.key")),
                 *("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())),
-                *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in settings.items())),
+                *("--node-config", node_config(settings)),
             ],
         )
 
@@ -233,5 +233,6 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _toml(value: Any) -> str:
-    return tomli_w.dumps({"v": value}).partition("=")[2].strip()
+def node_config(settings: Mapping[str, Any]) -> str:
+    """A SuperNode's ``--node-config``."""
+    return " ".join(tomli_w.dumps({name: value}).strip().replace(" = ", "=", 1) for name, value in settings.items())

@@ -183,7 +183,8 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         text += f" ({how})" if how else ""
     low, high = _facts(outcomes, "clients", "smallest"), _facts(outcomes, "clients", "largest")
     if low and high:
-        text += f", each with {_span(min(low), max(high))} training samples"
+        least, most = f"{min(low):,}", f"{max(high):,}"
+        text += f", each with {least if least == most else f'{least} to {most}'} training samples"
     notes = []
     if any(flatten(o.config).get("fraction", 1) != 1 for o in outcomes):
         notes.append(f"after a fraction of {_field(outcomes, 'fraction')} was kept")
@@ -194,10 +195,6 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         if any(flatten(o.config).get(f"validation.{where}") for o in outcomes):
             notes.append(f"besides a share of {_field(outcomes, f'validation.{where}')} {words} that is for validation")
     return text + (f" {' and '.join(notes)}" if notes else "") + "."
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _training(outcomes: Sequence[Outcome]) -> str:

@@ -210,7 +210,8 @@ def _run(
         except Exception as error:
             # A finished run stays done if its checkpoint cannot be read.
             if started or before["state"] != "done":
-                _mark_failed(directory, checkpoints.saved_round, str(error) or type(error).__name__)
+                with suppress(FedblendError):  # on a full disk, which is the error that is raised
+                    directory.set_status("failed", checkpoints.saved_round, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round, f"ended by {loop.ended_by}" if loop.ended_by else "")
     return state
@@ -302,14 +303,6 @@ def _start_or_resume(
             checkpoint.write(directory.path, state)
     directory.set_status("running", state.round)
     return state, record
-
-
-def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
-    try:
-        directory.set_status("failed", round, reason)
-    except FedblendError:
-        # The disk is full, which is the error that the caller raises.
-        return
 
 
 def _process_facts() -> dict[str, Any]:

@@ -117,17 +117,14 @@ class Toy:
     def load(self) -> Dataset:
         """Load x float32 [800 and 4000, 2] and y int64."""
         rng = stream(0, "toy")
-        train, test = (_draw_toy(rng, count) for count in (TOY_TRAIN, TOY_TEST))
+        centres = np.array([[-TOY_CENTRE, 0.0], [TOY_CENTRE, 0.0]])
+        train, test = ([rng.standard_normal((count, 2)) + at for at in centres] for count in (TOY_TRAIN, TOY_TEST))
         client = np.concatenate([_toy_clients(rng, *half) for half in ((-train[0][:, 1], 0), (train[1][:, 1], 1))])
         halves = [(np.concatenate(one).astype(np.float32), np.repeat([0, 1], len(one[0]))) for one in (train, test)]
         files = {"x": sha256_array(halves[0][0]), "client": sha256_array(client)}
         rule = f"normal around (-{TOY_CENTRE}, 0) and ({TOY_CENTRE}, 0), deviation 1"
         facts = "drawn by fedblend from a fixed seed", files, rule
         return made("toy", "features", [(*halves[0], client), halves[1]], "AB", facts, ("D1", "D2", "D3"))
-
-
-def _draw_toy(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    return [rng.standard_normal((count, 2)) + np.array([centre, 0.0]) for centre in (-TOY_CENTRE, TOY_CENTRE)]
 
 
 def _toy_clients(rng: np.random.Generator, height: np.ndarray, label: int) -> np.ndarray:

@@ -64,12 +64,7 @@ class StatMix(WithBase):
         return tuple(partial(self._on_changed, phase) for phase in self.base.phases())
 
     def _on_changed(
-        self,
-        phase: Callable[[Net, Batch, Tensors, Context], torch.Tensor],
-        net: Net,
-        batch: Batch,
-        drawn: Tensors,
-        context: Context,
+        self, phase: Callable[..., torch.Tensor], net: Net, batch: Batch, drawn: Tensors, context: Context
     ) -> torch.Tensor:
         return phase(net, self.changed(batch, drawn, context), drawn, context)
 
