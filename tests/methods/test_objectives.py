@@ -31,8 +31,7 @@ from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.objectives.moon import representation
-from fedblend.methods.objectives.terms import Proximal
+from fedblend.methods.objectives.terms import Proximal, representation
 
 
 @pytest.mark.parametrize("method", ["fedmix", "naivemix"])

@@ -14,7 +14,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
-from fedblend.methods.objectives.moon import representation
+from fedblend.methods.objectives.terms import representation
 
 
 @part("objective", "virtual-samples")
