@@ -34,14 +34,9 @@ OF_MODELS = ("weights", "masked", "keys", "scores", "loss", "metrics", "local-lo
 KINDS = tuple(kind for kind in PAYLOAD_KINDS if kind not in OF_MODELS)
 """What clients may send beside their models and the scores of these."""
 
-ADVISED = "advice.toml"
-"""The file of the advised method."""
-
-OPTIONS = "options.json"
-"""The file of the first call's options, which ``--resume`` goes on with."""
-
-NOT_GIVEN: tuple[Any, ...] = (None, [])
-"""Values of options that are not given."""
+ADVISED = "advice.toml"  # The file of the advised method
+OPTIONS = "options.json"  # The file of the first call's options, which ``--resume`` goes on with
+NOT_GIVEN: tuple[Any, ...] = (None, [])  # Values of options that are not given
 
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
 
-POLL_S = 0.5
-"""Seconds between two reads of the run's records."""
-
-NEARLY = 0.9
-"""Share of a limit from which a check warns that it is nearly used up."""
+POLL_S = 0.5  # Seconds between two reads of the run's records
+NEARLY = 0.9  # Share of a limit from which a check warns that it is nearly used up
 
 SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|(.+))", re.MULTILINE)
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""

@@ -17,9 +17,7 @@ from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 from fedblend.runs import api
 
-OUTPUT_BITS = 32
-"""Bits of one number of the mean outputs (b_out)."""
-
+OUTPUT_BITS = 32  # Bits of one number of the mean outputs (b_out)
 COLUMNS = ("link", "payload", "bits", "mean\nSNR", "success", "bits\na slot", "slots\nneeded", "mean\nms", "outage")
 
 

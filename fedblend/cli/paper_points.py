@@ -22,8 +22,7 @@ from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs.directory import find_runs, reading
 from fedblend.runs.runner import one_thread
 
-ROWS = 8
-"""Largest number of rounds of a replay in the terminal, evenly spaced; the file has all."""
+ROWS = 8  # Largest number of rounds of a replay in the terminal, evenly spaced; the file has all
 
 
 def show_points(

@@ -22,8 +22,7 @@ from fedblend.data.loaders.table import TableFile, encode, form_of, guesses, rea
 from fedblend.runs.directory import only_run
 from fedblend.runs.predictor import Predictor
 
-SHOWN = 20
-"""Predictions that the terminal shows."""
+SHOWN = 20  # Predictions that the terminal shows
 
 
 def export_model(run: Path, out: Path, best: bool = False, trust: bool = False) -> None:

@@ -14,14 +14,9 @@ from fedblend.cli.console import Console, write_line
 from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.experiment.config import Experiment
 
-TESTING_SHARE = 0.2
-"""Share of a run's time above which a line names the options that make testing cheaper."""
-
-STEP_SECONDS = 2.0
-"""Seconds of a round after which its steps are shown."""
-
-LINE_EVERY = 10.0
-"""Seconds between two plain lines of one run or task, where there is no terminal."""
+TESTING_SHARE = 0.2  # Share of a run's time above which a line names the options that make testing cheaper
+STEP_SECONDS = 2.0  # Seconds of a round after which its steps are shown
+LINE_EVERY = 10.0  # Seconds between two plain lines of one run or task, where there is no terminal
 
 
 class RemainingTime:

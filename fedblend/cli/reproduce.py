@@ -28,17 +28,10 @@ from fedblend.runs.parallel import join_failures
 PAGE = "table.md"
 REPORT = "report.html"
 
-WIDE = 140
-"""Width of a list that is written to a file or a pipe."""
-
-SHORTEST = 24
-"""Minimal width of the column with an item's title."""
-
-GAP = 2
-"""Blanks between two columns of the list."""
-
-SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}
-"""Short names of data sets in the list."""
+WIDE = 140  # Width of a list that is written to a file or a pipe
+SHORTEST = 24  # Minimal width of the column with an item's title
+GAP = 2  # Blanks between two columns of the list
+SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}  # Short names of data sets in the list
 
 
 def reproduce(item: str | None = None, list_: bool = False, *, out: Path, **options: Any) -> None:

@@ -21,9 +21,7 @@ from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run, reading
 
-ROWS = 16
-"""Largest number of rounds in the terminal, evenly spaced; the file has all."""
-
+ROWS = 16  # Largest number of rounds in the terminal, evenly spaced; the file has all
 LOG, FIGURE = "switches.csv", "switches.png"
 
 

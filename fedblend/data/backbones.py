@@ -12,9 +12,7 @@ from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.module import module_at
 
 LITE0 = "efficientnet-lite0"
-LITE0_SIZE = 96
-"""Side of its pictures by default: about 5 ms of a core each."""
-
+LITE0_SIZE = 96  # Side of its pictures by default: about 5 ms of a core each
 MINILM = "minilm"
 
 SCALES = {
@@ -24,8 +22,7 @@ SCALES = {
 }
 """Mean and deviation by channel of each scale of pictures in [0, 1]; none is fitted to data, so all clients agree."""
 
-CLASSIFIERS = ("fc", "classifier", "head", "heads")
-"""Names of the last layer in torchvision's networks."""
+CLASSIFIERS = ("fc", "classifier", "head", "heads")  # Names of the last layer in torchvision's networks
 
 
 class EfficientNetLite0(nn.Module):

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedblend.core.dataset import Population
 
-BLOCK = 1 << 16
-"""Clients that are processed together, which bounds the memory for a million clients."""
+BLOCK = 1 << 16  # Clients that are processed together, which bounds the memory for a million clients
 
 
 def class_counts(population: Population, labels: np.ndarray, classes: int) -> np.ndarray:

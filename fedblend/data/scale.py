@@ -27,12 +27,10 @@ from fedblend.core.registry import part
 Invert = bool | Literal["auto"]
 """Whether to invert images, so ink is 1. "auto": images of one channel whose median is above 127."""
 
-CHUNK = 1 << 22
-"""Numbers that are processed together, so the training half is not copied."""
+CHUNK = 1 << 22  # Numbers that are processed together, so the training half is not copied
 
 
-ROUNDING = 1e-3
-"""Largest part of a scale's range by which float32 may move a value of a scale that a server sends."""
+ROUNDING = 1e-3  # Largest part of a scale's range by which float32 may move a value of a scale that a server sends
 
 
 @dataclass(frozen=True, eq=False)

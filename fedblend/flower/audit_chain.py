@@ -35,8 +35,7 @@ SHARED_KINDS = (*(kind.name for kind in PAYLOAD_KINDS.values() if kind.is_shared
 COUNTED = "this site's limits count its lines: restore it from a copy"
 """What to do about a damaged log. Without its lines the site would share and train again."""
 
-TAG = b', "chain": "'
-"""What is between a line's text and its tag."""
+TAG = b', "chain": "'  # What is between a line's text and its tag
 
 
 class _Line(BaseModel):

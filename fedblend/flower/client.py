@@ -51,8 +51,7 @@ app = ClientApp()
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
 LOSS, METRICS, LOCAL_LOSS = "loss", "metrics", "local-loss"
-COUNTS = ("right", "samples")
-"""Numbers of samples that leave as scores."""
+COUNTS = ("right", "samples")  # Numbers of samples that leave as scores
 ONCE = (UPLOAD, SHARING, ANSWERS, KEYS, LOCAL_LOSS)
 """What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 

@@ -25,11 +25,8 @@ from fedblend.runs import checkpoint
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
 
-MOST_RUNS = 100
-"""Runs of which a site keeps these tables on its disk: a server names as many as it likes."""
-
-WHAT_IS_KEPT = "what this site keeps of a run"
-"""What is in ``audit.state``, for messages."""
+MOST_RUNS = 100  # Runs of which a site keeps these tables on its disk: a server names as many as it likes
+WHAT_IS_KEPT = "what this site keeps of a run"  # What is in ``audit.state``, for messages
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,8 @@ log = logging.getLogger("flwr")
 MARK = "kept"
 """Name of the tensor that replaces a client's own weights at the server: their mark (``FlowerEngine._new_mark``)."""
 
-PARTS = "parts/kept"
-"""Name of the tensor that replaces the tables of parts at a client: their mark."""
-
-EXTRAS = "extras/"
-"""Prefix of what parts send beside the model."""
+PARTS = "parts/kept"  # Name of the tensor that replaces the tables of parts at a client: their mark
+EXTRAS = "extras/"  # Prefix of what parts send beside the model
 
 
 class FlowerEngine:

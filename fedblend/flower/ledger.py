@@ -28,8 +28,7 @@ from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator, site_secret
 from fedblend.flower.site import UNWRITTEN, Site
 
-TAG_BYTES = 16
-"""Length of a sample's tag."""
+TAG_BYTES = 16  # Length of a sample's tag
 
 COMPARED = ("means", "hidden-means", "statistics")
 """Kinds of shared payloads whose samples a site compares with those of earlier means."""

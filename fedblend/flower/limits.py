@@ -67,17 +67,10 @@ NOT_AGREED = ("name", "method.name", "method.label", "data", *(field for field i
 digest has ``start``, on which the first weights depend.
 """
 
-MOST_DRAWN = 5 * 10**7
-"""Samples of all batches of one training that a site accepts: it keeps one number for each."""
-
-MOST_ALL_ROUNDS = 10**6
-"""Rounds of an experiment that a site accepts."""
-
-LEAST_MULTIPLIER = 0.5
-"""Least `multiplier` of means, where they have one: epsilon is then about 15."""
-
-MOST_TENSORS = 2000
-"""Trained tensors of a model that a site builds: building takes a while for each."""
+MOST_DRAWN = 5 * 10**7  # Samples of all batches of one training that a site accepts: it keeps one number for each
+MOST_ALL_ROUNDS = 10**6  # Rounds of an experiment that a site accepts
+LEAST_MULTIPLIER = 0.5  # Least `multiplier` of means, where they have one: epsilon is then about 15
+MOST_TENSORS = 2000  # Trained tensors of a model that a site builds: building takes a while for each
 
 
 def simulated_fields(experiment: Experiment, own_data: bool = True) -> dict[str, str]:

@@ -21,11 +21,8 @@ from fedblend.flower.secure_aggregation.masks import public_key
 from fedblend.flower.site import SAFE, site_text
 from fedblend.flower.sites import PEERS
 
-AUTHORITY_DAYS = 3650
-"""Days for which an authority's certificate is valid."""
-
-STATE = "/var/lib/fedblend"
-"""The folder of all files that a site writes."""
+AUTHORITY_DAYS = 3650  # Days for which an authority's certificate is valid
+STATE = "/var/lib/fedblend"  # The folder of all files that a site writes
 
 
 class Policy(BaseModel):

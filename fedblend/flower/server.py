@@ -39,14 +39,9 @@ from fedblend.runs.runner import FinishedRun, execute, keep_failure
 Counts = Mapping[int, Mapping[str, Any]]
 """Numbers of samples by client and by :data:`COUNTS`."""
 
-COUNTS = ("samples", "holds_out", "validates")
-"""Samples to train on, held out, and kept for validation."""
-
-CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")
-"""Numbers of clients in a message."""
-
-RUN_NAME = "sites.id"
-"""File in a run directory: the name of the run at the sites."""
+COUNTS = ("samples", "holds_out", "validates")  # Samples to train on, held out, and kept for validation
+CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")  # Numbers of clients in a message
+RUN_NAME = "sites.id"  # File in a run directory: the name of the run at the sites
 
 app = ServerApp()
 log = logging.getLogger("flwr")

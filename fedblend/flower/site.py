@@ -38,8 +38,7 @@ from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.flower.differences import difference
 from fedblend.flower.requests import SetupForm
 
-KINDS = tuple(PAYLOAD_KINDS)
-"""Kinds of payload that can leave a site."""
+KINDS = tuple(PAYLOAD_KINDS)  # Kinds of payload that can leave a site
 
 SAFE = tuple(kind.name for kind in PAYLOAD_KINDS.values() if kind.by_default)
 """Kinds that a site allows by default: none that holds single samples, none of the server's model, and no metrics."""

@@ -25,16 +25,11 @@ from fedblend.flower.trial import NO_REPORTS, STOP_S, node_config, tool, without
 GAVE_UP = ("Giving up reconnection", "SSL/TLS handshake error")
 """What a SuperNode logs before it stays without a connection."""
 
-IN_USE = "address already in use"
-"""What a SuperNode logs, in small letters, where another process has its port."""
-
+IN_USE = "address already in use"  # What a SuperNode logs, in small letters, where another process has its port
 DAY_S = 24 * 60 * 60.0
 
-PROBE_S = 10.0
-"""Seconds that a look at the server's certificate may take."""
-
-RESTART = 3
-"""Exit code where the SuperNode has to be started again."""
+PROBE_S = 10.0  # Seconds that a look at the server's certificate may take
+RESTART = 3  # Exit code where the SuperNode has to be started again
 
 
 def member_of(path: Path, site: Site) -> Membership:

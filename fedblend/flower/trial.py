@@ -26,17 +26,13 @@ NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "
 FAST_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Seconds between two looks for an app to start, at every message; Flower's default is 1."""
 
-LOOPBACK = "127.0.0.1"
-"""The only address on which a trial's processes listen."""
-
-LINK = "trial"
-"""The SuperLink's name in Flower's configuration."""
+LOOPBACK = "127.0.0.1"  # The only address on which a trial's processes listen
+LINK = "trial"  # The SuperLink's name in Flower's configuration
 
 START_S = 300.0
 """Seconds in which the SuperLink, and Flower's commands, must answer: few are needed, but a machine may be busy."""
 
-STOP_S = 10.0
-"""Seconds between SIGTERM and SIGKILL to a process."""
+STOP_S = 10.0  # Seconds between SIGTERM and SIGKILL to a process
 
 
 class LoopbackTrial:

@@ -37,8 +37,7 @@ class Model(Upload):
         return weights
 
 
-ROUNDING = 1e-3
-"""Largest deviation from 1 of the sum of a mean of distributions."""
+ROUNDING = 1e-3  # Largest deviation from 1 of the sum of a mean of distributions
 
 
 class MeansByClass(Upload):

@@ -32,8 +32,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "spread": lambda values: max(values) - min(values),
 }
-NEAREST = "nearest"
-"""The prefix of a row that the paper's numbers choose in each column."""
+NEAREST = "nearest"  # The prefix of a row that the paper's numbers choose in each column
 _ORDER: dict[type, Callable[[float, float], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,

@@ -23,8 +23,7 @@ from fedblend.core.errors import FedblendError, did_you_mean, or_valid
 from fedblend.core.registry import Positive
 from fedblend.experiment.toml_tables import read_toml
 
-FOLDER = Path(papers.__file__).parent
-"""The folder of the papers' files."""
+FOLDER = Path(papers.__file__).parent  # The folder of the papers' files
 
 Scale = Literal["paper", "laptop", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "laptop", "smoke")

@@ -30,8 +30,7 @@ NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_ev
 UNTRAINED = ("data", "partition", "fraction", "holdout", "validation", "method.sharing")
 """Fields that matter where nothing is trained."""
 
-SLUG = 40
-"""Maximal length of a run's folder name before its fingerprint."""
+SLUG = 40  # Maximal length of a run's folder name before its fingerprint
 
 
 @dataclass(frozen=True)

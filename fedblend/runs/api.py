@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-RUNS = Path("runs")
-"""Default folder of runs."""
+RUNS = Path("runs")  # Default folder of runs
 
 
 @dataclass(frozen=True)

@@ -24,24 +24,19 @@ if TYPE_CHECKING:
     from fedblend.core.state import RunState
 
 NAME = "checkpoint.safetensors"
-FROZEN = "frozen.safetensors"
-"""Tensors of the model that nobody trains, written once; checkpoints leave them out."""
+FROZEN = "frozen.safetensors"  # Tensors of the model that nobody trains, written once; checkpoints leave them out
 BEST = "best.safetensors"
 
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """Errors of reading a file that is no checkpoint, or truncated."""
 
-VERSION = 2
-"""Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too."""
-
-CHECKSUM = "sha256"
-"""Field of the header with the checksum of its integers and of all tensors."""
+VERSION = 2  # Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too
+CHECKSUM = "sha256"  # Field of the header with the checksum of its integers and of all tensors
 
 SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
 """Integers of the header and their least values."""
 
-OPTIONAL = ("clients", "version")
-"""Integers that older files lack."""
+OPTIONAL = ("clients", "version")  # Integers that older files lack
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -30,8 +30,7 @@ from fedblend.experiment.make_setup import require_model_memory
 from fedblend.runs import checkpoint, forms
 from fedblend.runs.directory import FACTS, RunDirectory, reading
 
-CHUNK = 256
-"""Samples that are predicted at a time."""
+CHUNK = 256  # Samples that are predicted at a time
 
 FORMATS = {
     ".safetensors": "the weights, with a .json file for scale and classes",

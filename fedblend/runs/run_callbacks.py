@@ -106,8 +106,7 @@ Mode = Literal["max", "min"]
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""
 
-OF_TRAINING = ("uploads", "train_loss")
-"""Numbers that only rounds in which clients train have."""
+OF_TRAINING = ("uploads", "train_loss")  # Numbers that only rounds in which clients train have
 
 
 BYTES = ("weights", "extras", "keys", "questions", "answers")

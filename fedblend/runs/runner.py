@@ -39,11 +39,8 @@ from fedblend.runs.warm_start import first_weights
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 """Returns the engine of a real federation, and the setup with its participating clients."""
 
-SPLIT_CLIENTS = 500
-"""Largest number of clients whose class counts a run directory has."""
-
-TARGET = ("target", "target_metric", "stop_at_target")
-"""Fields of the target."""
+SPLIT_CLIENTS = 500  # Largest number of clients whose class counts a run directory has
+TARGET = ("target", "target_metric", "stop_at_target")  # Fields of the target
 
 MAY_CHANGE = {*TARGET, *EXECUTION, "rounds", "callbacks"}
 """Fields that may differ in a resumed run: none of them changes a finished round."""

@@ -15,9 +15,7 @@ from fedblend.runs.groups import Group, Outcome, group
 if TYPE_CHECKING:
     import pandas as pd
 
-LAST = 10
-"""Number of evaluations at the end of a run in the mean ``last``, as in FedMix's tables."""
-
+LAST = 10  # Number of evaluations at the end of a run in the mean ``last``, as in FedMix's tables
 MEGABYTE = 10**6
 MINUTE = 60
 

@@ -37,11 +37,8 @@ from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, sto
 if TYPE_CHECKING:
     import optuna
 
-BEST = "best.toml"
-"""The file with the best values, in the search's folder."""
-
-SECONDS = "seconds.json"
-"""The file with the seconds that each trial took, in the search's folder."""
+BEST = "best.toml"  # The file with the best values, in the search's folder
+SECONDS = "seconds.json"  # The file with the seconds that each trial took, in the search's folder
 
 
 @dataclass(frozen=True)

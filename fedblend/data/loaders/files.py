@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 TestShare = Annotated[Float, Field(gt=0, lt=1)]
 """Share of the samples that becomes the test half of data without a test half."""
 
-BLOCK = 1 << 20
-"""Words that are compared at a time."""
+BLOCK = 1 << 20  # Words that are compared at a time
 
 
 # Finding files --------------------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import DataFiles, made, regular_file, sha256_file
 
-SIDE = 28
-"""Height and width of the images in pixels."""
-
+SIDE = 28  # Height and width of the images in pixels
 FILES = tuple(f"{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -139,8 +137,7 @@ UNSIGNED_BYTE = 0x08
 
 KINDS = {1: "labels", 3: "images"}
 
-LARGEST = 2**30
-"""Most bytes of an array; the largest half of these data sets, of EMNIST, has 5.5 * 10^8."""
+LARGEST = 2**30  # Most bytes of an array; the largest half of these data sets, of EMNIST, has 5.5 * 10^8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

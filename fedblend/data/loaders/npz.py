@@ -30,8 +30,7 @@ from fedblend.data.loaders.files import (
 
 # The archive ----------------------------------------------------------------------------------------------
 
-LISTS = ("client_names", "writer_names", "classes", "labels")
-"""The arrays of names."""
+LISTS = ("client_names", "writer_names", "classes", "labels")  # The arrays of names
 
 ARRAYS = ("x", "y", "client", "split", "client_names", "classes", "labels")
 """The arrays that are read; other arrays are ignored, unless their names are similar to one of these."""

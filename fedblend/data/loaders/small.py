@@ -18,11 +18,8 @@ from fedblend.data.loaders.files import by_half, made, sha256_array
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 """scikit-learn's copy of Optdigits' test set; `digits.LICENSE` beside it has its source and its licence."""
 
-LEVELS = 16
-"""Highest stored value of a pixel: the number of pixels with ink in a block of 4 x 4."""
-
-TEST_EVERY = 5
-"""Every fifth sample is test."""
+LEVELS = 16  # Highest stored value of a pixel: the number of pixels with ink in a block of 4 x 4
+TEST_EVERY = 5  # Every fifth sample is test
 
 
 @part("dataset", "digits")
@@ -92,14 +89,12 @@ def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
 
 # Points in a plane ----------------------------------------------------------------------------------------
 
-TOY_TRAIN, TOY_TEST = 400, 2000
-"""Samples of each class."""
+TOY_TRAIN, TOY_TEST = 400, 2000  # Samples of each class
 
 TOY_CENTRE = 0.74
 """Half the distance between the two means, in standard deviations: the best line is right for 77 % (Figure 2)."""
 
-TOY_SHARES = ((0.8, 0.1, 0.1), (0.1, 0.7, 0.2))
-"""Share of each class at each client."""
+TOY_SHARES = ((0.8, 0.1, 0.1), (0.1, 0.7, 0.2))  # Share of each class at each client
 
 
 @part("dataset", "toy")

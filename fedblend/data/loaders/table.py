@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
-MAX_CATEGORIES = 1000
-"""Most values of a column of text; a column with more holds names or free text."""
+MAX_CATEGORIES = 1000  # Most values of a column of text; a column with more holds names or free text
 
 OWN_TEXTS = 0.9
 """A column of text with more different values than this share of its rows names rows: its values are no categories."""
@@ -48,8 +47,7 @@ is one with any share of so few different texts, such as ? for unknown."""
 FEW = 256
 """A column keeps so many levels, as many as a pixel has, or half of its different numbers in float32, or is refused."""
 
-ROOM = 700
-"""Characters of messages that a list of faults gives in full."""
+ROOM = 700  # Characters of messages that a list of faults gives in full
 
 
 @part("dataset", "table")

@@ -20,8 +20,7 @@ CLASSES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-FORMATS = ("JPEG", "PNG")
-"""Formats of the images, under any suffix: the publisher's, and a lossless one."""
+FORMATS = ("JPEG", "PNG")  # Formats of the images, under any suffix: the publisher's, and a lossless one
 
 FILES = DataFiles(
     name="voc2007",

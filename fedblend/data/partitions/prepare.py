@@ -11,8 +11,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.data.partitions.deal import offsets_of
 
-MOST_NAMED = 100
-"""Empty clients that the notes name; more are only counted."""
+MOST_NAMED = 100  # Empty clients that the notes name; more are only counted
 
 
 def prepare(

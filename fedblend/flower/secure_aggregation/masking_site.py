@@ -62,11 +62,8 @@ from fedblend.methods.sharing.secure_means import MaskedSums
 
 log = logging.getLogger("flwr")
 
-SIGNATURE = "sign"
-"""Name of a site's signature among its public keys."""
-
-STATE = "secure"
-"""Name of the protocol's state in a client's memory."""
+SIGNATURE = "sign"  # Name of a site's signature among its public keys
+STATE = "secure"  # Name of the protocol's state in a client's memory
 
 SumState = dict[str, bytes]
 """A site's keys, secrets and shares of one sum, by name."""

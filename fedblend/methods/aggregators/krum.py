@@ -15,8 +15,7 @@ from fedblend.core.registry import Count, Int, part
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.rows import squared_distances
 
-FEWEST = 3
-"""Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)."""
+FEWEST = 3  # Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)
 
 
 @part("aggregator", "krum")

@@ -17,8 +17,7 @@ from fedblend.methods.aggregators.mean import WeightedMean, as_stored
 LEVELS = 2**31 - 2**20
 """Steps from 0 to the largest sum: the range of int32, less a margin for the rounding of two million clients."""
 
-COUNTS = 2.0**24
-"""Largest change of an integer (batch norm's counters); steps are then 1/128."""
+COUNTS = 2.0**24  # Largest change of an integer (batch norm's counters); steps are then 1/128
 
 
 def to_integers(numbers: torch.Tensor, largest: float, share: float) -> torch.Tensor:

@@ -21,11 +21,8 @@ from fedblend.methods.augment.operations import NOTHING, OPERATIONS, blended, ke
 
 SOURCE = Path(__file__).with_name("augmix.cpp")
 
-VIEWS = 2
-"""Augmented views of each image; more views take time and improve little (section IV-C)."""
-
-LEAST_LEVEL = 0.1
-"""The least SampLevel (section IV-B)."""
+VIEWS = 2  # Augmented views of each image; more views take time and improve little (section IV-C)
+LEAST_LEVEL = 0.1  # The least SampLevel (section IV-B)
 
 
 def draw_augmix(

@@ -16,12 +16,8 @@ from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining
 from fedblend.core.registry import Count, Float, Fraction, part
 from fedblend.core.trees import Tensors
 
-EPSILON = 1e-6
-"""Added to variances before their roots are taken (the authors' code)."""
-
-STATISTICS = ("mean", "std")
-"""The statistics of a map: its mean and its standard deviation over positions."""
-
+EPSILON = 1e-6  # Added to variances before their roots are taken (the authors' code)
+STATISTICS = ("mean", "std")  # The statistics of a map: its mean and its standard deviation over positions
 LARGEST = torch.finfo(torch.float32).max
 
 

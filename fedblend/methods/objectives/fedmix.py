@@ -16,8 +16,7 @@ from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
 from fedblend.methods.objectives.output_cache import NetAround
 
-FAILED = "taylor_failed"
-"""Name of the share of samples whose loss FedMix's Taylor term predicts below 0."""
+FAILED = "taylor_failed"  # Name of the share of samples whose loss FedMix's Taylor term predicts below 0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -11,8 +11,7 @@ from fedblend.core.registry import Count, NonNegative, Positive, part
 from fedblend.methods.objectives.mixup import draw_entries
 from fedblend.methods.objectives.terms import require_classes
 
-EPSILON = 1e-7
-"""Added under roots of distances and variances, whose slope at 0 has no bound (the authors' code)."""
+EPSILON = 1e-7  # Added under roots of distances and variances, whose slope at 0 has no bound (the authors' code)
 
 
 @part("objective", "flea")

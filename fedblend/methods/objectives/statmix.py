@@ -15,8 +15,7 @@ from fedblend.core.registry import Fraction, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
 from fedblend.methods.sharing.channel_statistics import channel_statistics
 
-SMALLEST = 1e-6
-"""Smallest deviation of a channel that is divided by; a channel of one value stays of one value."""
+SMALLEST = 1e-6  # Smallest deviation of a channel that is divided by; a channel of one value stays of one value
 
 
 @part("objective", "statmix")

@@ -11,8 +11,7 @@ from fedblend.core.registry import NonNegative, Positive, part
 from fedblend.core.trees import without
 from fedblend.methods.uploads import embedding
 
-EXCLUDED = -1e30
-"""Logit of a class that a softmax leaves out: its probability is 0, and so is its summand."""
+EXCLUDED = -1e30  # Logit of a class that a softmax leaves out: its probability is 0, and so is its summand
 
 
 @part("term", "proximal")

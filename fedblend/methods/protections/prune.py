@@ -12,8 +12,7 @@ from fedblend.core.protection import Protection, Tensors, changes
 from fedblend.core.registry import Float, part
 from fedblend.core.upload import bytes_of
 
-INDEX_BYTES = 4
-"""Bytes of the index of an entry, where entries are sent with their indices."""
+INDEX_BYTES = 4  # Bytes of the index of an entry, where entries are sent with their indices
 
 
 @part("protection", "prune")

@@ -22,11 +22,8 @@ from fedblend.data.scale import OneHot, Scaler
 Stacked = dict[str, torch.Tensor]
 Spec = TypeVar("Spec", bound=ModelSpec)
 
-MODELS_AT_ONCE = 16
-"""Models whose points are searched together: a compromise of memory and the overhead of each call."""
-
-POINTS_AT_ONCE = 200
-"""Points in one forward pass when a model votes."""
+MODELS_AT_ONCE = 16  # Models whose points are searched together: a compromise of memory and the overhead of each call
+POINTS_AT_ONCE = 200  # Points in one forward pass when a model votes
 
 
 def require_classes(step: str, spec: ModelSpec) -> None:

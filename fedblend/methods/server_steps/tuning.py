@@ -18,8 +18,7 @@ from fedblend.data.scale import Scaler
 from fedblend.methods.augment.pictures import mirrored, shifted
 from fedblend.methods.server_steps.points import Stacked, descend, logits, ready, require_classes
 
-SHIFT = 4
-"""Largest shift of an augmented image, in pixels."""
+SHIFT = 4  # Largest shift of an augmented image, in pixels
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from fedblend.core.registry import Count, part
 from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 from fedblend.models.layers import last_layer, with_features
 
-CHUNK = 500
-"""Samples in one forward pass."""
+CHUNK = 500  # Samples in one forward pass
 
 
 @part("sharing", "feature-statistics")

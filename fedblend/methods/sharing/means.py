@@ -16,15 +16,11 @@ from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, SharingPlan, rows_of
 
-CHUNK = 1024
-"""Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
+CHUNK = 1024  # Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text
 
 
-REACH = 10.0
-"""Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23."""
-
-ROUNDING = 1e-3
-"""Part of the range of samples by which float32 may move a mean."""
+REACH = 10.0  # Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23
+ROUNDING = 1e-3  # Part of the range of samples by which float32 may move a mean
 
 
 def group_means(

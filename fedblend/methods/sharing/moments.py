@@ -20,8 +20,7 @@ from fedblend.methods.sharing.secure_means import WHOLE, MaskedSums
 from fedblend.models.layers import last_layer, with_features
 
 CHUNK = 1024  # samples whose features are computed at a time
-SENSITIVITY = 2.0
-"""Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another."""
+SENSITIVITY = 2.0  # Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another
 
 
 def width_of(model: nn.Module) -> int:

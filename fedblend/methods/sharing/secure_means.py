@@ -17,8 +17,7 @@ from fedblend.core.sharing import ClientData, Payload, Pool, ServerSide, Sharing
 from fedblend.methods.aggregators.secure import from_integers, min_clients, to_integers
 from fedblend.methods.sharing.means import SharedMeans
 
-WHOLE = "whole-"
-"""Prefix of the tensor names of means that are encoded as integers."""
+WHOLE = "whole-"  # Prefix of the tensor names of means that are encoded as integers
 
 
 class MaskedSums(Sharing):

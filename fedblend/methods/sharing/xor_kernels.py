@@ -21,14 +21,9 @@ from fedblend._kernels import build
 
 SOURCE = Path(__file__).with_name("xor.cpp")
 
-WHITE = 255
-"""The largest pixel."""
-
-CHUNK = 1 << 16
-"""Pixels that PyTorch processes at a time, so that intermediate results fit into a processor's cache."""
-
-BITS = 23
-"""Fractional bits of the fixed-point numbers: the most that leave room for 255 in 32 bits."""
+WHITE = 255  # The largest pixel
+CHUNK = 1 << 16  # Pixels that PyTorch processes at a time, so that intermediate results fit into a processor's cache
+BITS = 23  # Fractional bits of the fixed-point numbers: the most that leave room for 255 in 32 bits
 HALF, MASK, WINDOW = 1 << (BITS - 1), (1 << BITS) - 1, 128
 """One half, the mask of the fractional bits, and the distance from a half that the rounding of alpha can cause
 (255 / 2, rounded up)."""
