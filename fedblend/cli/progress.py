@@ -36,6 +36,18 @@ class RemainingTime:
         return f"  {(now - start) / (done - first) * (total - done):.0f} s left" if first < done < total else ""
 
 
+def _bars(console: Console, width: int, transient: bool = False) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=width),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=transient,
+    )
+
+
 class RunProgress:
     """Shows the rounds of several runs; use as a context, and call with each record.
 
@@ -56,16 +68,9 @@ class RunProgress:
         self.seconds: dict[str, Counter[str]] = defaultdict(Counter)  # of each run after round 0, by phase
         self.told = False  # whether testing was said to be slow
         self.remaining = RemainingTime()
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=10),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[facts]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-        )
+        self.bars = _bars(self.console, 10)
         self.tasks = (
-            {slug: self.bars.add_task(slug, total=n, start=False, facts="") for slug, n in self.totals.items()}
+            {slug: self.bars.add_task(slug, total=n, start=False, note="") for slug, n in self.totals.items()}
             if self.live
             else {}
         )
@@ -98,7 +103,7 @@ class RunProgress:
 
     def _show_step(self, slug: str, text: str) -> None:
         if self.live:
-            self.bars.update(self.tasks[slug], facts=text)
+            self.bars.update(self.tasks[slug], note=text)
         elif time.monotonic() - max(self.stepped[slug], self.printed.get(slug, 0.0)) >= LINE_EVERY:
             self.stepped[slug] = time.monotonic()
             write_line(f"{slug}: {text}")
@@ -117,7 +122,7 @@ class RunProgress:
         if self.live:
             if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
-            self.bars.update(self.tasks[slug], completed=round, facts=text)
+            self.bars.update(self.tasks[slug], completed=round, note=text)
         else:
             self._line(slug, round, text)
         if round:
@@ -165,15 +170,7 @@ class Steps:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self.live = console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
+        self.bars = _bars(console, 20, transient=True)
         self.tasks: dict[str, TaskID] = {}
         self.printed = time.monotonic()
         self.remaining = RemainingTime()
