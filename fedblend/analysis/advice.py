@@ -38,8 +38,7 @@ CANDIDATES = (
 )
 """Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
 
-HEADS = ("fed3r", "fedlda", "fedncm")
-"""Further ones where the model is one dense layer, a head on features."""
+HEADS = ("fed3r", "fedlda", "fedncm")  # Further ones where the model is one dense layer, a head on features
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates that are tried where the file does not say what to search, as multiples of its own."""

@@ -165,10 +165,10 @@ def add_legend(figure: Figure | SubFigure, handles: Sequence[Any], texts: Sequen
         text.set_parse_math(False)
 
 
-def png_bytes(figure: Figure) -> bytes:
-    """A matplotlib figure as a PNG."""
+def png_bytes(figure: Figure, form: str = "png") -> bytes:
+    """A matplotlib figure as a PNG, or as a file of another form of Matplotlib's."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format=form)
     return buffer.getvalue()
 
 

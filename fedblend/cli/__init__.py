@@ -15,11 +15,8 @@ import typer
 from fedblend.core.errors import EXIT_CODE, FedblendError, Stopped, printable
 from fedblend.runs.faults import describe_fault, user_error
 
-CLOSED = 141
-"""Exit code after the reader of the output closed it, as in shells (128 + SIGPIPE)."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
+CLOSED = 141  # Exit code after the reader of the output closed it, as in shells (128 + SIGPIPE)
+INTERRUPTED = 130  # Exit code after Ctrl-C, as in shells (128 + SIGINT)
 
 FAULT = 70
 """Exit code after an error that no user caused (EX_SOFTWARE of sysexits.h): a fault of fedblend or of a user's part."""

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedblend.analysis import plotting
 from fedblend.analysis.advice import BASE, Advice, Limits, read_advice, study_of
 from fedblend.analysis.privacy.membership import compared
 from fedblend.cli.arguments import parse_changes
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.run import run_in
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on, trial_printer
 from fedblend.core.errors import FedblendError, Stopped, brief, listed, or_valid
 from fedblend.core.files import write_atomically, write_json
+from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.presets import presets
@@ -30,29 +30,13 @@ from fedblend.runs.directory import RunDirectory, locked_study, read_json
 from fedblend.runs.runner import first_difference, one_thread
 from fedblend.runs.tuning import BEST, MethodSearch, tune
 
-KINDS = (
-    "means",
-    "hidden-means",
-    "statistics",
-    "synthetic",
-    "outputs",
-    "prototypes",
-    "answers",
-    "seeds",
-    "features",
-    "extras",
-    "raw",
-)
-"""What clients may send beside their models."""
+OF_MODELS = ("weights", "masked", "keys", "scores", "loss", "metrics", "local-loss")
+KINDS = tuple(kind for kind in PAYLOAD_KINDS if kind not in OF_MODELS)
+"""What clients may send beside their models and the scores of these."""
 
-ADVISED = "advice.toml"
-"""The file of the advised method."""
-
-OPTIONS = "options.json"
-"""The file of the first call's options, which ``--resume`` goes on with."""
-
-NOT_GIVEN: tuple[Any, ...] = (None, [])
-"""Values of options that are not given."""
+ADVISED = "advice.toml"  # The file of the advised method
+OPTIONS = "options.json"  # The file of the first call's options, which ``--resume`` goes on with
+NOT_GIVEN: tuple[Any, ...] = (None, [])  # Values of options that are not given
 
 NOTE = (
     "Scores are on the test samples, the mean of the last three evaluations. Differences are paired over seeds, with "
@@ -100,29 +84,25 @@ def advise(
 ) -> None:
     """Tune the candidates with the same budget, run each with all seeds, measure what leaks, and print the answer."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    options: Mapping[str, Any] = {
-        "methods": names,
-        "set": changes,
-        "megabytes": megabytes,
-        "least": least,
-        "leaves": leaves,
-    }
-    table, folder = begin_search("advise", file, parse_changes(options["set"]), resume, out)
+    options: dict[str, Any] = {
+        "methods": names, "set": changes, "megabytes": megabytes, "least": least, "leaves": leaves
+    }  # fmt: skip
+    content, folder = begin_search("advise", file, parse_changes(changes), resume, out)
     if resume and folder.exists():
         options = options_of(folder, options)
-        table, _ = begin_search("advise", file, parse_changes(options["set"]), True, folder)
+        content, _ = begin_search("advise", file, parse_changes(options["set"]), True, folder)
     known, names = presets(), options["methods"]
     for method in names:
         if method not in known:
             valid = or_valid(method, known, everything="fedblend list methods")
             raise FedblendError(f"--methods {method}: unknown method{valid}")
     limits = limits_of(options["megabytes"], options["least"], options["leaves"])
-    study, left_out = study_of(table, names or None, limits)
-    console, notes = Console(), Console(stderr=True)
+    study, left_out = study_of(content, names or None, limits)
+    notes = Console(stderr=True)
     for method, reason in left_out.items():
         notes.tell(f"{method}: left out, since it cannot be used here: {reason}")
     seeds = listed([str(seed) for seed in study["seeds"]])
-    filled = " (the file's, and others up to three)" if len(table.get("seeds", study["seeds"])) < 3 else ""
+    filled = " (the file's, and others up to three)" if len(content.get("seeds", study["seeds"])) < 3 else ""
     notes.tell(f"{len(study['methods'])} methods are tuned, then run with the seeds {seeds}{filled}")
     with locked_study(folder), told_how_to_go_on("advise", file, folder):
         write_json(folder / OPTIONS, options)
@@ -139,10 +119,14 @@ def advise(
     notes.print("measuring what leaks")
     with one_thread():
         advice = read_advice(runs, searches[0].metric, searches[0].larger_is_better, limits, left_out)
-    facts = runs[0].facts()
+    _tell(folder, advice, searches, runs[0])
+
+
+def _tell(folder: Path, advice: Advice, searches: Sequence[MethodSearch], first: RunDirectory) -> None:
+    facts, console = first.facts(), Console()
     data = f"{facts['data']['name']}, {facts['clients']['number']:,} clients"
     _write(folder, advice, read_toml(folder / "search" / BEST), searches)
-    figure = draw_advice(advice, data, compared(make_setup(runs[0].experiment())))
+    figure = draw_advice(advice, data, compared(make_setup(first.experiment())))
     write_atomically(folder / "advice.png", plotting.png_bytes(figure))
     console.print(_table(advice))
     console.tell(NOTE, style="dim")
@@ -167,15 +151,14 @@ def _runs_folder(folder: Path, tuned: Study) -> Path:
 
 def _table(advice: Advice) -> Table:
     score = "accuracy %" if advice.metric == "accuracy" else advice.metric
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("method", no_wrap=True)
-    for heading in (score, f"minus {BASE}", "MB", "leak"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = [score, f"minus {BASE}", "MB", "leak"]
+    made = table(["method"], numbers, ruled=True, no_wrap=True, padding=(0, 1, 0, 0))
+    made.columns[0].no_wrap = True
     for heading in ("what leaves", "answer"):
-        table.add_column(heading, overflow="fold")
+        made.add_column(heading, overflow="fold")
     for option in advice.options:
         leaves = ", ".join(option.leaves)
-        table.add_row(
+        made.add_row(
             option.method,
             advice.as_text(option.score),
             advice.interval(option),
@@ -184,11 +167,10 @@ def _table(advice: Advice) -> Table:
             f"{leaves} to {'all' if option.to_clients else 'the server'}" if leaves else "model only",
             option.fault or advice.verdict(option),
         )
-    return table
+    return made
 
 
 def _write(folder: Path, advice: Advice, best: dict[str, object], searches: Sequence[MethodSearch]) -> None:
-    """Write the numbers, and the file of the advised method, if there is one, with its best values."""
     if advice.to_run is None:
         (folder / ADVISED).unlink(missing_ok=True)
     else:

@@ -82,8 +82,7 @@ Data = Annotated[
 Seeds = Annotated[
     str | None,
     typer.Option(
-        help="Seeds to run, such as 0,1,2, in place of those of the file or item.",
-        callback=_parsed("parse_seeds"),
+        help="Seeds to run, such as 0,1,2, in place of those of the file or item.", callback=_parsed("parse_seeds")
     ),
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Processes that share each round's clients.")]
@@ -110,9 +109,7 @@ Command = Callable[..., None]
 def _command(
     group: typer.Typer, does: str, example: str, name: str | None = None, old: typer.Typer | None = None
 ) -> Callable[[Command], Command]:
-    """Declare a command that calls ``does`` (``module:function`` in fedblend.cli) with the options that are given.
-
-    Without ``does`` the command's own body is called.
+    """Declare a command that calls ``does`` (``module:function`` in fedblend.cli), or without one its own body.
 
     In the group ``old`` it has its old place, too, and is hidden there.
     """
@@ -246,6 +243,9 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="A CSV file for all predictions (default: none).")] = None,
     best: Best = False,
     trust: Trust = False,
+    site: Annotated[
+        Path | None, typer.Option(help="A site file: its rename and categories hold for tables (default: none).")
+    ] = None,
 ) -> None:
     """Predict for pictures, an .npz file or a CSV with a run's model.
 
@@ -280,8 +280,7 @@ def list_(
     word: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WHAT]",
-            help="methods, parts, datasets, models, partitions, or a name whose options to show.",
+            metavar="[WHAT]", help="methods, parts, datasets, models, partitions, or a name whose options to show."
         ),
     ] = None,
 ) -> None:
@@ -319,8 +318,7 @@ def channel(
     samples: Annotated[
         str,
         typer.Option(
-            help="Seed samples that a device sends first, such as 10,50.",
-            callback=_parsed("parse_counts", "--samples"),
+            help="Seed samples that a device sends first, such as 10,50.", callback=_parsed("parse_counts", "--samples")
         ),
     ] = "10,50",
 ) -> None:
@@ -436,8 +434,7 @@ def privacy_samples(
     lambdas: Annotated[
         str | None,
         typer.Option(
-            help="Mixing ratios, with commas (default: those of the paper's tables).",
-            callback=_parsed("parse_lambdas"),
+            help="Mixing ratios, with commas (default: those of the paper's tables).", callback=_parsed("parse_lambdas")
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples that each device mixes (N_S).")] = 100,
@@ -462,8 +459,7 @@ def privacy_xor(
     blended: Annotated[
         str | None,
         typer.Option(
-            help="Values of p, with commas; replace the method's own.",
-            callback=_parsed("parse_counts", "--blended"),
+            help="Values of p, with commas; replace the method's own.", callback=_parsed("parse_counts", "--blended")
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Draws that are averaged.")] = 1,
@@ -516,12 +512,7 @@ def up(
     run_trial(for_sites(experiment, sites), sites, site_file or [], min_sites, deadline, out)
 
 
-@_command(
-    federation_app,
-    "",
-    "federation app my.toml --out app --folder /var/lib/fedblend/run",
-    name="app",
-)
+@_command(federation_app, "", "federation app my.toml --out app --folder /var/lib/fedblend/run", name="app")
 def app_(
     file: File,
     out: Annotated[Path, typer.Option(help="The folder to write the Flower app into.")],

@@ -16,11 +16,8 @@ from fedblend.cli.progress import Steps, steps_shown
 from fedblend.core.errors import Stopped
 from fedblend.runs.runner import one_thread
 
-ROWS = 16
-"""Largest number of images in the terminal's table; the file has all."""
-
-COST_EVERY = 10
-"""Iterations between two readings of the cost: each reading waits for the device."""
+ROWS = 16  # Largest number of images in the terminal's table; the file has all
+COST_EVERY = 10  # Iterations between two readings of the cost: each reading waits for the device
 
 ATTACKERS = {
     "guesses": "has the objective, and draws its random numbers itself",
@@ -37,7 +34,6 @@ class CostProgress:
         self.least = math.inf
 
     def __call__(self, restart: int, number: int, cost: torch.Tensor) -> None:
-        """Show one iteration."""
         if number % COST_EVERY and number != self.total:
             return
         now = float(cost)

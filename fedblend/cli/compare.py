@@ -40,10 +40,7 @@ def show_table(runs: list[Path], sites: bool = False, baseline: str | None = Non
 def write_report(
     runs: list[Path], out: Path, trust: bool = False, baseline: str | None = None, export: Path | None = None
 ) -> None:
-    """Write the HTML page ``out`` and its PNG for runs, and the files of an export.
-
-    Raises :class:`FedblendError` unless ``out`` ends in .html.
-    """
+    """Write the HTML page ``out`` and its PNG for runs, and the files of an export. Raises :class:`FedblendError`."""
     if out.suffix.lower() != ".html":
         raise FedblendError(f"--out {out}: a page is HTML; valid: a name that ends in .html, such as report.html")
     found = find_runs(runs)
@@ -80,7 +77,6 @@ def _pairs(table: Mapping[str, Any]) -> str:
 
 
 def _summary(outcome: Outcome) -> dict[str, str]:
-    """Status, result and costs of a run, in words by name."""
     records, facts = outcome.records, outcome.facts
     sent: dict[str, dict[str, int]] = {"up": {}, "down": {}}
     seconds: dict[str, float] = {}

@@ -34,7 +34,6 @@ class Console(console.Console):
         return super().render_str(encodable(_printable(text), self.encoding), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of a renderable, without control characters."""
         for segment in super().render(renderable, options):
             # Segments with ``control`` are those of the console itself, such as the cursor's moves of a progress bar.
             yield segment if segment.control else Segment(_printable(segment.text), segment.style)

@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedblend.analysis.plotting import DPI, head_figure, png_bytes
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.errors import FedblendError, legible, listed
 from fedblend.core.files import write_atomically
 from fedblend.data.measures import class_counts, noniid_measures
-from fedblend.data.split_figure import draw_sizes, draw_split
 from fedblend.experiment.make_setup import split
+from fedblend.report.figures import LETTERS, split_chart
 from fedblend.runs import api
+from fedblend.runs.runner import SPLIT_CLIENTS
 
 MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}
 """What some of the measures mean."""
 
 
 def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
-    """Draw the split of a file's first experiment and print its measures; in regression draw the clients' sizes.
+    """Draw the split of a file's first experiment, as a report does, and print its measures.
 
     Raises :class:`FedblendError` if the picture cannot be written to ``out``.
     """
@@ -29,16 +31,18 @@ def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
     population = split(experiment, data)
     names = population.names(data)
     title = f"{data.name}: {experiment.partition.name}, {len(population)} clients"
+    title += f", the first {SPLIT_CLIENTS}" if len(population) > SPLIT_CLIENTS else ""
     counts = class_counts(population, data.train.y.numpy(), len(data.classes)) if data.classes else None
+    record = {"sizes": population.sizes.tolist(), "names": names, "classes": data.classes}
+    record |= {} if counts is None else {"counts": counts.tolist()}
+    chart = split_chart({name: values[:SPLIT_CLIENTS] for name, values in record.items()}, "split", title)
+    assert chart is not None
+    head_figure(chart.figure, title, LETTERS)
+    chart.figure.set_dpi(2 * DPI)
     try:
         if not out.suffix:
             raise ValueError("it has no file extension")
-        form = out.suffix[1:]
-        picture = (
-            draw_sizes(population.sizes, title, names, form)
-            if counts is None
-            else draw_split(counts, data.classes, title, names, form)
-        )
+        picture = png_bytes(chart.figure, out.suffix[1:])
         out.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise FedblendError(f"--out {out}: cannot be written ({error}); name a file such as split.png") from None

@@ -31,21 +31,15 @@ if TYPE_CHECKING:
     from fedblend.core.dataset import Dataset
     from fedblend.flower.app_folder import FederationLimits
 
-POLL_S = 0.5
-"""Seconds between two reads of the run's records."""
-
-NEARLY = 0.9
-"""Share of a limit from which a check warns that it is nearly used up."""
+POLL_S = 0.5  # Seconds between two reads of the run's records
+NEARLY = 0.9  # Share of a limit from which a check warns that it is nearly used up
 
 SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|(.+))", re.MULTILINE)
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
 
 
 def one_experiment(file: Path, run: str | None, changes: Sequence[Change] | Any = None) -> Experiment:
-    """The experiment of a file, or the one named ``run`` among several.
-
-    Raises :class:`FedblendError` if ``run`` is unknown, or missing where the file has several runs.
-    """
+    """The experiment of a file, or the one named ``run`` among several. Raises :class:`FedblendError`."""
     runs = api.expand_file(file, changes or (), None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
@@ -85,7 +79,6 @@ def _classes_of_no_site(experiment: Experiment) -> list[str]:
 
 
 def _require_real(experiment: Experiment) -> None:
-    """Raise :class:`FedblendError` for fields that sites refuse because they are for simulations."""
     from fedblend.flower.limits import simulated_fields
 
     for field, reason in simulated_fields(experiment, own_data=False).items():
@@ -93,10 +86,7 @@ def _require_real(experiment: Experiment) -> None:
 
 
 def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
-    """Return the limits of a federation of so many clients; ``None`` where only the data tell how many.
-
-    Raises :class:`FedblendError` for limits with which no round could begin.
-    """
+    """The limits of a federation of so many clients (``None``: only the data tell). Raises :class:`FedblendError`."""
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
 
     if deadline is not None and not 1 <= deadline < math.inf:
@@ -195,10 +185,7 @@ def run_trial(
 
 
 def _site_file(folder: Path, experiment: Experiment) -> Path:
-    """The path of a trial's site file. An existing file is kept.
-
-    A new file permits what the method sends, and trusts the code and the files that the experiment names.
-    """
+    """The path of a trial's site file; a new one permits what the method sends, and trusts what the run names."""
     from fedblend.flower.site import KINDS, MOST_ROUNDS, SAFE, files_of, site_text
 
     path = folder / "site.toml"
@@ -218,10 +205,7 @@ def _site_file(folder: Path, experiment: Experiment) -> Path:
 
 
 def _print_log(console: Console, log: str, read: int, run: Path, printed: int) -> tuple[int, int]:
-    """Print rounds and lines about sites, in the order of the log, after its first ``read`` characters.
-
-    Returns how many characters are read, and how many records are printed.
-    """
+    """Print what the log has after ``read`` characters; return how many are read, and how many records printed."""
     whole = log.rfind("\n") + 1
     for number, line in SERVER_LINE.findall(log[read:whole]):
         if number:
@@ -320,13 +304,9 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
         require_device(site.device)
     except FedblendError as error:
         raise FedblendError(f"{path}: {error}") from None
-    record, log = AuditLog(site.audit), Path(str(site.audit))
-    if not log.parent.is_dir():
-        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
-    # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
-    for file in (log, log.with_name(f"{log.name}.lock")):
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
+    log = Path(str(site.audit))
+    _require_writable(path, log)
+    record = AuditLog(site.audit)
     with record.verified() as found:
         limits = used_limits(site, record)
         if experiment is not None:
@@ -350,12 +330,17 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     console.tell(f"{path}: no fault found")
 
 
-def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
-    """Sign with a site's key; return whose it is.
+def _require_writable(path: Path, log: Path) -> None:
+    if not log.parent.is_dir():
+        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
+    # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
+    for file in (log, log.with_name(f"{log.name}.lock")):
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
 
-    Raises :class:`FedblendError` if it is no key, or no peer's, if others can read it or change the peers, or if these
-    are fewer than ``min_sum``.
-    """
+
+def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
+    """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is of no use, or unsafe."""
     from fedblend.experiment.toml_tables import read_toml
     from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 

@@ -20,8 +20,7 @@ STOPPING = (
 )
 """What the first Ctrl-C prints."""
 
-SHOW_CURSOR = b"\x1b[?25h"
-"""Undoes what a progress display does to a terminal."""
+SHOW_CURSOR = b"\x1b[?25h"  # Undoes what a progress display does to a terminal
 
 
 @contextmanager

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.compare import print_left_out
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.files import csv_frame, write_atomically, write_json
 from fedblend.report.leak_figure import draw_leaks, strongest
@@ -127,16 +126,12 @@ def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
 
 def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]], texts: int) -> Table:
     """A table of which the first columns are ``texts``, and columns of numbers that are all empty are left out."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    filled = [place for place in range(len(headings)) if place < texts or any(row[place] for row in rows)]
-    for place in filled:
-        if place < texts:
-            table.add_column(headings[place], overflow="fold")
-        else:
-            table.add_column(headings[place], justify="right", no_wrap=True)
+    filled = [place for place in range(texts, len(headings)) if any(row[place] for row in rows)]
+    numbers = [headings[place] for place in filled]
+    made = table(headings[:texts], numbers, ruled=True, no_wrap=True, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*(row[place] for place in filled))
-    return table
+        made.add_row(*row[:texts], *(row[place] for place in filled))
+    return made
 
 
 def _sizes_table(card: LeakReport) -> Table:
@@ -155,9 +150,9 @@ def _sizes_table(card: LeakReport) -> Table:
         for row in card.by_size
     ]
     headings = ("M_k", "means", "distance", "MSE", "PSNR", "SSIM", "recognised", "by chance")
-    table = _table(headings, rows, texts=0)
-    table.title = Text(f"{card.run}: means by M_k")
-    return table
+    made = _table(headings, rows, texts=0)
+    made.title = Text(f"{card.run}: means by M_k")
+    return made
 
 
 def _number(value: float, digits: int) -> str:

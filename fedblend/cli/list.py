@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -46,7 +45,6 @@ def show_list(word: str | None = None) -> None:
 
 
 def _contents() -> RenderableType:
-    """The words that can be listed, and the number of entries of each."""
     kinds = {kind: len(parts) for kind, parts in index().parts.items()}
     counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
     counts |= {"methods": len(presets.presets()), "parts": sum(kinds.values())}
@@ -150,18 +148,13 @@ def _parts_of_method(name: str) -> list[Entry]:
         specs = given.get(field, json.loads(defaults[field]))
         for spec in specs if isinstance(specs, list) else [specs]:
             values = spec if isinstance(spec, Mapping) else {"name": spec}
-            entries.append(_with_values(parts[values["name"]], values))
+            part = parts[values["name"]]
+            options = [replace(o, default=json.dumps(values[o.name])) if o.name in values else o for o in part.options]
+            entries.append(replace(part, options=tuple(options)))
     return [entry for entry in entries if entry.options]
 
 
-def _with_values(entry: Entry, values: Mapping[str, Any]) -> Entry:
-    """The entry of a part with other defaults, by option."""
-    options = [replace(o, default=json.dumps(values[o.name])) if o.name in values else o for o in entry.options]
-    return replace(entry, options=tuple(options))
-
-
 def _render(entry: Entry) -> RenderableType:
-    """A table of an entry's options below its name, summary and place in a file."""
     kind = "" if entry.kind == "table" else f"{entry.kind} "
     head = _head(f"{kind}{entry.name}", entry.summary, _example(entry))
     if not entry.options:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from typing import Any
 
 import typer
 
@@ -105,17 +104,8 @@ TEXT_LEARNING_RATE = "lr = 4.0             # text needs large steps, with clippe
 LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LEARNING_RATE}
 
 
-def _is_unsafe(method: Mapping[str, Any]) -> bool:
-    """Whether a part of a method sends raw samples to the server or other clients."""
-    parts = [index().parts[kind][spec["name"]] for kind, spec in method.items() if isinstance(spec, Mapping)]
-    return any(part.sends_raw_samples for part in parts)
-
-
 def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
-    """The lines of a partition by its name or the ``usual`` one, with options, and its number of clients if it has one.
-
-    Raises :class:`FedblendError` for an unknown partition, one that needs more options, and an option that it lacks.
-    """
+    """The lines of a partition, by name or the ``usual`` one, and its clients. Raises :class:`FedblendError`."""
     fields, known = tomllib.loads(usual), index().parts["partition"]
     if name is None and not given:
         return usual, fields.get("clients")
@@ -157,11 +147,15 @@ def new_file(method: str, dataset: str, split: str | None = None, options: Mappi
         registry.find("dataset", dataset, "dataset")
     elif dataset not in known:
         raise registry.unknown("dataset", dataset, known, "dataset")
-    unsafe = "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
-    own_tests = (
-        'evaluate_model = "each"   # each client is tested with its own model, on the samples that it holds out\n'
-    )
-    own_tests += "holdout = 0.2\n"
+    made = [index().parts[kind][spec["name"]] for kind, spec in parts.items() if isinstance(spec, Mapping)]
+    more = ""
+    if any(one.sends_raw_samples for one in made):
+        more += "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
+    if method in presets.FAMILIES["Personal models"]:
+        more += (
+            'evaluate_model = "each"   # each client is tested with its own model, on the samples that it holds out\n'
+        )
+        more += "holdout = 0.2\n"
     model = MODELS.get(dataset, 'name = "lenet5"')
     if parts.get("personal") == {"name": "fedbn"}:
         model = NORMED.get(dataset, 'name = "cnn"\nnorm = "batch"    # engine: one client after another')
@@ -181,7 +175,7 @@ rounds = 20
 seed = 0             # or several: seeds = [0, 1, 2]
 eval_every = 1
 target = 0.7         # "rounds to reach" in tables
-{unsafe if _is_unsafe(parts) else ""}{own_tests if method in presets.FAMILIES["Personal models"] else ""}
+{more}
 [data]               # fedblend list datasets
 {fetched}name = "{dataset}"
 {DATA_OPTIONS.get(dataset, "")}

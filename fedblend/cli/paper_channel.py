@@ -17,9 +17,7 @@ from fedblend.methods.channels.link import Link
 from fedblend.methods.channels.wireless import Wireless
 from fedblend.runs import api
 
-OUTPUT_BITS = 32
-"""Bits of one number of the mean outputs (b_out)."""
-
+OUTPUT_BITS = 32  # Bits of one number of the mean outputs (b_out)
 COLUMNS = ("link", "payload", "bits", "mean\nSNR", "success", "bits\na slot", "slots\nneeded", "mean\nms", "outage")
 
 
@@ -42,10 +40,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
 
 
 def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] = ()) -> None:
-    """Print the closed forms of the channel of a file's first experiment.
-
-    Raises :class:`FedblendError` unless the channel is wireless.
-    """
+    """Print the closed forms of the channel of a file's first experiment. Raises :class:`FedblendError`."""
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     channel = experiment.channel
     if not isinstance(channel, Wireless):

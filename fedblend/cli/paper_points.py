@@ -9,11 +9,14 @@ from typing import Any
 
 import pandas as pd
 
-from fedblend.analysis import points
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
 from fedblend.analysis.points import point_figures
-from fedblend.analysis.points.replay import Row
+from fedblend.analysis.points.boundaries import plane
+from fedblend.analysis.points.loaded_run import read
+from fedblend.analysis.points.point_metrics import PointMeasurements, measure_points
+from fedblend.analysis.points.replay import Row, replay_run
+from fedblend.analysis.points.training import TrainingSettings
 from fedblend.cli.console import Console, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError
@@ -22,8 +25,7 @@ from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs.directory import find_runs, reading
 from fedblend.runs.runner import one_thread
 
-ROWS = 8
-"""Largest number of rounds of a replay in the terminal, evenly spaced; the file has all."""
+ROWS = 8  # Largest number of rounds of a replay in the terminal, evenly spaced; the file has all
 
 
 def show_points(
@@ -43,17 +45,17 @@ def show_points(
 
 
 def _show_points(run: Path, settings: Mapping[str, Any], vae_epochs: int, replay: bool, out: Path | None) -> None:
-    loaded_run = points.read(run)
-    chosen = points.TrainingSettings.for_run(loaded_run, **settings)
+    loaded_run = read(run)
+    chosen = TrainingSettings.for_run(loaded_run, **settings)
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the measurements
     rows: list[Row] = []
     with steps_shown() as steps, one_thread():
-        measurements = points.measure_points(loaded_run, chosen, vae_epochs, steps)
+        measurements = measure_points(loaded_run, chosen, vae_epochs, steps)
         if replay:
             total = loaded_run.state.round
             steps("rounds", 0, total)
-            rows = points.replay_run(loaded_run, lambda row: steps("rounds", int(row["round"]), total))
+            rows = replay_run(loaded_run, lambda row: steps("rounds", int(row["round"]), total))
     console = Console()
     _print_points(console, measurements)
     if rows:
@@ -63,8 +65,7 @@ def _show_points(run: Path, settings: Mapping[str, Any], vae_epochs: int, replay
         console.tell(f"Tables and figures: {out}")
 
 
-def _print_points(console: Console, measurements: points.PointMeasurements) -> None:
-    """Print a row for each round in which a model was trained, and below it the definitions of the columns."""
+def _print_points(console: Console, measurements: PointMeasurements) -> None:
     levels, settings = measurements.levels, measurements.settings
     kept = "kept points" if measurements.kept else "points"
     rounds = table(
@@ -92,7 +93,6 @@ def _print_points(console: Console, measurements: points.PointMeasurements) -> N
 
 
 def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
-    """Print the alignment in evenly spaced rounds of the repeated run."""
     chosen = set(evenly_spaced([int(row["round"]) for row in rows], ROWS))
     number = "kept\npoints" if kept else "points\nso far"
     everything = f"alignment\nall {'kept ' if kept else ''}points"
@@ -109,7 +109,7 @@ def _print_replay(console: Console, rows: Sequence[Row], kept: bool) -> None:
     console.print(text, style="dim")
 
 
-def _write_points(out: Path, measurements: points.PointMeasurements, rows: Sequence[Row], title: str) -> None:
+def _write_points(out: Path, measurements: PointMeasurements, rows: Sequence[Row], title: str) -> None:
     levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
     write_atomically(out / "points.csv", csv_frame(measurements.rounds))
     write_atomically(out / "levels.csv", csv_frame(levels))
@@ -127,11 +127,11 @@ def show_boundaries(runs: list[Path], out: Path, trust: bool = False) -> None:
         raise FedblendError(f"--out {out}: is not valid; name a file that ends in .png")
     found = find_runs(runs)
     with steps_shown() as steps, one_thread(), reading(found, trust):
-        plane = points.plane(found, tick=lambda done, total: steps("models of clients' samples", done, total))
+        shown = plane(found, tick=lambda done, total: steps("models of clients' samples", done, total))
     make_folder(out.parent)
-    write_atomically(out, draw_boundaries(plane))
+    write_atomically(out, draw_boundaries(shown))
     boundaries = table(["boundary"], ["accuracy %"], ruled=True, no_wrap=True)
-    for name, accuracy in accuracies(plane):
+    for name, accuracy in accuracies(shown):
         boundaries.add_row(name, f"{100 * accuracy:.1f}")
     console = Console()
     console.print(boundaries)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 
-from fedblend.cli.console import Console, note
+from fedblend.cli.console import Console, note, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.files import csv_frame, make_folder_of, write_atomically
@@ -18,12 +17,11 @@ from fedblend.data.loaders.files import read_image
 from fedblend.data.loaders.image_folder import FORMATS, SUFFIXES
 from fedblend.data.loaders.npz import as_inputs, read_arrays
 from fedblend.data.loaders.table import SUFFIXES as TABLES
-from fedblend.data.loaders.table import encode, form_of, guesses, read_frame, texts_of
+from fedblend.data.loaders.table import TableFile, encode, form_of, guesses, read_frame, renamed, texts_of
 from fedblend.runs.directory import only_run
 from fedblend.runs.predictor import Predictor
 
-SHOWN = 20
-"""Predictions that the terminal shows."""
+SHOWN = 20  # Predictions that the terminal shows
 
 
 def export_model(run: Path, out: Path, best: bool = False, trust: bool = False) -> None:
@@ -38,30 +36,43 @@ def export_model(run: Path, out: Path, best: bool = False, trust: bool = False) 
 
 
 def show_predictions(
-    run: Path, files: Sequence[Path], out: Path | None = None, best: bool = False, trust: bool = False
+    run: Path,
+    files: Sequence[Path],
+    out: Path | None = None,
+    best: bool = False,
+    trust: bool = False,
+    site: Path | None = None,
 ) -> None:
-    """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
+    """Print the predictions for the samples in files, and write all of them as a CSV file if one is given.
+
+    Columns and texts of tables are renamed as the data of the file ``site`` are.
+    """
+    names_at_site: Any = None
+    if site is not None:
+        from fedblend.flower.site import read_site
+
+        data = read_site(site).data
+        names_at_site = getattr(data, "of", data)  # of features: the table that they are made of
+        if not isinstance(names_at_site, TableFile):
+            raise FedblendError(f"--site {site}: data: is no table; leave --site out")
     predictor = Predictor.of_run(only_run(run), trust, best)
     if out is not None:
         make_folder_of(out)
     frames = []
     with steps_shown() as steps:
         for number, path in enumerate(files, 1):
-            names, samples = read_samples(path, predictor)
+            names, samples = read_samples(path, predictor, names_at_site)
             frames.append(_predictions(names, predictor.predict_proba(samples), predictor))
             steps("files", number, len(files))
     predictions = pd.concat(frames, ignore_index=True)
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
     # The probabilities of all classes and labels are in the CSV file only.
     shown = predictions.iloc[:SHOWN, : 3 if predictor.classes else 2 if predictor.labels else None]
-    for name in shown.columns:
-        table.add_column(
-            str(name), justify="left" if name in ("sample", "class", "labels") else "right", overflow="fold"
-        )
+    texts = [name for name in shown.columns if name in ("sample", "class", "labels")]
+    made = table(texts, [str(name) for name in shown.columns[len(texts) :]])
     for row in shown.itertuples(index=False):
-        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row))
-    console.print(table)
+        made.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row))
+    console.print(made)
     if len(predictions) > SHOWN:
         console.print(f"... and {len(predictions) - SHOWN:,} more", style="dim")
     if out is not None:
@@ -83,10 +94,11 @@ def _predictions(names: Sequence[str], outputs: np.ndarray, predictor: Predictor
     return pd.DataFrame(first | found | columns)
 
 
-def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarray]:
+def read_samples(path: Path, predictor: Predictor, site: TableFile | None = None) -> tuple[list[str], np.ndarray]:
     """Read the samples of a file or a folder of pictures: their names, and an array [n, ...] as stored.
 
-    Raises :class:`FedblendError` for other and damaged files.
+    Columns and texts of a table are renamed as those of ``site`` are. Raises :class:`FedblendError` for other and
+    damaged files.
     """
     kind, shape = predictor.description["kind"], predictor.description["shape"]
     if not path.exists():
@@ -97,10 +109,10 @@ def read_samples(path: Path, predictor: Predictor) -> tuple[list[str], np.ndarra
     is_row = len(shape) == 1 and kind != "tokens"
     if path.suffix.lower() in TABLES and predictor.tokens:
         column = predictor.description["table"]["text"]
-        texts = texts_of(read_frame(path, categories=[column]), column, path)
+        texts = texts_of(_read_renamed(path, [column], site), column, path)
         return [f"{path.name}[{i}]" for i in range(len(texts))], predictor.tokens(texts)
     if path.suffix.lower() in TABLES and is_row:
-        return _read_table(path, predictor.description)
+        return _read_table(path, predictor.description, site)
     if kind == "image":
         pictures = [path]
         if path.is_dir():
@@ -126,10 +138,20 @@ def _read_picture(path: Path, channels: int, height: int, width: int) -> np.ndar
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _read_table(path: Path, about: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
+def _read_renamed(path: Path, categories: Collection[str], site: TableFile | None) -> pd.DataFrame:
+    """A table whose columns and texts are renamed as those of ``site`` are; ``categories`` are columns of text."""
+    if site is None:
+        return read_frame(path, categories=categories)
+    own = {new: old for old, new in site.rename.items()}
+    frame = read_frame(path, categories=[own.get(name, name) for name in categories]).rename(columns=site.rename)
+    texts = {name: names for name, names in site.categories.items() if name in frame.columns}
+    return frame.assign(**{name: renamed(frame[name], names) for name, names in texts.items()})
+
+
+def _read_table(path: Path, about: Mapping[str, Any], site: TableFile | None) -> tuple[list[str], np.ndarray]:
     """The rows of a table, float32 [n, d]: the columns of the training table by name, or one for each feature."""
     form = about.get("table")
-    frame = read_frame(path, categories=form["categories"] if form else ())
+    frame = _read_renamed(path, form["categories"] if form else (), site)
     if form is None:
         numbers = pd.to_numeric(frame.columns.to_series(), errors="coerce")
         if np.isfinite(numbers).all() and list(numbers) != list(range(len(numbers))):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.privacy.mixup_privacy import LAMBDAS, Mixtures, MixupPrivacy, make_mixtures, measure_mixtures
+from fedblend.analysis.privacy.sample_figures import draw_mixtures
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
 from fedblend.core.dataset import Dataset
@@ -72,14 +74,9 @@ def _table(rows: Sequence[MixupPrivacy]) -> Table:
 
 
 def _draw(out: Path, mixtures: Mixtures, data: Dataset, lambdas: Sequence[float]) -> None:
-    from fedblend.analysis.privacy.sample_figures import draw_mixtures
-
     if data.kind != "image":
         raise FedblendError(f"--out {out}: '{data.name}' holds {data.kind}, not pictures to draw; leave out --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for lam in lambdas:
-            title = f"{data.name}: Mixup and inverse Mixup at lambda = {lam:g}"
-            draw_mixtures(mixtures, data.classes, lam, out / f"lambda-{lam:g}.png", title)
-    except OSError as error:
-        raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None
+    make_folder(out)
+    for lam in lambdas:
+        title = f"{data.name}: Mixup and inverse Mixup at lambda = {lam:g}"
+        draw_mixtures(mixtures, data.classes, lam, out / f"lambda-{lam:g}.png", title)

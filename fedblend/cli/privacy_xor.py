@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from fedblend.analysis.attacks.outcome import make_folder
+from fedblend.analysis.privacy.sample_figures import draw_seed_comparison, draw_seeds
 from fedblend.analysis.privacy.xor_privacy import SharedSeeds, XorPrivacy, make_seeds, measure_seeds
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, table
@@ -51,10 +53,10 @@ def show_xor(
             draws = [make_seeds(data, population, sharing, experiment.seed, repeat) for repeat in range(repeats)]
             rows.append((name, p, measure_seeds(draws, mds, experiment.seed)))
             if out is not None:
-                first_draws[f"{name}, p = {p}"] = draws[0]
-                _draw(out, f"{name}, p = {p}", draws[0], data)
-    from fedblend.analysis.privacy.sample_figures import draw_seed_comparison
-
+                title = f"{name}, p = {p}"
+                first_draws[title] = draws[0]
+                make_folder(out)
+                draw_seeds(draws[0], out / f"{slugify(title)}.png", f"{data.name}: {title}")
     console = Console()
     console.print(
         "Distance: between the stored pixels (0 to 255) of a sample that the server trains on and the nearest of the\n"
@@ -66,19 +68,13 @@ def show_xor(
     console.print(_table(rows, mds))
     if out is not None:
         if len(first_draws) > 1:
-            draw_seed_comparison(
-                first_draws, out / "side-by-side.png", ", ".join(dict.fromkeys(d.name for d in loaded.values()))
-            )
+            names = ", ".join(dict.fromkeys(data.name for data in loaded.values()))
+            draw_seed_comparison(first_draws, out / "side-by-side.png", names)
         console.tell(f"Pictures: {out}")
     if json is not None:
-        _write_json(json, rows, repeats)
-
-
-def _write_json(path: Path, rows: Sequence[tuple[str, int, XorPrivacy]], repeats: int) -> None:
-    """Write the measurements as JSON: ``repeats``, and ``rows`` (method, p, the fields of :class:`XorPrivacy`)."""
-    make_folder_of(path)
-    tables = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
-    write_json(path, {"repeats": repeats, "rows": tables})
+        make_folder_of(json)
+        tables = [{"method": name, "p": p, **asdict(row)} for name, p, row in rows]
+        write_json(json, {"repeats": repeats, "rows": tables})
 
 
 def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
@@ -105,13 +101,3 @@ def _table(rows: Sequence[tuple[str, int, XorPrivacy]], mds: bool) -> Table:
             *("" if share is None else f"{share:.1%}" for share in shares),
         )
     return made
-
-
-def _draw(out: Path, title: str, seeds: SharedSeeds, data: Dataset) -> None:
-    from fedblend.analysis.privacy.sample_figures import draw_seeds
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        draw_seeds(seeds, out / f"{slugify(title)}.png", f"{data.name}: {title}")
-    except OSError as error:
-        raise FedblendError(f"--out {out}: cannot be written ({error}); name a folder") from None

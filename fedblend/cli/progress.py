@@ -5,24 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedblend.cli.console import Console, write_line
 from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.experiment.config import Experiment
 
-TESTING_SHARE = 0.2
-"""Share of a run's time above which a line names the options that make testing cheaper."""
-
-STEP_SECONDS = 2.0
-"""Seconds of a round after which its steps are shown."""
-
-LINE_EVERY = 10.0
-"""Seconds between two plain lines of one run or task, where there is no terminal."""
+TESTING_SHARE = 0.2  # Share of a run's time above which a line names the options that make testing cheaper
+STEP_SECONDS = 2.0  # Seconds of a round after which its steps are shown
+LINE_EVERY = 10.0  # Seconds between two plain lines of one run or task, where there is no terminal
 
 
 class RemainingTime:
@@ -42,9 +36,16 @@ class RemainingTime:
         return f"  {(now - start) / (done - first) * (total - done):.0f} s left" if first < done < total else ""
 
 
-class _Facts(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["facts"], no_wrap=True)
+def _bars(console: Console, width: int, transient: bool = False) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=width),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=transient,
+    )
 
 
 class RunProgress:
@@ -67,16 +68,9 @@ class RunProgress:
         self.seconds: dict[str, Counter[str]] = defaultdict(Counter)  # of each run after round 0, by phase
         self.told = False  # whether testing was said to be slow
         self.remaining = RemainingTime()
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=10),
-            TextColumn("{task.completed}/{task.total}"),
-            _Facts(),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-        )
+        self.bars = _bars(self.console, 10)
         self.tasks = (
-            {slug: self.bars.add_task(slug, total=n, start=False, facts="") for slug, n in self.totals.items()}
+            {slug: self.bars.add_task(slug, total=n, start=False, note="") for slug, n in self.totals.items()}
             if self.live
             else {}
         )
@@ -109,7 +103,7 @@ class RunProgress:
 
     def _show_step(self, slug: str, text: str) -> None:
         if self.live:
-            self.bars.update(self.tasks[slug], facts=text)
+            self.bars.update(self.tasks[slug], note=text)
         elif time.monotonic() - max(self.stepped[slug], self.printed.get(slug, 0.0)) >= LINE_EVERY:
             self.stepped[slug] = time.monotonic()
             write_line(f"{slug}: {text}")
@@ -128,7 +122,7 @@ class RunProgress:
         if self.live:
             if round > self.rounds_before.get(slug, 0) and self.bars.tasks[self.tasks[slug]].start_time is None:
                 self.bars.start_task(self.tasks[slug])
-            self.bars.update(self.tasks[slug], completed=round, facts=text)
+            self.bars.update(self.tasks[slug], completed=round, note=text)
         else:
             self._line(slug, round, text)
         if round:
@@ -176,15 +170,7 @@ class Steps:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self.live = console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
+        self.bars = _bars(console, 20, transient=True)
         self.tasks: dict[str, TaskID] = {}
         self.printed = time.monotonic()
         self.remaining = RemainingTime()
@@ -208,8 +194,5 @@ class Steps:
 def steps_shown() -> Iterator[Steps]:
     """Inside, the yielded :class:`Steps` shows progress."""
     steps = Steps()
-    if not steps.live:
-        yield steps
-        return
-    with steps.bars:
+    with steps.bars if steps.live else nullcontext():
         yield steps

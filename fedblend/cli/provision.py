@@ -16,11 +16,12 @@ from fedblend.experiment.toml_tables import read_toml
 def provision(file: Path, out: Path, renew: bool = False) -> None:
     """Write the folders of a federation's parties, or bring them up to date, and print who has sent a key."""
     from fedblend.flower.credentials import fingerprint, load_certificate
+    from fedblend.flower.provision import Federation
     from fedblend.flower.provision import provision as write
-    from fedblend.flower.provision import read_federation
+    from fedblend.flower.site import read_fields
     from fedblend.flower.sites import PEERS
 
-    federation, console = read_federation(file), Console()
+    federation, console = read_fields(Federation, file), Console()
     experiment = None if federation.experiment is None else one_experiment(Path(federation.experiment), None)
     for line in write(federation, out, experiment, renew):
         console.tell(f"new: {line}")

@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from fedblend import report
-from fedblend.cli.console import Console
+from fedblend.cli.console import Console, table
 from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.files import write_atomically
@@ -29,30 +28,10 @@ from fedblend.runs.parallel import join_failures
 PAGE = "table.md"
 REPORT = "report.html"
 
-WIDE = 140
-"""Width of a list that is written to a file or a pipe."""
-
-SHORTEST = 24
-"""Minimal width of the column with an item's title."""
-
-GAP = 2
-"""Blanks between two columns of the list."""
-
-SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}
-"""Short names of data sets in the list."""
-
-
-def parse_scale(text: str) -> Scale:
-    """A scale by its name."""
-    for scale in SCALES:
-        if scale == text:
-            return scale
-    raise FedblendError(f"--scale {text!r} is not valid{or_valid(text, SCALES)}")
-
-
-def parse_only(texts: Sequence[str]) -> list[str]:
-    """Rows and columns; semicolons separate several in one text, since columns such as ``0,2`` contain commas."""
-    return [word.strip() for text in texts for word in text.split(";") if word.strip()]
+WIDE = 140  # Width of a list that is written to a file or a pipe
+SHORTEST = 24  # Minimal width of the column with an item's title
+GAP = 2  # Blanks between two columns of the list
+SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"}  # Short names of data sets in the list
 
 
 def reproduce(item: str | None = None, list_: bool = False, *, out: Path, **options: Any) -> None:
@@ -75,7 +54,11 @@ def show_item(
     device: str | None = None,
 ) -> None:
     """Make the missing runs of an item, print its table, and write the table next to the runs."""
-    planned = plan_item(name, parse_scale(scale), seeds, parse_only(only))
+    if scale not in SCALES:
+        raise FedblendError(f"--scale {scale!r} is not valid{or_valid(scale, SCALES)}")
+    # Semicolons separate several in one text, since columns such as ``0,2`` contain commas.
+    chosen = [word.strip() for text in only for word in text.split(";") if word.strip()]
+    planned = plan_item(name, cast(Scale, scale), seeds, chosen)
     output = OutputPaths(out, planned)
     console = Console()
     with ExitStack() as stack:
@@ -109,25 +92,21 @@ def _print_result(console: Console, result: Mapping[str, Any]) -> None:
         console.print(Text(line), style="dim")
     columns = any(result["columns"].values())
     for head, rows in formatting.terminal_tables(result):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=head, title_justify="left")
-        table.add_column("row")
-        if columns:
-            table.add_column("column")
-        for heading in ("ours", "paper", "difference"):
-            table.add_column(heading, justify="right")
+        texts = ["row", "column"] if columns else ["row"]
+        made = table(texts, ["ours", "paper", "difference"], ruled=True, title=head, title_justify="left")
         last = None
         for row, column, *numbers in rows:
             shown = "" if row == last and columns else row
-            table.add_row(shown, *([column] if columns else []), *numbers)
+            made.add_row(shown, *([column] if columns else []), *numbers)
             last = row
-        console.print(table)
+        console.print(made)
     if result["claims"]:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        table.add_column("claim", ratio=1)
-        table.add_column("verdict", ratio=1)
+        made = table([], [], ruled=True)
+        made.add_column("claim", ratio=1)
+        made.add_column("verdict", ratio=1)
         for claim in result["claims"]:
-            table.add_row(formatting.claim_text(claim), formatting.verdict_text(claim, result))
-        console.print(table)
+            made.add_row(formatting.claim_text(claim), formatting.verdict_text(claim, result))
+        console.print(made)
 
 
 def show_list(paper: str | None, out: Path) -> None:
@@ -156,14 +135,14 @@ def _print_list(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     if console.width - sum(widths) - GAP * len(widths) < SHORTEST:
         heads = ("item", "what, data", "results")
         rows = [(item, f"{what}\n{data}".strip(), results.replace(", ", ",\n")) for item, what, data, results in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for head, *column in zip(heads, *rows, strict=True):
         # Only titles may wrap: the other columns are copied or compared.
         least = None if head.startswith("what") else max(map(len, (head, *column)))
-        table.add_column(head, min_width=least)
+        made.add_column(head, min_width=least)
     for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+        made.add_row(*map(Text, row))
+    console.print(made)
 
 
 def _list_row(paper: str, name: str, item: Item, out: Path) -> tuple[str, ...]:

@@ -55,10 +55,7 @@ def run_file(
     out: Path | None = None,
     jobs: int | None = None,
 ) -> None:
-    """Run a file's study in a new folder, or resume its newest one.
-
-    Raises :class:`FedblendError` if ``out`` is a file or a run directory, or holds files and ``resume`` is false.
-    """
+    """Run a file's study in a new folder, or resume its newest one. Raises :class:`FedblendError`."""
     executed = {"engine": engine, "ranks": ranks}
     changes = [*changes, *((field, value) for field, value in executed.items() if value is not None)]
     study = api.expand_file(file, changes, seeds)
@@ -146,7 +143,6 @@ def _report(runs: Sequence[RunDirectory], page: Path, faults: list[str], tabled:
 
 
 def _print_long_runs(experiments: Mapping[str, Experiment], rounds_before: Mapping[str, int]) -> None:
-    """Print a note for each run with more rounds than its experiment has."""
     for slug, experiment in experiments.items():
         if (done := rounds_before[slug]) > experiment.rounds:
             note(f"{slug}: has {done} rounds already, more than rounds = {experiment.rounds}; all are kept")

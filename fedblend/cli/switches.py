@@ -21,26 +21,19 @@ from fedblend.methods.objectives.augmix import AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run, reading
 
-ROWS = 16
-"""Largest number of rounds in the terminal, evenly spaced; the file has all."""
-
+ROWS = 16  # Largest number of rounds in the terminal, evenly spaced; the file has all
 LOG, FIGURE = "switches.csv", "switches.png"
 
 
 def show_switches(run: Path, out: Path | None = None, trust: bool = False) -> None:
     """Print the number of batches with the large lambda in each round; write log and figure into ``out`` if given."""
     directory = only_run(run)
-    with reading([directory], trust):
-        _show(directory, out)
-
-
-def _show(run: RunDirectory, out: Path | None) -> None:
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the run is repeated
-    total = checkpoint.round_of(run.path) or 0
+    total = checkpoint.round_of(directory.path) or 0
     rows: list[ClientSwitches] = []
     stopped = False
-    with interrupted_once():
+    with reading([directory], trust), interrupted_once():
         with steps_shown() as shown:
             shown("rounds", 0, total)
 
@@ -49,14 +42,14 @@ def _show(run: RunDirectory, out: Path | None) -> None:
                 shown("rounds", of_round[0].round if of_round else 0, total)
 
             try:
-                switches(run.path, note)
+                switches(directory.path, note)
             except KeyboardInterrupt:
                 stopped = True
         if out is not None and rows:
-            _write(out, rows, run)
-    console = Console()
-    if rows:
-        _print(console, rows, run)
+            _write(out, rows, directory)
+        console = Console()
+        if rows:
+            _print(console, rows, directory)
     if out is not None and rows:
         console.tell(f"Log and figure: {out / LOG}, {out / FIGURE}")
     if stopped:
@@ -64,7 +57,6 @@ def _show(run: RunDirectory, out: Path | None) -> None:
 
 
 def _print(console: Console, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
-    """Print evenly spaced rounds, a summary, and the rule of loss scaling."""
     totals = sum_by_round(rows)
     chosen = set(evenly_spaced([one.round for one in totals], ROWS))
     rounds = table([], ["round", "batches", "large lambda", "share %"], ruled=True, no_wrap=True)

@@ -8,7 +8,6 @@ What these classes receive is defined in :mod:`fedblend.core.context`; authors m
 """
 
 # The fields of Method are explained in fedblend/experiment/fields.py.
-# ruff: noqa: D102
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Local training: the bases of optimisers and of learning rate schedules, and what the core reads of ``[train]``."""
 
 # The fields of Training are explained in fedblend/experiment/fields.py.
-# ruff: noqa: D102
 
 from __future__ import annotations
 

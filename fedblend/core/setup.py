@@ -1,7 +1,6 @@
 """What stays the same in all rounds of a run: the experiment, its data and clients, the model and its scale."""
 
 # The fields of Experiment are explained in fedblend/experiment/config.py.
-# ruff: noqa: D102
 
 from __future__ import annotations
 

@@ -12,9 +12,7 @@ from fedblend.core.errors import FedblendError, legible, missing_package
 from fedblend.core.module import module_at
 
 LITE0 = "efficientnet-lite0"
-LITE0_SIZE = 96
-"""Side of its pictures by default: about 5 ms of a core each."""
-
+LITE0_SIZE = 96  # Side of its pictures by default: about 5 ms of a core each
 MINILM = "minilm"
 
 SCALES = {
@@ -24,8 +22,7 @@ SCALES = {
 }
 """Mean and deviation by channel of each scale of pictures in [0, 1]; none is fitted to data, so all clients agree."""
 
-CLASSIFIERS = ("fc", "classifier", "head", "heads")
-"""Names of the last layer in torchvision's networks."""
+CLASSIFIERS = ("fc", "classifier", "head", "heads")  # Names of the last layer in torchvision's networks
 
 
 class EfficientNetLite0(nn.Module):
@@ -47,7 +44,6 @@ class EfficientNetLite0(nn.Module):
         self.net._fc = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features of pictures."""
         features: Tensor = self.net.extract_features(x.expand(-1, 3, -1, -1)).mean((2, 3))
         return features
 
@@ -65,7 +61,6 @@ class SentenceEncoder(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the embeddings of tokens."""
         # Columns of padding alone, at the end, cost time only. An exported program has one width.
         if not torch.compiler.is_compiling():
             read = torch.arange(x.shape[2], device=x.device) * x[:, 1].any(0)
@@ -144,7 +139,6 @@ class Encoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, stored: Tensor) -> Tensor:
-        """Return the features of stored samples."""
         # On a processor networks of pictures are a third faster in this layout.
         x = stored.to(torch.float32, memory_format=torch.channels_last) if stored.dtype == torch.uint8 else stored
         if self.size is not None:

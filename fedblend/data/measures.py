@@ -8,8 +8,7 @@ import numpy as np
 
 from fedblend.core.dataset import Population
 
-BLOCK = 1 << 16
-"""Clients that are processed together, which bounds the memory for a million clients."""
+BLOCK = 1 << 16  # Clients that are processed together, which bounds the memory for a million clients
 
 
 def class_counts(population: Population, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -89,5 +88,4 @@ def divergence(blocks: Iterable[np.ndarray]) -> float:
 
 
 def _blocks(clients: int) -> Iterator[slice]:
-    """All clients, in blocks."""
     return (slice(start, min(start + BLOCK, clients)) for start in range(0, clients, BLOCK))

@@ -27,12 +27,10 @@ from fedblend.core.registry import part
 Invert = bool | Literal["auto"]
 """Whether to invert images, so ink is 1. "auto": images of one channel whose median is above 127."""
 
-CHUNK = 1 << 22
-"""Numbers that are processed together, so the training half is not copied."""
+CHUNK = 1 << 22  # Numbers that are processed together, so the training half is not copied
 
 
-ROUNDING = 1e-3
-"""Largest part of a scale's range by which float32 may move a value of a scale that a server sends."""
+ROUNDING = 1e-3  # Largest part of a scale's range by which float32 may move a value of a scale that a server sends
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +89,6 @@ class Scaler:
         return bool((fits & (step <= ROUNDING * expected)).all())
 
     def to(self, device: torch.device | str) -> Scaler:
-        """The same scale with its tensors on ``device``."""
         moved = [t.to(device) for t in (self.factor, self.offset, self.unit_factor, self.unit_offset)]
         return Scaler(self.name, self.inverted, *moved)
 
@@ -133,11 +130,9 @@ class OneHot:
         return math.sqrt(2 * math.prod(shape))
 
     def to(self, device: torch.device | str) -> OneHot:
-        """Return this scale, which has no tensors."""
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The scale as plain numbers, for the run's record."""
         return {"name": self.name, "vocabulary": self.vocabulary}
 
 
@@ -148,7 +143,6 @@ class Tokens:
     name: str = "tokens"
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return ``ids``."""
         return ids
 
     def to_unit(self, *_: object) -> NoReturn:
@@ -158,11 +152,9 @@ class Tokens:
     from_unit = ends = diameter = to_unit
 
     def to(self, device: torch.device | str) -> Tokens:
-        """Return this scale, which has no tensors."""
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The scale, for the run's record."""
         return {"name": self.name}
 
 
@@ -180,7 +172,6 @@ class Inverting:
     """Whether to invert images, so ink is 1; "auto": images of one channel whose median is above 127."""
 
     def fit(self, data: Dataset) -> Fitted:
-        """Fit the scale to the training half."""
         return _fit(data, self.name, self.invert)
 
 
@@ -207,12 +198,10 @@ class Unscaled:
     """Stored values as floats: pixels 0 to 255, not inverted."""
 
     def fit(self, data: Dataset) -> Fitted:
-        """Fit the scale to the training half."""
         return _fit(data, "none", False)
 
 
 def _fit(data: Dataset, name: str, invert: Invert) -> Fitted:
-    """Fit a scale by its name."""
     if data.kind == "text":
         return OneHot(data.vocabulary)
     if data.kind == "tokens":

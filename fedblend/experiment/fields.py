@@ -16,8 +16,7 @@ from fedblend.core.registry import Count, Float, Fraction, NonNegative, Positive
 from fedblend.experiment import presets
 from fedblend.experiment.parts import dump
 
-LONGEST_NAME = 200
-"""Most characters of a name that is part of a folder's name; file systems allow 255 in all."""
+LONGEST_NAME = 200  # Most characters of a name that is part of a folder's name; file systems allow 255 in all
 
 
 class FrozenTable(BaseModel):
@@ -255,7 +254,6 @@ class Validation(FrozenTable):
 
     @property
     def active(self) -> bool:
-        """Whether there are samples for validation."""
         return bool(self.server or self.clients)
 
 

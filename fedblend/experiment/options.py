@@ -134,7 +134,6 @@ def descriptions(cls: type) -> dict[str, str]:
 
 @functools.cache  # inspect.getsource would parse the file again for each class in it.
 def _classes_of(module: str) -> dict[str, ast.ClassDef]:
-    """The source of each class at the top level of a module, by name."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 

@@ -83,7 +83,6 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 
 
 def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
-    """The error for two runs that would have one folder."""
     labels = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label))
     of, how = f", of the labels {' and '.join(labels)}", ", which differ in letters A to Z or digits"
     of, how = (of, how) if len(labels) > 1 else ("", "")
@@ -209,7 +208,6 @@ def _label(
 
 
 def _options(spec: Mapping[str, Any]) -> list[str]:
-    """``key=value`` of all leaves of a table."""
     words = []
     for key, value in spec.items():
         words += _options(value) if isinstance(value, Mapping) else [f"{key}={_short(value)}"]

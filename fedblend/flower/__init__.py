@@ -28,13 +28,4 @@ except ModuleNotFoundError as error:
         raise
     raise missing_package("fedblend.flower", "flwr", "flower") from None
 
-__all__ = [
-    "BlendedLoss",
-    "Inputs",
-    "Strategy",
-    "add_sharing",
-    "blend_mod",
-    "blended_loss",
-    "client_app",
-    "server_app",
-]
+__all__ = ["BlendedLoss", "Inputs", "Strategy", "add_sharing", "blend_mod", "blended_loss", "client_app", "server_app"]

@@ -14,9 +14,7 @@ from fedblend.core.files import write_atomically
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.toml_tables import write_toml
 
-DEFAULT_DEADLINE = 600.0
-"""Seconds that one exchange with the sites may take by default."""
-
+DEFAULT_DEADLINE = 600.0  # Seconds that one exchange with the sites may take by default
 EXPERIMENT = "experiment.toml"
 
 

@@ -244,7 +244,6 @@ class AuditLog:
                 self._end = counts.add(fitting(), self._end)
 
     def _write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
-        """Append a line and count it."""
         if self.path is not None:
             with self.lock():
                 line = _line(run, round, client, kind, facts)

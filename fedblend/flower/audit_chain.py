@@ -35,8 +35,7 @@ SHARED_KINDS = (*(kind.name for kind in PAYLOAD_KINDS.values() if kind.is_shared
 COUNTED = "this site's limits count its lines: restore it from a copy"
 """What to do about a damaged log. Without its lines the site would share and train again."""
 
-TAG = b', "chain": "'
-"""What is between a line's text and its tag."""
+TAG = b', "chain": "'  # What is between a line's text and its tag
 
 
 class _Line(BaseModel):
@@ -234,25 +233,21 @@ class Counts:
         return end
 
     def keys(self, what: str) -> list[Any]:
-        """Return the keys that a quantity counts."""
         with self._told():
             rows = self.db.execute("SELECT key FROM counted WHERE what = ?", [json.dumps(what)])
             return [json.loads(key) for (key,) in rows]
 
     def number(self, what: str) -> int:
-        """Return how many keys a quantity counts."""
         with self._told():
             (found,) = self.db.execute("SELECT COUNT(*) FROM counted WHERE what = ?", [json.dumps(what)]).fetchone()
         return int(found)
 
     def has(self, what: str, key: Any) -> bool:
-        """Whether a quantity counts a key."""
         with self._told():
             pair = [json.dumps(what), json.dumps(key)]
             return self.db.execute("SELECT 1 FROM counted WHERE what = ? AND key = ?", pair).fetchone() is not None
 
     def close(self) -> None:
-        """Close the database."""
         self.db.close()
 
     @contextmanager

@@ -51,8 +51,7 @@ app = ClientApp()
 
 HELLO, UPLOAD, SHARING, ANSWERS, SCORES, KEYS = "hello", "upload", "sharing", "answers", "scores", "keys"
 LOSS, METRICS, LOCAL_LOSS = "loss", "metrics", "local-loss"
-COUNTS = ("right", "samples")
-"""Numbers of samples that leave as scores."""
+COUNTS = ("right", "samples")  # Numbers of samples that leave as scores
 ONCE = (UPLOAD, SHARING, ANSWERS, KEYS, LOCAL_LOSS)
 """What a site gives once in a round of a run; of answers and keys, once for each question and stage."""
 
@@ -157,7 +156,6 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
 
 
 def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | None) -> None:
-    """Raise :class:`RefusedByPolicy` if this payload may not leave now."""
     check_kind(task.site, once.kind, once.audit, what == UPLOAD)
     check_noise(task.site, once.kind, task.setup.experiment, what == SHARING)
     if what == SCORES and once.part:
@@ -174,8 +172,6 @@ class _Begin:
     """Counts a training or a masked payload before it is computed, whether or not something leaves then.
 
     So a server has no training that no audit line shows, and learns once only that a site sends nothing.
-
-    Raises :class:`RefusedByPolicy` if the payload may not leave.
     """
 
     task: ClientTask
@@ -204,10 +200,7 @@ class _Begin:
         self.sharing = sharing
 
     def cover(self, tags: np.ndarray, groups: np.ndarray) -> None:
-        """Note the samples that means or statistics are of, at a site with data of its own.
-
-        Raises :class:`RefusedByPolicy` if they differ from those of earlier ones in a few.
-        """
+        """Note the samples of means or statistics. Raises :class:`RefusedByPolicy` if few differ from earlier ones."""
         if self.task.site.data is not None:
             self.covered = SampleSet(tags, groups)
             SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
@@ -223,10 +216,7 @@ def _record(
     split: str,
     sharing: str,
 ) -> None:
-    """Write all that leaves in a reply to the audit log, of scores with their ``split``.
-
-    Raises :class:`RefusedByPolicy` if some of it may not leave.
-    """
+    """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some may not leave."""
     record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
     payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
     beside = extras_kind(task.setup.experiment.method)

@@ -25,11 +25,8 @@ from fedblend.runs import checkpoint
 KEPT = ("parts", "parts-before", "own", "own-before", "shared")
 """Tables that nobody but the client has: what parts keep, its own weights, and shared data that do not leave it."""
 
-MOST_RUNS = 100
-"""Runs of which a site keeps these tables on its disk: a server names as many as it likes."""
-
-WHAT_IS_KEPT = "what this site keeps of a run"
-"""What is in ``audit.state``, for messages."""
+MOST_RUNS = 100  # Runs of which a site keeps these tables on its disk: a server names as many as it likes
+WHAT_IS_KEPT = "what this site keeps of a run"  # What is in ``audit.state``, for messages
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class ClientTask:
 
     @property
     def setup(self) -> Setup:
-        """The engine's setup."""
         return self.engine.setup
 
     @property
@@ -116,10 +112,7 @@ class Memory:
                 ended.unlink()
 
     def _restore(self) -> None:
-        """Read the tables from the site's disk, where the context has none of them.
-
-        Raises :class:`FedblendError` if the file is damaged.
-        """
+        """Read the tables from the disk where the context has none. Raises :class:`FedblendError` if damaged."""
         if self.path is None or any(f"{name}-mark" in self.state for name in KEPT) or not self.path.exists():
             return
         private_folder(self.path.parent, WHAT_IS_KEPT)

@@ -28,15 +28,9 @@ from cryptography.x509.oid import NameOID
 from fedblend.core.errors import FedblendError
 from fedblend.core.paths import read_bytes
 
-TRIAL_DAYS = 30
-"""A trial's certificates expire soon, so that they are not used outside the trial."""
-
-WARNING_DAYS = 30
-"""Days before a certificate expires from which server and sites warn."""
-
-OWNER_ONLY = 0o600
-"""The mode of a file that only its owner can read."""
-
+TRIAL_DAYS = 30  # A trial's certificates expire soon, so that they are not used outside the trial
+WARNING_DAYS = 30  # Days before a certificate expires from which server and sites warn
+OWNER_ONLY = 0o600  # The mode of a file that only its owner can read
 LOCAL = ("localhost", "127.0.0.1")
 
 
@@ -179,7 +173,6 @@ def _certificate(
 
 
 def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Return the key usage of an authority, or of a TLS server."""
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
     usage = dict.fromkeys((*unused, "decipher_only", "crl_sign"), False)
     return x509.KeyUsage(digital_signature=not signs_certificates, key_cert_sign=signs_certificates, **usage)

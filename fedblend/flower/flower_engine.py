@@ -50,11 +50,8 @@ log = logging.getLogger("flwr")
 MARK = "kept"
 """Name of the tensor that replaces a client's own weights at the server: their mark (``FlowerEngine._new_mark``)."""
 
-PARTS = "parts/kept"
-"""Name of the tensor that replaces the tables of parts at a client: their mark."""
-
-EXTRAS = "extras/"
-"""Prefix of what parts send beside the model."""
+PARTS = "parts/kept"  # Name of the tensor that replaces the tables of parts at a client: their mark
+EXTRAS = "extras/"  # Prefix of what parts send beside the model
 
 
 class FlowerEngine:
@@ -113,7 +110,6 @@ class FlowerEngine:
         yield from (good | faults).items()
 
     def _note_sent(self, round: int, clients: Iterable[int]) -> None:
-        """Note the clients that have received the round's model before their training."""
         earlier = self._sent_model[1] if self._sent_model[0] == round else frozenset()
         self._sent_model = (round, earlier.union(clients))
 
@@ -367,13 +363,11 @@ class FlowerEngine:
         return ClientRequest({**fields, **extra.fields}, (*tables, *extra.records))
 
     def _version(self, pool: Pool) -> str:
-        """Return a digest of a pool."""
         if self._digest[0] is not pool:
             self._digest = (pool, digest_of(pool_tensors(pool)))
         return self._digest[1]
 
     def _fault_of_words(self, fields: Mapping[str, Any], size: int) -> str | None:
-        """Return the fault in the fields beside an upload, or ``None``."""
         samples, loss = fields.get("samples"), fields.get("loss", 0.0)
         if type(samples) is not int or samples != size:
             return legible(f"it says that it trained on {samples!r} samples, and holds {size}")

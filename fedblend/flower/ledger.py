@@ -28,8 +28,7 @@ from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator, site_secret
 from fedblend.flower.site import UNWRITTEN, Site
 
-TAG_BYTES = 16
-"""Length of a sample's tag."""
+TAG_BYTES = 16  # Length of a sample's tag
 
 COMPARED = ("means", "hidden-means", "statistics")
 """Kinds of shared payloads whose samples a site compares with those of earlier means."""
@@ -105,13 +104,7 @@ class SharingLedger:
         self._count(secret, _name(sharing, local, about), tags, local.minimum, {}, counts)
 
     def _count(
-        self,
-        secret: bytes,
-        name: str,
-        tags: list[bytes],
-        minimum: int,
-        payload: Payload,
-        counts: Callable[[str], None],
+        self, secret: bytes, name: str, tags: list[bytes], minimum: int, payload: Payload, counts: Callable[[str], None]
     ) -> None:
         # The server knows the number of samples, so that nothing of fewer than the minimum tells nothing.
         if payload or len(tags) >= minimum:

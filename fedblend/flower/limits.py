@@ -67,17 +67,10 @@ NOT_AGREED = ("name", "method.name", "method.label", "data", *(field for field i
 digest has ``start``, on which the first weights depend.
 """
 
-MOST_DRAWN = 5 * 10**7
-"""Samples of all batches of one training that a site accepts: it keeps one number for each."""
-
-MOST_ALL_ROUNDS = 10**6
-"""Rounds of an experiment that a site accepts."""
-
-LEAST_MULTIPLIER = 0.5
-"""Least `multiplier` of means, where they have one: epsilon is then about 15."""
-
-MOST_TENSORS = 2000
-"""Trained tensors of a model that a site builds: building takes a while for each."""
+MOST_DRAWN = 5 * 10**7  # Samples of all batches of one training that a site accepts: it keeps one number for each
+MOST_ALL_ROUNDS = 10**6  # Rounds of an experiment that a site accepts
+LEAST_MULTIPLIER = 0.5  # Least `multiplier` of means, where they have one: epsilon is then about 15
+MOST_TENSORS = 2000  # Trained tensors of a model that a site builds: building takes a while for each
 
 
 def simulated_fields(experiment: Experiment, own_data: bool = True) -> dict[str, str]:
@@ -364,15 +357,13 @@ def check_mechanisms(site: Site, mechanisms: Mapping[str, Any]) -> None:
     at_site = {name: m for name, m in mechanisms.items() if isinstance(m, Mechanism) and not m.at_server}
     if max((m.multiplier for m in at_site.values()), default=0.0) >= site.min_noise:
         return
-    found = "; ".join(
-        f"{name}: {at_site[name].multiplier:g}" if name in at_site else f"{name}: {_why_none(mechanism)}"
+    words = {
+        name: "its noise is added at the server" if isinstance(mechanism, Mechanism) else str(mechanism)
         for name, mechanism in mechanisms.items()
-    )
+    }
+    words |= {name: f"{mechanism.multiplier:g}" for name, mechanism in at_site.items()}
+    found = "; ".join(f"{name}: {text}" for name, text in words.items())
     raise RefusedByPolicy(
         f"this site sends only what has noise of {site.min_noise:g} or more times the largest change that it hides "
         f"(min_noise in its site file); here: {found or 'nothing adds noise to it'}"
     )
-
-
-def _why_none(mechanism: Any) -> str:
-    return "its noise is added at the server" if isinstance(mechanism, Mechanism) else str(mechanism)

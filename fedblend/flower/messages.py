@@ -23,8 +23,7 @@ from fedblend.core.upload import is_finite
 VERSION = f"fedblend {fedblend.__version__} with Flower {flwr.__version__}"
 """What server and sites compare before anything else."""
 
-FIELDS = "fields"
-"""Name of the record that holds a message's fields, and of the entry that holds them as JSON."""
+FIELDS = "fields"  # Name of the record that holds a message's fields, and of the entry that holds them as JSON
 
 APP_FIELDS, APP_TENSORS = "fedblend", "fedblend-tensors"
 """Names of the two records that fedblend adds to a message of another Flower app."""
@@ -32,8 +31,7 @@ APP_FIELDS, APP_TENSORS = "fedblend", "fedblend-tensors"
 SHARE_QUERY = "fedblend_share"
 """The query with which a :class:`~fedblend.flower.Strategy` requests shared data from clients."""
 
-LABEL_TENSORS = ("y", "dummies")
-"""Names of shared tensors that hold class labels where their type is an integer type."""
+LABEL_TENSORS = ("y", "dummies")  # Names of shared tensors that hold class labels where their type is an integer type
 
 TYPES = (
     *(torch.float16, torch.float32, torch.float64, torch.bool),
@@ -41,8 +39,7 @@ TYPES = (
 )
 """Types of a message's tensors. PyTorch lacks operations, such as a minimum, for other types of Flower's arrays."""
 
-MOST_ROUNDS = 2**31
-"""Bound of the rounds of a message."""
+MOST_ROUNDS = 2**31  # Bound of the rounds of a message
 
 MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]
 """Fields and tensors."""

@@ -21,10 +21,7 @@ Gauge = tuple[str, str, Mapping[str, float]]
 
 
 def serve(port: int, collect: Callable[[], Iterable[Gauge]]) -> None:
-    """Serve numbers on a port of 127.0.0.1, from a thread, until this process ends.
-
-    Raises :class:`FedblendError` if the package prometheus-client is missing, or the port is taken.
-    """
+    """Serve numbers on a port of 127.0.0.1, from a thread, until this process ends. Raises :class:`FedblendError`."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.core import GaugeMetricFamily

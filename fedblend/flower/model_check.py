@@ -11,16 +11,14 @@ from fedblend.flower.site import RefusedByPolicy
 FEWEST_INPUTS = 8
 """Inputs of a row from which on rows are compared: many random rows of fewer numbers are nearly parallel by chance."""
 
-PARALLEL = 0.999
-"""Cosine of two rows, or its negative, from which on they count as multiples of each other."""
+PARALLEL = 0.999  # Cosine of two rows, or its negative, from which on they count as multiples of each other
 
 STEP = 0.1
 """Difference of two rows' thresholds, bias over norm, from which on they count as different. In training with strong
 weight decay rows become parallel, too, and their thresholds alike: within 0.03 in our tests.
 """
 
-MOST_STEPS = 2
-"""Pairs of parallel rows with different thresholds that a layer may have by chance."""
+MOST_STEPS = 2  # Pairs of parallel rows with different thresholds that a layer may have by chance
 
 
 def check_model(weights: Tensors) -> None:

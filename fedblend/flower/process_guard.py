@@ -22,11 +22,8 @@ from pathlib import Path
 VARIABLE = "FEDBLEND_TRIAL"
 PROC = Path("/proc")
 
-PARENT_POLL_S = 0.5
-"""Seconds between two looks whether the parent is there."""
-
-EXIT_S = 10.0
-"""Seconds that a process has to end by itself after the interrupt."""
+PARENT_POLL_S = 0.5  # Seconds between two looks whether the parent is there
+EXIT_S = 10.0  # Seconds that a process has to end by itself after the interrupt
 
 
 def marked_processes(value: str) -> list[int]:

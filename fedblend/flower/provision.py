@@ -11,22 +11,18 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedblend.core.errors import FedblendError, by_reason, listed, or_valid
+from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.files import write_atomically
-from fedblend.core.paths import from_file
-from fedblend.core.registry import Count, FilePath, Int, explain
+from fedblend.core.registry import Count, FilePath, Int
 from fedblend.experiment.config import Experiment
-from fedblend.experiment.toml_tables import read_toml, write_toml
+from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import credentials
 from fedblend.flower.secure_aggregation.masks import public_key
 from fedblend.flower.site import SAFE, site_text
 from fedblend.flower.sites import PEERS
 
-AUTHORITY_DAYS = 3650
-"""Days for which an authority's certificate is valid."""
-
-STATE = "/var/lib/fedblend"
-"""The folder of all files that a site writes."""
+AUTHORITY_DAYS = 3650  # Days for which an authority's certificate is valid
+STATE = "/var/lib/fedblend"  # The folder of all files that a site writes
 
 
 class Policy(BaseModel):
@@ -70,20 +66,7 @@ class Federation(BaseModel):
 
     @property
     def host(self) -> str:
-        """The server's host name or address."""
         return self.server.rpartition(":")[0].strip("[]")
-
-
-def read_federation(path: Path) -> Federation:
-    """Read a coordinator's file. Raises :class:`FedblendError`."""
-    table = read_toml(path)
-    for field in table:
-        if field not in Federation.model_fields:
-            raise FedblendError(f"{path}: {field}: unknown key{or_valid(field, Federation.model_fields)}")
-    try:
-        return Federation(**from_file(table, path))
-    except pydantic.ValidationError as error:
-        raise FedblendError(f"{path}: {explain(error)}") from None
 
 
 def provision(federation: Federation, out: Path, experiment: Experiment | None, renew: bool) -> list[str]:

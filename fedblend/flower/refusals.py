@@ -59,7 +59,6 @@ def refusals(site: Site, experiment: Experiment, data: Dataset | None, record: A
 
 
 def _kinds(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """The kinds of payload that an experiment requests, and what each is."""
     method = experiment.method
     yield kind_of(method, UPLOAD), UPLOAD
     plan = method.sharing.plan

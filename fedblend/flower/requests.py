@@ -15,14 +15,9 @@ from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import explain
 from fedblend.flower.messages import MOST_ROUNDS, Tensors
 
-MOST_CLIENTS = 10**7
-"""Largest number of clients of an experiment that a site accepts: it keeps one number for each."""
-
-MAX_ENTRIES = 10**8
-"""Largest number of entries of a pool that a site accepts."""
-
-CLOSED = ConfigDict(strict=True, extra="forbid")
-"""These fields and no others, each of its type."""
+MOST_CLIENTS = 10**7  # Largest number of clients of an experiment that a site accepts: it keeps one number for each
+MAX_ENTRIES = 10**8  # Largest number of entries of a pool that a site accepts
+CLOSED = ConfigDict(strict=True, extra="forbid")  # These fields and no others, each of its type
 
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]

@@ -18,11 +18,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import TEMPORARY, sole_writer
 from fedblend.core.paths import read_bytes
 
-KEY_BYTES = 32
-"""Length of a site's secret."""
-
-BLOCK_BYTES = 1 << 15
-"""Random bytes that are fetched at a time."""
+KEY_BYTES = 32  # Length of a site's secret
+BLOCK_BYTES = 1 << 15  # Random bytes that are fetched at a time
 
 
 def secret_generator(key: bytes | None = None) -> np.random.Generator:

@@ -39,14 +39,9 @@ from fedblend.runs.runner import FinishedRun, execute, keep_failure
 Counts = Mapping[int, Mapping[str, Any]]
 """Numbers of samples by client and by :data:`COUNTS`."""
 
-COUNTS = ("samples", "holds_out", "validates")
-"""Samples to train on, held out, and kept for validation."""
-
-CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")
-"""Numbers of clients in a message."""
-
-RUN_NAME = "sites.id"
-"""File in a run directory: the name of the run at the sites."""
+COUNTS = ("samples", "holds_out", "validates")  # Samples to train on, held out, and kept for validation
+CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")  # Numbers of clients in a message
+RUN_NAME = "sites.id"  # File in a run directory: the name of the run at the sites
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -135,7 +130,9 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
         known_by = "not connected" if node is None else f"node {node}"
         log.info("fedblend: client %s: %s%s", client, known_by, "" if samples is None else f", {samples:,} samples")
     log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
-    _keep_run_name(setup.folder, name)
+    if setup.folder is not None and not (setup.folder / RUN_NAME).exists():
+        setup.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(setup.folder / RUN_NAME, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
     if peers:
         names = names_of(peers)
@@ -173,7 +170,6 @@ class SiteNames(logging.Filter):
         self.names = names
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change a record's text."""
         text = record.getMessage()
         if self.names and text.startswith("fedblend: "):
             record.msg, record.args = CLIENTS.sub(lambda found: re.sub(r"\d+", self._named, found[0]), text), ()
@@ -193,13 +189,6 @@ def _run_name(folder: Path | None) -> str:
     if not re.fullmatch("[0-9a-f]{32}", name):
         raise FedblendError(f"{folder / RUN_NAME}: is damaged: {brief(name)}, not 32 hexadecimal digits; {remedy}")
     return name
-
-
-def _keep_run_name(folder: Path | None, name: str) -> None:
-    """Write a run's name to its folder."""
-    if folder is not None and not (folder / RUN_NAME).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RUN_NAME, name)
 
 
 def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]], known: Counts | None = None) -> Setup:
@@ -334,7 +323,6 @@ def _sample_count(own: Mapping[int, Mapping[str, Any]], client: int, field: str)
 
 
 def _log_round(record: RoundRecord) -> None:
-    """Log one line for a round."""
     scores = {"loss": record.loss, "accuracy": record.accuracy}
     score = "".join(f", {name} {value:.4f}" for name, value in scores.items() if value is not None)
     refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.refused or ())

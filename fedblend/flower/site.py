@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
 import pydantic
@@ -38,8 +38,7 @@ from fedblend.experiment.toml_tables import read_toml, write_toml
 from fedblend.flower.differences import difference
 from fedblend.flower.requests import SetupForm
 
-KINDS = tuple(PAYLOAD_KINDS)
-"""Kinds of payload that can leave a site."""
+KINDS = tuple(PAYLOAD_KINDS)  # Kinds of payload that can leave a site
 
 SAFE = tuple(kind.name for kind in PAYLOAD_KINDS.values() if kind.by_default)
 """Kinds that a site allows by default: none that holds single samples, none of the server's model, and no metrics."""
@@ -63,6 +62,9 @@ log = logging.getLogger("flwr")
 
 LOCAL_PATH = re.compile(r"""(?<![\w.])(?:~|[A-Za-z]:)?[/\\][^'",;:()\n]+""")
 """A path in a message, with all that follows it up to a punctuation mark: paths may have spaces."""
+
+
+Form = TypeVar("Form", bound=BaseModel)
 
 
 class RefusedByPolicy(FedblendError):
@@ -196,12 +198,17 @@ class Site(BaseModel):
 
 def read_site(path: str | Path) -> Site:
     """Read the site file at ``path``; paths in it are relative to it. Raises :class:`FedblendError`."""
+    return read_fields(Site, path, {"audit": "audit.jsonl"})
+
+
+def read_fields(form: type[Form], path: str | Path, default: Mapping[str, Any] = MappingProxyType({})) -> Form:
+    """Read a TOML file with the fields of ``form``; paths in it are relative to it. Raises :class:`FedblendError`."""
     table = read_toml(path)
     for field in table:
-        if field not in Site.model_fields:
-            raise FedblendError(f"{path}: {field}: unknown key{or_valid(field, Site.model_fields)}")
+        if field not in form.model_fields:
+            raise FedblendError(f"{path}: {field}: unknown key{or_valid(field, form.model_fields)}")
     try:
-        return Site(**from_file({"audit": "audit.jsonl", **table}, path))
+        return form(**from_file({**default, **table}, path))
     except pydantic.ValidationError as error:
         raise FedblendError(f"{path}: {registry.explain(error)}") from None
     except FedblendError as error:
@@ -359,10 +366,7 @@ def _backbone(data: Dataset) -> str:
 
 
 def scale_from(numbers: Mapping[str, Any]) -> Fitted:
-    """Return the scale that :func:`describe_setup` described, equal to the last bit.
-
-    Raises :class:`FedblendError` for lists of unequal lengths.
-    """
+    """Return the scale that :func:`describe_setup` described, equal to the last bit. Raises :class:`FedblendError`."""
     if "vocabulary" in numbers:
         return OneHot(numbers["vocabulary"])
     if "factor" not in numbers:
@@ -483,19 +487,17 @@ def site_text(
     path: Path,
     data: Path | None,
     allow: tuple[str, ...] = SAFE,
-    min_mean: int = 2,
-    sharings: int = 1,
     trusted: Sequence[str] = (),
-    rounds: int = MOST_ROUNDS,
     table: Mapping[str, Any] = MappingProxyType({}),
-    min_sum: int = 3,
     key: str | None = None,
     audit: str | None = None,
     federation: Mapping[str, Any] | None = None,
+    **numbers: int,
 ) -> str:
     """Return the commented content of a new site file at ``path``, with the samples in ``data``.
 
-    ``data`` is an ``.npz`` file, or a table with the options ``table``. Other arguments are fields of the file.
+    ``data`` is an ``.npz`` file, or a table with the options ``table``. Other arguments are fields of the file;
+    ``numbers`` are of ``min_mean``, ``min_sum``, ``sharings`` and ``rounds``.
     """
     others = ", ".join(kind for kind in KINDS if kind not in allow) or "none"
     kinds = [f"{kind.name + '*' * kind.through_model:15} {kind.meaning}" for kind in PAYLOAD_KINDS.values()]
@@ -507,17 +509,14 @@ def site_text(
         others=others,
         kinds="\n".join(f"#   {line}" for line in kinds),
         allow=_toml_list(allow),
-        min_mean=min_mean,
         trusted=_toml_list(trusted),
-        sharings=sharings,
-        rounds=rounds,
         audit=_toml(audit or f"{path.stem}.audit.jsonl"),
-        min_sum=min_sum,
         key=f"key = {_toml(key)}" if key else '# key = "site-0"',
         data=samples,
         MOST_SECONDS=MOST_SECONDS,
         MOST_WEIGHTS=MOST_WEIGHTS,
         MOST_STEPS=MOST_STEPS,
+        **{name: Site.model_fields[name].default for name in ("min_mean", "min_sum", "sharings", "rounds")} | numbers,
     )
 
 

@@ -22,24 +22,15 @@ from fedblend.flower.secure_aggregation.masks import hello_text, is_signed
 POLL_S = (0.05, 1.0)
 """Shortest and longest pause between two polls for replies, in seconds; Flower's own loop polls every 3 seconds."""
 
-CONNECT_POLL_S = 0.5
-"""Seconds between two looks at the connected nodes while too few are connected."""
-
-HELLO_S = 60.0
-"""Most seconds that a new node has to reply with its client's number."""
+CONNECT_POLL_S = 0.5  # Seconds between two looks at the connected nodes while too few are connected
+HELLO_S = 60.0  # Most seconds that a new node has to reply with its client's number
 
 HELLO_ATTEMPTS = 3
 """How often a new node that does not reply receives the first query. Each later connection gets half the time."""
 
-PATIENCE = 3
-"""Exchanges in a row without a client's reply after which it is left out of 1 round, then of 2, 4, 8, ..."""
-
-MAX_SAMPLES = 10**8
-"""Largest number of samples that a site may state."""
-
-MOST_WORDS = 100_000
-"""Most characters of a reply's fields; a good reply has some hundreds."""
-
+PATIENCE = 3  # Exchanges in a row without a client's reply after which it is left out of 1 round, then of 2, 4, 8,
+MAX_SAMPLES = 10**8  # Largest number of samples that a site may state
+MOST_WORDS = 100_000  # Most characters of a reply's fields; a good reply has some hundreds
 HELLO = "query.hello"
 
 PEERS = "peers.toml"
@@ -52,8 +43,7 @@ FAILURES = {
 }
 """Reasons for some of Flower's error codes; Flower's own texts are about messages, not about sites."""
 
-EXPIRED = (3, 4)
-"""Flower's error codes for a message, or a reply, whose time is over. They count as no reply."""
+EXPIRED = (3, 4)  # Flower's error codes for a message, or a reply, whose time is over. They count as no reply
 
 log = logging.getLogger("flwr")
 
@@ -61,9 +51,7 @@ log = logging.getLogger("flwr")
 class MessageGrid(Protocol):
     """The part of Flower's Grid that the server uses."""
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the connected nodes."""
-        ...
+    def get_node_ids(self) -> Iterable[int]: ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids in order, ``None`` for a message that could not be sent."""
@@ -232,7 +220,6 @@ class Sites:
         return len(self.nodes.keys() & self.expected)
 
     def _update_nodes(self) -> None:
-        """Update the connected nodes, and query new nodes for their client."""
         connected = set(self.grid.get_node_ids())
         gone = {client for client, node in self.nodes.items() if node not in connected}
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}

@@ -20,18 +20,16 @@ from fedblend.core.errors import FedblendError
 from fedblend.flower.credentials import days_left, expiry_warning, expiry_warnings
 from fedblend.flower.metrics import serve, site_numbers
 from fedblend.flower.site import Membership, Site, read_site
-from fedblend.flower.trial import NO_REPORTS, STOP_S, tool, without_proxy
+from fedblend.flower.trial import NO_REPORTS, STOP_S, node_config, tool, without_proxy
 
 GAVE_UP = ("Giving up reconnection", "SSL/TLS handshake error")
 """What a SuperNode logs before it stays without a connection."""
 
+IN_USE = "address already in use"  # What a SuperNode logs, in small letters, where another process has its port
 DAY_S = 24 * 60 * 60.0
 
-PROBE_S = 10.0
-"""Seconds that a look at the server's certificate may take."""
-
-RESTART = 3
-"""Exit code where the SuperNode has to be started again."""
+PROBE_S = 10.0  # Seconds that a look at the server's certificate may take
+RESTART = 3  # Exit code where the SuperNode has to be started again
 
 
 def member_of(path: Path, site: Site) -> Membership:
@@ -46,7 +44,7 @@ def member_of(path: Path, site: Site) -> Membership:
 def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) -> int:
     """Run a site's SuperNode until it ends, and return an exit code; with ``metrics_port`` serve numbers of the site.
 
-    Raises :class:`FedblendError` for a site file with which none can run.
+    Raises :class:`FedblendError` for a site file with which none can run, and if another process has ``port``.
     """
     site = read_site(path)
     member, key = member_of(path, site), Path(str(site.key))
@@ -59,7 +57,7 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
         tool("flower-supernode"),
         *("--superlink", member.server, "--root-certificates", member.ca, "--auth-supernode-private-key", str(key)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--node-config", f"partition-id={member.client} site={_quoted(path)}"),
+        *("--node-config", node_config({"partition-id": member.client, "site": str(path.absolute())})),
     ]
     node = subprocess.Popen(
         command,
@@ -74,19 +72,25 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _end(node))
     threading.Thread(target=_warn_daily, args=(member,), daemon=True).start()
-    gave_up = threading.Event()
-    reader = threading.Thread(target=_read, args=(node, member, gave_up), daemon=True)
+    gave_up, in_use = threading.Event(), threading.Event()
+    reader = threading.Thread(target=_read, args=(node, member, gave_up, in_use), daemon=True)
     reader.start()
     # Its own processes end with it once it is waited for, and they hold its output until then.
     code = node.wait()
     reader.join(STOP_S)
+    if in_use.is_set():
+        raise FedblendError(f"--port {port}: another process has this port of 127.0.0.1; valid: a free one")
     return RESTART if gave_up.is_set() else abs(code)
 
 
-def _read(node: subprocess.Popen[str], member: Membership, gave_up: threading.Event) -> None:
-    """Print a SuperNode's log, and end it once it has given up."""
+def _read(node: subprocess.Popen[str], member: Membership, gave_up: threading.Event, in_use: threading.Event) -> None:
+    """Print a SuperNode's log, and end it once it has given up, or its port is in use."""
     assert node.stdout is not None
     for line in node.stdout:
+        if IN_USE in line.lower():
+            in_use.set()
+            node.kill()  # before its traceback
+            return
         print(line, end="", flush=True)
         if not gave_up.is_set() and any(sign in line for sign in GAVE_UP):
             gave_up.set()
@@ -125,7 +129,3 @@ def _end(node: subprocess.Popen[str]) -> None:
 
 def _tell(text: str) -> None:
     print(f"fedblend: {text}", file=sys.stderr, flush=True)
-
-
-def _quoted(path: Path) -> str:
-    return '"' + str(path.absolute()).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -26,17 +26,13 @@ NO_REPORTS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "
 FAST_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Seconds between two looks for an app to start, at every message; Flower's default is 1."""
 
-LOOPBACK = "127.0.0.1"
-"""The only address on which a trial's processes listen."""
-
-LINK = "trial"
-"""The SuperLink's name in Flower's configuration."""
+LOOPBACK = "127.0.0.1"  # The only address on which a trial's processes listen
+LINK = "trial"  # The SuperLink's name in Flower's configuration
 
 START_S = 300.0
 """Seconds in which the SuperLink, and Flower's commands, must answer: few are needed, but a machine may be busy."""
 
-STOP_S = 10.0
-"""Seconds between SIGTERM and SIGKILL to a process."""
+STOP_S = 10.0  # Seconds between SIGTERM and SIGKILL to a process
 
 
 class LoopbackTrial:
@@ -115,7 +111,7 @@ class LoopbackTrial:
                 *("--root-certificates", str(self.keys / "ca.crt")),
                 *("--auth-supernode-private-key", str(key or self.keys / f"site-{site}.key")),
                 *("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())),
-                *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in settings.items())),
+                *("--node-config", node_config(settings)),
             ],
         )
 
@@ -175,7 +171,6 @@ class LoopbackTrial:
         return process
 
     def _start_guard(self) -> None:
-        """Start the guard process before the first other process."""
         if self._guard is None and (process_guard.PROC / "self" / "environ").exists():
             # In a session of its own, so that a signal to this process and its group does not end the guard.
             self._guard = subprocess.Popen(
@@ -234,5 +229,6 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _toml(value: Any) -> str:
-    return tomli_w.dumps({"v": value}).partition("=")[2].strip()
+def node_config(settings: Mapping[str, Any]) -> str:
+    """A SuperNode's ``--node-config``."""
+    return " ".join(tomli_w.dumps({name: value}).strip().replace(" = ", "=", 1) for name, value in settings.items())

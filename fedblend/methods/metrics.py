@@ -49,7 +49,6 @@ class BalancedAccuracy(Metric):
     """The mean over classes of the accuracy on the class's samples (recall). Classes without samples are left out."""
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean recall."""
         right, of_class, _ = _counts(outputs.argmax(1).numpy(), targets.numpy(), outputs.shape[1])
         return _mean(_divided(right, of_class))
 
@@ -105,11 +104,9 @@ class HammingLoss(Metric):
     larger_is_better = False
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The share of all pairs of a sample and a label."""
         return _mean(np.array(self.by_class(outputs, targets)))
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-        """The share of samples whose label is wrong, of each label."""
         wrong = (outputs > 0) != (targets > 0.5)
         return [float(v) for v in wrong.double().mean(0)]
 
@@ -127,11 +124,9 @@ class AUC(Metric):
     tasks = ("classification", "multi-label")
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean over classes."""
         return _mean(np.array(self.by_class(outputs, targets)))
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-        """The AUC of each class or label."""
         classes = range(outputs.shape[1])
         if not outputs.isfinite().all():
             return [math.nan for _ in classes]
@@ -176,12 +171,10 @@ class TopK(Metric):
             raise ValueError(f"k: {self.k}: all samples are right with {task.outputs} classes; valid: 1 to below them")
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The share of all samples."""
         found = self._found(outputs, targets)
         return float(found.mean()) if len(found) else math.nan
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-        """The share of each class's samples."""
         found, labels, classes = self._found(outputs, targets), targets.numpy(), outputs.shape[1]
         of_class = np.bincount(labels, minlength=classes)
         return [float(v) for v in _divided(np.bincount(labels, found, minlength=classes), of_class)]
@@ -205,7 +198,6 @@ class CalibrationError(Metric):
     """Number of bins; a bin is open at its lower edge."""
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The error of all samples."""
         confidence, predicted = (t.numpy() for t in outputs.double().softmax(1).max(1))
         place = np.clip(np.ceil(confidence * self.bins).astype(np.int64) - 1, 0, self.bins - 1)
         apart = np.bincount(place, (predicted == targets.numpy()) - confidence, minlength=self.bins)
@@ -213,8 +205,6 @@ class CalibrationError(Metric):
 
 
 class _Regression(Metric):
-    """Base of the errors of regression."""
-
     tasks = ("regression",)
     larger_is_better = False
 
@@ -233,7 +223,6 @@ class RootMeanSquaredError(_Regression):
     """Square root of the mean squared error of each output over the samples, and its mean over outputs."""
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean over outputs."""
         return float((outputs.double() - targets.double()).square().mean(0).sqrt().mean())
 
 
@@ -247,7 +236,6 @@ class R2(_Regression):
     larger_is_better = True
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean over outputs."""
         f, y = outputs.double(), targets.double()
         rest, spread = ((y - f).square().sum(0).numpy(), (y - y.mean(0)).square().sum(0).numpy())
         return _mean(1 - _divided(rest, spread))

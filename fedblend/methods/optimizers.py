@@ -95,7 +95,6 @@ class Constant(Schedule):
     """Rounds (or steps) before the full learning rate: in the first ones it is 1, 2, ... times lr / (warmup + 1)."""
 
     def factor(self, step: int, steps: int | None = None) -> float:
-        """The factor of a round (or step)."""
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         return self.after(step - self.warmup, None if steps is None else max(1, steps - self.warmup))

@@ -27,7 +27,6 @@ class Uniform(Selection):
     by = "chance"
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """A uniform sample."""
         return context.rng.choice(context.clients, context.number, replace=False, shuffle=False)
 
 
@@ -41,7 +40,6 @@ class BySize(Selection):
     """
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """A sample by size."""
         return draw(context.rng, context.clients, context.number, np.log(context.sizes[context.clients]))
 
 
@@ -73,7 +71,6 @@ class PowerOfChoice(Selection):
             )
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """The candidates with the largest losses."""
         # In the order of the draw, which is random: the stable sort leaves equal losses in it.
         drawn = draw(context.rng, context.clients, self.candidates, np.log(context.sizes[context.clients]))
         losses = context.losses(drawn)
@@ -105,7 +102,6 @@ class ByLastLoss(Selection):
         return {"values": torch.full((clients,), math.nan, dtype=torch.float64)}
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """A sample by value, and a uniform one of the others."""
         values = context.state["values"].numpy()[context.clients]
         values = np.where(np.isnan(values), np.nanmax(values, initial=0.0), values)
         # Equal values in random order.
@@ -118,7 +114,6 @@ class ByLastLoss(Selection):
         return context.clients[np.concatenate([by_value, context.rng.choice(rest, uniform, replace=False)])]
 
     def after_round(self, state: Tensors, uploads: Sequence[tuple[int, int, float | None]]) -> dict[str, torch.Tensor]:
-        """The values with those of the round's clients."""
         values = state["values"].clone()
         for client, samples, loss in uploads:
             if loss is not None and math.isfinite(loss):
@@ -143,7 +138,6 @@ class Listed(Selection):
                 )
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """The round's list."""
         return np.intersect1d(context.clients, self.clients[context.round % len(self.clients)])
 
 
@@ -174,7 +168,6 @@ class Available(Selection):
 
     @property
     def by_losses(self) -> bool:
-        """Whether losses decide in the choice among them."""
         return bool(self.among.by_losses)
 
     def require_possible(self, holding: np.ndarray, cohort: int) -> None:
@@ -190,11 +183,9 @@ class Available(Selection):
         return client.astype(np.int64), first, last
 
     def init_state(self, clients: int) -> dict[str, torch.Tensor]:
-        """The table of the choice among them."""
         return dict(self.among.init_state(clients))
 
     def choose(self, context: SelectionContext) -> np.ndarray:
-        """A choice among the clients that are there."""
         client, first, last = self._columns()
         now = context.round + 1 if self.seconds is None else context.round * self.seconds
         there = np.intersect1d(context.clients, client[(first <= now) & (now <= last)])
@@ -202,5 +193,4 @@ class Available(Selection):
         return np.asarray(self.among.choose(some))
 
     def after_round(self, state: Tensors, uploads: Sequence[tuple[int, int, float | None]]) -> dict[str, torch.Tensor]:
-        """The next table of the choice among them."""
         return dict(self.among.after_round(state, uploads))

@@ -31,16 +31,13 @@ class Model(Upload):
         return round + 1 >= self.from_round
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The weights."""
         return dict(weights)
 
     def like(self, weights: Tensors, task: Task) -> Tensors:
-        """The round's weights."""
         return weights
 
 
-ROUNDING = 1e-3
-"""Largest deviation from 1 of the sum of a mean of distributions."""
+ROUNDING = 1e-3  # Largest deviation from 1 of the sum of a mean of distributions
 
 
 class MeansByClass(Upload):
@@ -54,11 +51,9 @@ class MeansByClass(Upload):
             )
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """The mean by class over the clients that have samples of it."""
         return LabelMeanAggregator()
 
     def change(self, before: RunState, after: RunState, trained: Sequence[str]) -> float:
-        """The largest relative change of the means of any class."""
         old, new = (next(iter(one.global_outputs.values()), torch.zeros(1, 1)) for one in (before, after))
         return relative_change(old, new)
 
@@ -134,7 +129,6 @@ class Prototypes(MeansByClass):
     content = "embeddings"
 
     def features(self, model: nn.Module, sample: torch.Tensor) -> int:
-        """Width of the embedding."""
         with torch.no_grad(), evaluating(model):
             stages = len(getattr(model, "stages", ()))
             width = _pooled(model(sample, 0, stages - 1) if stages > 1 else model(sample)).shape[1]
@@ -178,11 +172,9 @@ class Silent(Upload):
     content = "nothing"
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Nothing."""
         return {}
 
     def like(self, weights: Tensors, task: Task) -> Tensors:
-        """Nothing."""
         return {}
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:

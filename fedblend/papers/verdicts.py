@@ -19,19 +19,14 @@ from typing import Any
 from fedblend.papers.claims import Cells, check_line, parse_claim
 from fedblend.runs.differences import Difference, half_width
 
-DIGITS = 5
-"""Digits of margins: written results have six digits, and a difference of two has an error in the sixth."""
-
-FEWEST = 3
-"""Fewest seeds that decide without an interval: two agree by chance in one case of two, three in one of four."""
-
+DIGITS = 5  # Digits of margins: written results have six digits, and a difference of two has an error in the sixth
+FEWEST = 3  # Fewest seeds that decide without an interval: two agree by chance in one case of two, three in one of four
 HOLDS, FAILS, PART, NOISE = "holds", "does not hold", "holds in part", "within noise"
 ONE_SEED = "one seed"
 UNDECIDED = "undecided"
 NOT_COMPARABLE = "not comparable"
 NO_VERDICT = "no verdict"
-WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED, NOT_COMPARABLE, NO_VERDICT)
-"""All verdicts."""
+WORDS = (HOLDS, PART, FAILS, NOISE, ONE_SEED, UNDECIDED, NOT_COMPARABLE, NO_VERDICT)  # All verdicts
 
 
 @dataclass(frozen=True)

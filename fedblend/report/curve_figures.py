@@ -53,7 +53,6 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The line's name."""
         return f"{self.method}, unfinished (seed {self.seeds[0]})" if self.unfinished else self.method
 
 

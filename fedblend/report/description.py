@@ -85,22 +85,18 @@ def rerun_command(g: Group) -> str:
 
 
 def _values_text(values: Iterable[Any]) -> str:
-    """The common value as text, or the different values with slashes."""
     return " / ".join(dict.fromkeys(setting_text(value) for value in values))
 
 
 def _counts_text(values: Iterable[int | None]) -> str:
-    """The common count as text, or the different counts with slashes."""
     return " / ".join(dict.fromkeys(NOTHING if v is None else f"{v:,}" for v in values))
 
 
 def _field(outcomes: Sequence[Outcome], path: str) -> str:
-    """The values of a configuration field as text."""
     return _values_text(flatten(o.config).get(path) for o in outcomes)
 
 
 def _facts(outcomes: Sequence[Outcome], *path: str) -> list[Any]:
-    """The value of a fact in every run that has it."""
     values: list[Any] = [o.facts for o in outcomes]
     for step in path:
         values = [v[step] for v in values if isinstance(v, Mapping) and v.get(step) is not None]
@@ -121,7 +117,6 @@ def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[s
 
 
 def _chosen(outcomes: Sequence[Outcome]) -> str:
-    """How clients are chosen, where it is not at random."""
     names = dict.fromkeys(o.config.get("selection", {}).get("name", "uniform") for o in outcomes)
     return "" if [*names] == ["uniform"] else f", chosen by {', '.join(names)}"
 
@@ -141,7 +136,6 @@ def _method(g: Group) -> tuple[str, ...]:
 
 
 def _short(outcomes: Sequence[Outcome]) -> str:
-    """The experiment in one line."""
     data = _values_text(_facts(outcomes, "data", "name")) or _field(outcomes, "data.name")
     clients = _counts_text(_facts(outcomes, "clients", "number"))
     return (
@@ -189,7 +183,8 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         text += f" ({how})" if how else ""
     low, high = _facts(outcomes, "clients", "smallest"), _facts(outcomes, "clients", "largest")
     if low and high:
-        text += f", each with {_span(min(low), max(high))} training samples"
+        least, most = f"{min(low):,}", f"{max(high):,}"
+        text += f", each with {least if least == most else f'{least} to {most}'} training samples"
     notes = []
     if any(flatten(o.config).get("fraction", 1) != 1 for o in outcomes):
         notes.append(f"after a fraction of {_field(outcomes, 'fraction')} was kept")
@@ -200,10 +195,6 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         if any(flatten(o.config).get(f"validation.{where}") for o in outcomes):
             notes.append(f"besides a share of {_field(outcomes, f'validation.{where}')} {words} that is for validation")
     return text + (f" {' and '.join(notes)}" if notes else "") + "."
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _training(outcomes: Sequence[Outcome]) -> str:
@@ -261,7 +252,6 @@ def _optimizer(config: Mapping[str, Any]) -> str:
 
 
 def _evaluated_model(config: Mapping[str, Any]) -> str:
-    """The model that is evaluated."""
     default = "device" if config["method"].get("stateful_clients") else "server"
     with contextlib.suppress(FedblendError):  # a part of the user's, whose code is not imported here
         if registry.build("personal", config["method"].get("personal", "none")).keeps == "layers":
@@ -280,14 +270,12 @@ def _rounds(outcomes: Sequence[Outcome]) -> str:
 
 
 def _presets(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """The presets of the methods, with their descriptions."""
     known = presets.presets()
     names = dict.fromkeys(str(g.config["method"]["name"]) for g in groups)
     return [(name, known[name][0]) for name in names if name in known]
 
 
 def _sources(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Data sources and checksums, the scale and the split in numbers, versions and the machine."""
     rows: dict[tuple[str, str], None] = {}
     for o in outcomes:
         data = o.facts.get("data", {})

@@ -66,10 +66,12 @@ def figure_bytes(figure: Figure, form: str) -> bytes:
 
 def latex(table: PageTable, unsafe: Sequence[str] = ()) -> str:
     """A table as LaTeX (package booktabs); methods that share raw samples say so."""
+    columns = zip(*(cells for _, cells in table.rows), strict=True)
+    aligned = "".join("r" if any(cell.value is not None for cell in column) else "l" for column in columns)
     lines = [
         f"% Mean and sample standard deviation over seeds. {BOLD_RULE}",
         "% Needs \\usepackage{booktabs}, and \\usepackage[T1]{fontenc} with pdfLaTeX.",
-        f"\\begin{{tabular}}{{l{''.join(map(_alignment, zip(*(cells for _, cells in table.rows), strict=True)))}}}",
+        f"\\begin{{tabular}}{{l{aligned}}}",
         "\\toprule",
         _line(["method", *(escape(heading) for heading, _ in table.headings)]),
         "\\midrule",
@@ -78,11 +80,6 @@ def latex(table: PageTable, unsafe: Sequence[str] = ()) -> str:
         name = escape(f"{method} ({PRIVACY_NOTE})" if method in unsafe else method)
         lines.append(_line([name, *map(_cell, cells)]))
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _alignment(column: Sequence[Cell]) -> str:
-    """Numbers to the right, texts to the left."""
-    return "r" if any(cell.value is not None for cell in column) else "l"
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,17 @@ MAX_SPLITS = 4  # Largest number of splits in a section; of more, the first are 
 SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 """Fields of an experiment that, with the seed, determine its split."""
 
+SPLIT_MEASURES = {
+    "classes a client": "mean ± deviation over clients; fewer classes: less IID",
+    "KL divergence": "Kullback-Leibler, mean over pairs of clients of Σ pᵢ ln(pᵢ / pⱼ) over classes, with one sample "
+    "added to each client in the proportions of the whole data; 0: all clients are equal",
+    "distance to the whole": "mean over clients of Σ |pᵢ - p| over classes; 0: equal to the whole data, 2: no class in "
+    "common",
+    "samples a client": "mean ± deviation over clients",
+    "smallest, median, largest": "samples a client",
+}
+"""What the measures of a split mean."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -178,30 +190,15 @@ def _of_split(record: Mapping[str, Any]) -> list[Any]:
 
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
     """The recorded measures of :func:`fedblend.data.measures.noniid_measures`."""
-    rows = [
-        (
-            "classes a client",
-            "mean ± deviation over clients; fewer classes: less IID",
-            "{classes_mean:.2f} ± {classes_deviation:.2f}",
-        ),
-        (
-            "KL divergence",
-            "Kullback-Leibler, mean over pairs of clients of Σ pᵢ ln(pᵢ / pⱼ) over classes, with one sample added to "
-            "each client in the proportions of the whole data; 0: all clients are equal",
-            "{divergence:.3f} nats",
-        ),
-        (
-            "distance to the whole",
-            "mean over clients of Σ |pᵢ - p| over classes; 0: equal to the whole data, 2: no class in common",
-            "{distance:.3f}",
-        ),
-        ("samples a client", "mean ± deviation over clients", "{size_mean:,.1f} ± {size_deviation:,.1f}"),
-        ("smallest, median, largest", "samples a client", "{size_min:,.0f}, {size_median:,.0f}, {size_max:,.0f}"),
-    ]
+    patterns = {
+        "classes a client": "{classes_mean:.2f} ± {classes_deviation:.2f}",
+        "KL divergence": "{divergence:.3f} nats",
+        "distance to the whole": "{distance:.3f}",
+        "samples a client": "{size_mean:,.1f} ± {size_deviation:,.1f}",
+        "smallest, median, largest": "{size_min:,.0f}, {size_median:,.0f}, {size_max:,.0f}",
+    }
     recorded = []
-    for name, explanation, pattern in rows:
-        try:
-            recorded.append((name, explanation, pattern.format(**measures)))
-        except KeyError:
-            continue
+    for name, pattern in patterns.items():
+        with contextlib.suppress(KeyError):
+            recorded.append((name, SPLIT_MEASURES[name], pattern.format(**measures)))
     return recorded

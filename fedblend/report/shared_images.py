@@ -171,10 +171,7 @@ def _to_unit(images: torch.Tensor, outcome: Outcome) -> torch.Tensor | None:
 
 
 def _means_caption(config: Mapping[str, Any], sizes: np.ndarray, raw: bool) -> str:
-    """How many samples each image is the mean of, and what else was done to it.
-
-    ``sizes`` are the samples of each client when it shared.
-    """
+    """How many samples each image is the mean of, and what else was done; ``sizes``: clients' samples at sharing."""
     if raw:
         return "Each image is one raw sample."
     sharing = config["method"]["sharing"]
@@ -198,10 +195,7 @@ def _means_caption(config: Mapping[str, Any], sizes: np.ndarray, raw: bool) -> s
 
 
 def _seed_labels(sharing: object, entries: Mapping[str, torch.Tensor], classes: Sequence[str]) -> list[str] | None:
-    """The labels of each seed as text; ``None`` unless ``sharing`` shares mixed or encoded seeds.
-
-    ``entries`` are tensors with a row for each seed: ``y``, and ``dummies`` where the sharing has them.
-    """
+    """The labels of each seed in ``entries`` (y, dummies) as text; ``None`` unless seeds are mixed or encoded."""
     names = list(classes)
     if isinstance(sharing, XorSeeds):
         pairs = zip(entries["y"].tolist(), entries["dummies"][:, 0].tolist(), strict=True)

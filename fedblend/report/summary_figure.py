@@ -39,7 +39,6 @@ def draw_summary(sections: Sequence[DatasetSection]) -> bytes:
 
 
 def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[str]) -> None:
-    """Draw the two panels of one data set, and its legend."""
     column = "accuracy" if section.curves["accuracy"].notna().any() else "loss"
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     drawn = lines(section.curves, column)
@@ -64,7 +63,6 @@ def _draw_section(figure: SubFigure, section: DatasetSection, legend: Sequence[s
 
 
 def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: plotting.LineStyle, first: int = 0) -> None:
-    """Draw a line from its point number ``first``, with its band."""
     if len(line.seeds) > 1:
         axes.fill_between(
             x[first:], line.low[first:], line.high[first:], color=style.colour, alpha=plotting.BAND, linewidth=0
@@ -85,7 +83,6 @@ def _seeds_text(groups: Sequence[Group]) -> str:
 
 
 def _legend_texts(section: DatasetSection) -> list[str]:
-    """The wrapped legend text of each method."""
     unsafe = section.unsafe
     return [textwrap.fill(_legend_text(row, row["method"] in unsafe), LEGEND_LETTERS) for row in section.rows]
 

@@ -127,7 +127,6 @@ class WrappedTable:
 
 
 def _comparison_table(groups: Sequence[Group], title: str | None, reasons: bool, baseline: str | None) -> WrappedTable:
-    """The table of one data set."""
     stated = {one.method: one for one in guarantees(groups)}  # the last one of a method covers all its payloads
     rows = [row | {"guarantee": stated.get(row["method"])} for row in method_rows(groups)]
     notes = [f"* {g.name}: {status(g) if reasons else progress(g)}" for g in groups if g.unfinished]

@@ -78,7 +78,6 @@ def _compared(rows: Sequence[MethodRow], base: MethodRow, value: Callable[[Metho
 
 
 def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -> list[str]:
-    """Rounds and bytes to the target."""
     target, name = target_text(base), base["method"]
     reached = [row for row in rows if row["target_reached"] == row["seeds"]]
     missed = [f"{row['method']} ({row['target_reached']} of {row['seeds']})" for row in rows if row not in reached]
@@ -118,7 +117,6 @@ def _to_target(rows: Sequence[MethodRow], base: MethodRow, rounds: Comparison) -
 
 
 def _scores(base: MethodRow, final: Comparison, when: str) -> str:
-    """The sentence on scores."""
     when = when.capitalize()
     factor, digits, unit = (100, 1, " points") if base["measure"] == "accuracy" else (1, 3, " of loss")
     texts = {name: _interval(one, digits, factor, unit) for name, one in final.found.items()}
@@ -149,6 +147,5 @@ def _price(row: MethodRow, base: MethodRow) -> str:
 
 
 def _interval(one: Difference, digits: int, factor: float = 1, unit: str = "") -> str:
-    """A difference with its interval as text."""
     low, high = factor * one.low, factor * one.high
     return f"{factor * one.mean:+.{digits}f}{unit}; 95 %: {low:+.{digits}f} to {high:+.{digits}f}"

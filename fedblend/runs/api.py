@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-RUNS = Path("runs")
-"""Default folder of runs."""
+RUNS = Path("runs")  # Default folder of runs
 
 
 @dataclass(frozen=True)
@@ -317,10 +316,7 @@ def _is_optional(value: Any, field: str) -> bool:
 
 
 def _remove_from_grid(table: dict[str, Any], field: str) -> None:
-    """Remove a field from the file's grid, and the file's seeds or seed: the command line's value applies to all runs.
-
-    Raises :class:`FedblendError` for an option of a part that the grid replaces as a whole.
-    """
+    """Remove a field from the file's grid, and its seeds or seed: the command line's value applies to all runs."""
     if field in ("seed", "seeds"):
         table.pop("seeds" if field == "seed" else "seed", None)
     grid = table.get("grid")
@@ -337,10 +333,21 @@ FieldChange = Callable[[dict[str, Any], str], None]
 def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -> None:
     """Change a field of a file's table, and of those variants that have a value of their own for the field's table.
 
-    Raises :class:`FedblendError` for a field of the method where variants have methods of their own.
+    A field of the method is changed in a list of one method, too. Raises :class:`FedblendError` for a field of the
+    method if the file lists several methods, or if variants have methods of their own.
     """
-    _change_field(table, field, change)
     first = field.split(".")[0]
+    if first != "method" or "methods" not in table:
+        change(table, field)
+    elif isinstance(given := table["methods"], list) and len(given) == 1:
+        only = {"method": given[0]}
+        change(only, field)
+        table["methods"] = [only["method"]]
+    else:
+        raise FedblendError(
+            f"{field}: the file lists several methods, and it is not clear which one is meant; set it in the file's "
+            "'methods', such as {name = \"fedmix\", objective = {lambda = 0.1}}, or replace them all: --set methods=..."
+        )
     variants = table.get("variants")
     for variant in variants if isinstance(variants, list) else ():
         if not isinstance(variant, dict) or first not in variant:
@@ -348,22 +355,3 @@ def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -
         if first == "method":
             raise FedblendError(f"{field}: variants of this file have methods of their own; set it in the file")
         change(variant, field)
-
-
-def _change_field(table: dict[str, Any], field: str, change: FieldChange) -> None:
-    """Change a field of a file's table. A field of the method is changed in a list of one method, too.
-
-    Raises :class:`FedblendError` for a field of the method if the file lists several methods.
-    """
-    if "methods" not in table or field.split(".")[0] != "method":
-        change(table, field)
-        return
-    given = table["methods"]
-    if not isinstance(given, list) or len(given) != 1:
-        raise FedblendError(
-            f"{field}: the file lists several methods, and it is not clear which one is meant; set it in the file's "
-            "'methods', such as {name = \"fedmix\", objective = {lambda = 0.1}}, or replace them all: --set methods=..."
-        )
-    only = {"method": given[0]}
-    change(only, field)
-    table["methods"] = [only["method"]]

@@ -24,24 +24,19 @@ if TYPE_CHECKING:
     from fedblend.core.state import RunState
 
 NAME = "checkpoint.safetensors"
-FROZEN = "frozen.safetensors"
-"""Tensors of the model that nobody trains, written once; checkpoints leave them out."""
+FROZEN = "frozen.safetensors"  # Tensors of the model that nobody trains, written once; checkpoints leave them out
 BEST = "best.safetensors"
 
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """Errors of reading a file that is no checkpoint, or truncated."""
 
-VERSION = 2
-"""Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too."""
-
-CHECKSUM = "sha256"
-"""Field of the header with the checksum of its integers and of all tensors."""
+VERSION = 2  # Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too
+CHECKSUM = "sha256"  # Field of the header with the checksum of its integers and of all tensors
 
 SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
 """Integers of the header and their least values."""
 
-OPTIONAL = ("clients", "version")
-"""Integers that older files lack."""
+OPTIONAL = ("clients", "version")  # Integers that older files lack
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -165,10 +160,7 @@ def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:
 
 
 def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
-    """Return the round and the weights of the folder's best model.
-
-    Raises :class:`FedblendError` if the run keeps none (callback ``keep-best``), or for a damaged file.
-    """
+    """Return the round and the weights of the folder's best model. Raises :class:`FedblendError`."""
     path = folder / BEST
     if not path.exists():
         raise FedblendError(f"{folder}: keeps no best model; add the callback keep-best to the experiment")
@@ -241,10 +233,7 @@ def _read_fields(file: Any) -> dict[str, Any]:
 
 
 def _scalars_of(header: Mapping[str, Any]) -> dict[str, int]:
-    """Return the integers of a header. Files with one byte for each of ``holders`` have no "clients".
-
-    Raises :class:`ValueError` for values that are no integers, or too small.
-    """
+    """The integers of a header; old files lack :data:`OPTIONAL` ones. Raises :class:`ValueError` for other values."""
     scalars = {name: header[name] for name in SCALARS if name in header or name not in OPTIONAL}
     for name, value in scalars.items():
         # A bool is an int in Python.

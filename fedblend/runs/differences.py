@@ -12,14 +12,12 @@ from typing import TypeVar
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.runs.groups import Group
 
-LEVEL = 0.95
-"""Level of confidence of every interval."""
+LEVEL = 0.95  # Level of confidence of every interval
 
 ROUNDING = 1e-9
 """Differences are equal whose deviation is at most this share of their mean: the rest is rounding of floats."""
 
-PLAIN = "fedavg"
-"""The baseline where none is chosen."""
+PLAIN = "fedavg"  # The baseline where none is chosen
 
 Key = TypeVar("Key")
 
@@ -35,12 +33,10 @@ class Difference:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """The upper end of the interval."""
         return self.mean + self.half
 
     @property

@@ -153,7 +153,6 @@ class RunDirectory:
             write_json(self.path / FACTS, before | facts)
 
     def facts(self) -> dict[str, Any]:
-        """Return versions, checksums and sizes."""
         return read_json(self.path / FACTS, forms.Facts)
 
     @property
@@ -212,7 +211,6 @@ class RunDirectory:
         return False
 
     def set_status(self, state: str, round: int, reason: str = "") -> None:
-        """Write the state of the run."""
         write_json(self.path / STATUS, {"state": state, "round": round, **({"reason": reason} if reason else {})})
 
     def metrics(self) -> list[dict[str, Any]]:

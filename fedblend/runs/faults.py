@@ -9,7 +9,6 @@ import shlex
 import sys
 import tempfile
 import traceback
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from fedblend.core.errors import printable
@@ -48,15 +47,5 @@ def describe_fault(error: Exception, folder: Path | None = None) -> str:
     reason = f" ({printable(str(error), 300)})" if str(error) else ""
     return (
         f"unexpected {type(error).__name__}{reason}; {kept}. This is a fault of fedblend, unless a part of your own "
-        f"raised it: please report it with this file{_where_to_report()}"
+        "raised it: please report it with this file to the maintainers"
     )
-
-
-def _where_to_report() -> str:
-    """The page for faults in the package's metadata, or the maintainers if it names none."""
-    with contextlib.suppress(PackageNotFoundError):
-        for entry in metadata("fedblend").get_all("Project-URL") or []:
-            label, _, address = entry.partition(",")
-            if label.strip().lower() in ("issues", "bug tracker", "tracker"):
-                return f": {address.strip()}"
-    return " to the maintainers"

@@ -13,8 +13,7 @@ from fedblend.core.errors import FedblendError, legible
 from fedblend.core.record import RoundRecord
 from fedblend.runs.directory import CONFIG, METRICS, OWN_DATA, RunDirectory, how_to_resume
 
-NOT_COMPARED = ("seed", "name", "checkpoint_every")
-"""Fields that say nothing about a run's numbers."""
+NOT_COMPARED = ("seed", "name", "checkpoint_every")  # Fields that say nothing about a run's numbers
 
 EXECUTION = ("engine", "stack", "ranks", "memory_format", "device", "cuda_graphs", "checkpoint_every", "min_uploads")
 """Fields that say how a run is executed. A resumed run may have others than the runs of its method's other seeds.
@@ -22,11 +21,8 @@ EXECUTION = ("engine", "stack", "ranks", "memory_format", "device", "cuda_graphs
 `callbacks` are not among them, because a callback may end a run.
 """
 
-MAX_MISSING = 5
-"""Most clients whose missing uploads are told."""
-
-MAX_FIELDS_IN_NAME = 2
-"""Largest number of differing fields in a group's name; beyond it, the name has the folder."""
+MAX_MISSING = 5  # Most clients whose missing uploads are told
+MAX_FIELDS_IN_NAME = 2  # Largest number of differing fields in a group's name; beyond it, the name has the folder
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,10 @@ class Outcome:
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         return int(self.config["seed"])
 
     @property
     def rounds(self) -> int:
-        """The configured number of rounds."""
         return int(self.config["rounds"])
 
     @property
@@ -151,7 +145,6 @@ class Group:
 
     @property
     def unfinished(self) -> list[Outcome]:
-        """The runs that are not finished."""
         return [o for o in self.outcomes if not o.finished]
 
     @property
@@ -161,7 +154,6 @@ class Group:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration of the first run."""
         return self.outcomes[0].config
 
 

@@ -45,11 +45,8 @@ OnRecord = Callable[[str, RoundRecord], None]
 OnRunStep = Callable[[str, str, int, int], Any]
 """Receives a run's name and one of its steps (:data:`fedblend.core.engine.OnStep`)."""
 
-STEP_SECONDS = 1.0
-"""Seconds between two steps of a run that a process sends."""
-
-POLL_SECONDS = 0.2
-"""Seconds of one wait for the processes' messages, in which Windows handles no Ctrl-C."""
+STEP_SECONDS = 1.0  # Seconds between two steps of a run that a process sends
+POLL_SECONDS = 0.2  # Seconds of one wait for the processes' messages, in which Windows handles no Ctrl-C
 
 
 def run_all(
@@ -203,12 +200,7 @@ def _run_sequentially(
 
 
 def run_one(
-    experiment: Experiment,
-    path: Path,
-    resume: bool,
-    listener: Listener,
-    processors: int,
-    on_step: OnStep,
+    experiment: Experiment, path: Path, resume: bool, listener: Listener, processors: int, on_step: OnStep
 ) -> str:
     """Run one experiment; return its error message, or an empty text. Raises :class:`Stopped` on Ctrl-C."""
     try:
@@ -291,8 +283,7 @@ def _run_in_parallel(
     return {slug: failed[slug] for slug in study.experiments if failed[slug]}
 
 
-STOP = {"stop": True}
-"""The message that stops a worker's run after its last checkpoint, and ends the worker."""
+STOP = {"stop": True}  # The message that stops a worker's run after its last checkpoint, and ends the worker
 
 
 def serve_runs(parent: Parent) -> None:

@@ -30,8 +30,7 @@ from fedblend.experiment.make_setup import require_model_memory
 from fedblend.runs import checkpoint, forms
 from fedblend.runs.directory import FACTS, RunDirectory, reading
 
-CHUNK = 256
-"""Samples that are predicted at a time."""
+CHUNK = 256  # Samples that are predicted at a time
 
 FORMATS = {
     ".safetensors": "the weights, with a .json file for scale and classes",
@@ -250,7 +249,6 @@ class Predictor:
 
 
 def _weights_of(folder: Path, best: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    """The round and the weights of a run's best model, or of its last checkpoint."""
     if best:
         return checkpoint.read_best(folder)
     state = checkpoint.read(folder)
@@ -311,7 +309,6 @@ def _predictor(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes of the exporters from the terminal."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -34,7 +34,6 @@ class PeakMemory(Callback):
     """Add the process's peak memory to each record, where the system tells it."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Add the number."""
         if (memory := peak_memory()) is not None:
             record.machine["peak_memory"] = memory
         return None
@@ -47,7 +46,6 @@ class MetricsLog(Callback):
         self.directory = directory
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write the record."""
         self.directory.add_record(record)
         return None
 
@@ -62,7 +60,6 @@ class Checkpoints(Callback):
         self.directory, self.every, self.rounds, self.saved_round = directory, every, rounds, saved_round
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write a checkpoint if one is due."""
         if record.round % self.every == 0 or record.round == self.rounds or record.converged:
             self.write(state)
         return None
@@ -73,7 +70,6 @@ class Checkpoints(Callback):
             self.write(state)
 
     def write(self, state: RunState) -> None:
-        """Write a checkpoint now."""
         checkpoint.write(self.directory.path, state)
         self.saved_round = state.round
 
@@ -100,7 +96,6 @@ class StopAtAccuracy(Callback):
     """Test accuracy, from 0 to 1."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the accuracy is reached."""
         return record.accuracy is not None and record.accuracy >= self.accuracy
 
 
@@ -111,8 +106,7 @@ Mode = Literal["max", "min"]
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""
 
-OF_TRAINING = ("uploads", "train_loss")
-"""Numbers that only rounds in which clients train have."""
+OF_TRAINING = ("uploads", "train_loss")  # Numbers that only rounds in which clients train have
 
 
 BYTES = ("weights", "extras", "keys", "questions", "answers")
@@ -134,10 +128,7 @@ class Monitor(Callback):
         return []
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Read the earlier rounds.
-
-        Raises :class:`FedblendError` for a number of training where no client trains, and for an unknown kind of bytes.
-        """
+        """Read the earlier rounds. Raises :class:`FedblendError`."""
         if self.monitor in OF_TRAINING and not setup.experiment.method.upload.trains:
             raise FedblendError(
                 f"callbacks: monitor: '{self.monitor}' is not measured in this run, in which no client trains; valid: "
@@ -169,10 +160,7 @@ class Monitor(Callback):
         return name in numbers
 
     def _may_have(self, name: str, record: RoundRecord) -> bool:
-        """Whether other rounds may have a number that a round lacks.
-
-        It is undefined there, or no client trained, or nothing of its kind was sent.
-        """
+        """Whether other rounds may have a number that one lacks: it is undefined, of training, or of unsent bytes."""
         flat = flatten(record.as_dict())
         undefined = flat.get(name, 0) is None or flat.get(f"{name.rpartition('.')[0]}.tested") == 0
         of_bytes = name.startswith(("bytes_up.", "bytes_down."))
@@ -204,7 +192,6 @@ class EarlyStopping(Monitor):
     """A number counts as better if it is better by more than this."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the patience is over."""
         if not self.follow(record):
             return None
         best = self.best(self.min_delta)[0]
@@ -249,7 +236,6 @@ class KeepBest(Monitor):
             self._write(state)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Write the model if this round is the best."""
         if self.follow(record) and self.best() == self.seen[-1]:
             self._write(state)
         return None
@@ -276,11 +262,9 @@ class TimeLimit(Callback):
     """Minutes on the clock, with everything that a round takes."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        """Note the time."""
         self._started.append(time.monotonic())
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Return whether the time is over."""
         return time.monotonic() - self._started[-1] >= 60 * self.minutes
 
     @functools.cached_property

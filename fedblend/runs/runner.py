@@ -39,11 +39,8 @@ from fedblend.runs.warm_start import first_weights
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 """Returns the engine of a real federation, and the setup with its participating clients."""
 
-SPLIT_CLIENTS = 500
-"""Largest number of clients whose class counts a run directory has."""
-
-TARGET = ("target", "target_metric", "stop_at_target")
-"""Fields of the target."""
+SPLIT_CLIENTS = 500  # Largest number of clients whose class counts a run directory has
+TARGET = ("target", "target_metric", "stop_at_target")  # Fields of the target
 
 MAY_CHANGE = {*TARGET, *EXECUTION, "rounds", "callbacks"}
 """Fields that may differ in a resumed run: none of them changes a finished round."""
@@ -210,7 +207,8 @@ def _run(
         except Exception as error:
             # A finished run stays done if its checkpoint cannot be read.
             if started or before["state"] != "done":
-                _mark_failed(directory, checkpoints.saved_round, str(error) or type(error).__name__)
+                with suppress(FedblendError):  # on a full disk, which is the error that is raised
+                    directory.set_status("failed", checkpoints.saved_round, str(error) or type(error).__name__)
             raise
         directory.set_status("done", state.round, f"ended by {loop.ended_by}" if loop.ended_by else "")
     return state
@@ -302,14 +300,6 @@ def _start_or_resume(
             checkpoint.write(directory.path, state)
     directory.set_status("running", state.round)
     return state, record
-
-
-def _mark_failed(directory: RunDirectory, round: int, reason: str) -> None:
-    try:
-        directory.set_status("failed", round, reason)
-    except FedblendError:
-        # The disk is full, which is the error that the caller raises.
-        return
 
 
 def _process_facts() -> dict[str, Any]:

@@ -15,9 +15,7 @@ from fedblend.runs.groups import Group, Outcome, group
 if TYPE_CHECKING:
     import pandas as pd
 
-LAST = 10
-"""Number of evaluations at the end of a run in the mean ``last``, as in FedMix's tables."""
-
+LAST = 10  # Number of evaluations at the end of a run in the mean ``last``, as in FedMix's tables
 MEGABYTE = 10**6
 MINUTE = 60
 
@@ -212,7 +210,6 @@ def _bytes_until(outcome: Outcome, round: int) -> float:
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:
-    """Return the rounds that were best on validation, over seeds, and the test scores of these rounds."""
     rounds: dict[int, int] = {}
     scores = []
     for o in counted:

@@ -47,7 +47,6 @@ class Tracker(Callback):
         raise TypeError(f"{type(self).__name__} defines no begin")
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a round."""
         raise TypeError(f"{type(self).__name__} defines no log")
 
     def end(self) -> None:
@@ -63,12 +62,10 @@ class Tracker(Callback):
                     self.log(record.round, numbers_of(record))
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Log the record."""
         self.log(record.round, numbers_of(record))
         return None
 
     def on_run_end(self, state: RunState) -> None:
-        """Close the log."""
         self.end()
 
     @functools.cached_property
@@ -87,7 +84,6 @@ class CSVTable(Tracker):
         return True
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Add a row."""
         import pandas as pd
 
         self.open["rows"].append({"round": round, **numbers})
@@ -110,14 +106,12 @@ class TensorBoard(Tracker):
         return is_new
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Add a point to each curve."""
         for name, number in numbers.items():
             # A slash makes groups on the page.
             self.open["writer"].add_scalar(name.replace(".", "/"), number, round)
         self.open["writer"].flush()
 
     def end(self) -> None:
-        """Close the file."""
         self.open.pop("writer").close()
 
 
@@ -131,7 +125,6 @@ class WandB(Tracker):
     """Where rounds go: to the run's folder `wandb` (`offline`), or to the service (`online`)."""
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
-        """Start a run of W&B, or go on with the one of this folder."""
         try:
             import wandb
         except ImportError:
@@ -159,11 +152,9 @@ class WandB(Tracker):
         return is_new
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Send a round."""
         self.open["run"].log({name.replace(".", "/"): number for name, number in numbers.items()}, step=round)
 
     def end(self) -> None:
-        """Finish the run of W&B."""
         self.open.pop("run").finish()
 
 
@@ -192,7 +183,6 @@ class MLflow(Tracker):
     """
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
-        """Start a run of MLflow, or go on with the one of this folder."""
         # MLflow refuses stores in folders without the first, and reports its use without the second.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -218,7 +208,6 @@ class MLflow(Tracker):
         return is_new
 
     def log(self, round: int, numbers: dict[str, float]) -> None:
-        """Log a round in one request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -226,7 +215,6 @@ class MLflow(Tracker):
         self.open["client"].log_batch(self.open["run"], metrics)
 
     def end(self) -> None:
-        """Mark the run as finished."""
         self.open["client"].set_terminated(self.open["run"])
 
 

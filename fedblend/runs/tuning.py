@@ -37,11 +37,8 @@ from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, sto
 if TYPE_CHECKING:
     import optuna
 
-BEST = "best.toml"
-"""The file with the best values, in the search's folder."""
-
-SECONDS = "seconds.json"
-"""The file with the seconds that each trial took, in the search's folder."""
+BEST = "best.toml"  # The file with the best values, in the search's folder
+SECONDS = "seconds.json"  # The file with the seconds that each trial took, in the search's folder
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,8 @@ def tune(
     """
     settings = read_tune(table)
     plain = {key: value for key, value in table.items() if key != "tune"}
-    study = expand(plain, seeds=[_first_seed(plain)])
+    seeds = plain.get("seeds")
+    study = expand(plain, seeds=[seeds[0] if isinstance(seeds, list) and seeds else plain.get("seed", 0)])
     methods = plain.get("methods", [plain.get("method", "fedavg")])
     experiments = list(study.experiments.values())
     if not foreign_fields:
@@ -119,9 +117,10 @@ def tune(
             "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
             "add [validation] with server = 0.1 or clients = 0.1"
         )
+    one = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
     with locked_study(folder):
         searches = [
-            _search(_table_of(plain, spec, experiment.seed), experiment, settings, folder, on_trial)
+            _search({**one, "method": spec, "seed": experiment.seed}, experiment, settings, folder, on_trial)
             for spec, experiment in zip(methods, experiments, strict=True)
         ]
         # Paths are relative to the given file, which lies elsewhere.
@@ -155,16 +154,6 @@ def _paths(table: Mapping[str, Any], prefix: str = "") -> list[str]:
             value = {str(part["name"]): part for part in value}
         found += _paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
     return found
-
-
-def _first_seed(table: Mapping[str, Any]) -> int:
-    seeds = table.get("seeds")
-    return seeds[0] if isinstance(seeds, list) and seeds else table.get("seed", 0)
-
-
-def _table_of(plain: Mapping[str, Any], method: Any, seed: int) -> dict[str, Any]:
-    kept = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
-    return copy.deepcopy({**kept, "method": method, "seed": seed})
 
 
 def _with(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +302,6 @@ class _Chooser:
                 self.study.enqueue_trial(dict(zip(fields, cells[place], strict=True)))
 
     def ask(self) -> tuple[optuna.Trial, dict[str, Any]]:
-        """The next trial, and the values of its fields."""
         trial = self.study.ask()
         values: dict[str, Any] = {}
         for path, given in self.fields.items():
@@ -341,7 +329,6 @@ class _Chooser:
         return ends
 
     def tell(self, asked: optuna.Trial, trial: Trial, larger_is_better: bool) -> None:
-        """Note the outcome of a trial."""
         if trial.score is None or trial.pruned:
             self.study.tell(asked, state=self.states.PRUNED if trial.pruned else self.states.FAIL)
         else:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedblend
-from fedblend.analysis import attacks
+from fedblend.analysis.attacks import inversion, outcome
 from fedblend.analysis.attacks.attack_setup import prepare
 from fedblend.analysis.attacks.image_similarity import compare, match, mse, psnr, ssim
 from fedblend.analysis.attacks.inversion import invert
@@ -427,7 +427,7 @@ def test_without_scipy_the_message_says_how_to_install_it(monkeypatch: pytest.Mo
     with pytest.raises(FedblendError, match=told):
         match(torch.zeros(2, 1, 7, 7), torch.zeros(2, 1, 7, 7))
     with pytest.raises(FedblendError, match=told):  # before it reads the run
-        attacks.attack_run("no-run", 0, 0)
+        outcome.attack_run("no-run", 0, 0)
 
 
 @examples(20)
@@ -499,7 +499,7 @@ def test_other_mistakes_are_told() -> None:
         ssim(torch.zeros(1, 1, 6, 9), torch.zeros(1, 1, 6, 9))
     with pytest.raises(FedblendError, match=r"images: shapes .* differ or are not"):
         mse(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
-    assert set(attacks.ATTACKS) == {"invgrad", "dlg", "idlg"}
+    assert set(inversion.ATTACKS) == {"invgrad", "dlg", "idlg"}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmix", "flea"])

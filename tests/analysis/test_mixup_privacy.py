@@ -250,4 +250,4 @@ def test_privacy_samples_refuses_what_it_cannot_measure() -> None:
     )
     succeeded(here(*start, "--samples", "1", "--coordinated"))
     Path("taken").write_text("")
-    refused(here(*start, "--out", "taken"), "--out taken: cannot be written")
+    refused(here(*start, "--out", "taken"), "--out taken: cannot be used as a folder")

@@ -21,14 +21,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedblend import report
-from fedblend.analysis import points
+from fedblend.analysis.points import boundaries
 from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
-from fedblend.analysis.points.feature_distances import Vae, distance
-from fedblend.analysis.points.gradients import alignment, gradient
-from fedblend.analysis.points.loaded_run import LoadedRun, Points, with_weights
-from fedblend.analysis.points.replay import replay
-from fedblend.analysis.points.training import train
+from fedblend.analysis.points.feature_distances import Vae, distance, distances, train_vae
+from fedblend.analysis.points.gradients import alignment, alignment_by_round, gradient
+from fedblend.analysis.points.loaded_run import LoadedRun, Points, read, with_weights
+from fedblend.analysis.points.point_metrics import measure_points
+from fedblend.analysis.points.replay import replay, replay_run
+from fedblend.analysis.points.training import TrainingSettings, fresh_accuracy, fresh_model, train
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -58,7 +59,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded_run(study: Path) -> LoadedRun:
-    return points.read(study / "enhanced")
+    return read(study / "enhanced")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plane(toy: Path) -> Plane:
-    return points.plane(find_runs([toy]))
+    return boundaries.plane(find_runs([toy]))
 
 
 def flat_model(inputs: int = 2, classes: int = 2) -> nn.Linear:
@@ -138,7 +139,7 @@ def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_
     x, y = made.scale(made.data.train.x[rows]), made.data.train.y[rows]
     model = make_setup(made.experiment).model
     model.load_state_dict(checkpoint.read(loaded_run.directory.path).weights)  # type: ignore[union-attr]
-    found = points.alignment_by_round(loaded_run)
+    found = alignment_by_round(loaded_run)
     assert list(found) == [1, 2, 3]
     for round, value in found.items():
         own = loaded_run.points.made_in(round)
@@ -149,7 +150,7 @@ def test_alignment_by_round_is_that_of_each_rounds_points_with_all_that_clients_
 
 def test_a_replay_makes_the_same_rounds_and_leaves_the_federation_as_it_was(loaded_run: LoadedRun) -> None:
     seen: list[Mapping[str, float]] = []
-    rows = points.replay_run(loaded_run, seen.append)
+    rows = replay_run(loaded_run, seen.append)
     records = loaded_run.directory.metrics()[1:]
     assert rows == seen
     assert [row["round"] for row in rows] == [1, 2, 3]
@@ -180,7 +181,7 @@ def test_a_replay_looks_at_the_aggregate_before_it_is_tuned() -> None:
 def test_a_replay_of_a_warm_started_run_begins_as_the_run(study: Path, tmp_path: Path) -> None:
     warm = experiment(method={"server_step": STEP}, rounds=1, scale="unit", engine="loop", start=str(study / "plain"))
     finished = execute(warm, tmp_path / "warm")
-    rows = points.replay_run(points.read(tmp_path / "warm"))
+    rows = replay_run(read(tmp_path / "warm"))
     assert [row["accuracy"] for row in rows] == [finished.directory.metrics()[1]["accuracy"]]
     assert rows[0]["accuracy"] > RunDirectory(study / "enhanced").metrics()[1]["accuracy"]
 
@@ -193,7 +194,7 @@ def test_a_replay_of_rounds_without_good_uploads(tmp_path: Path) -> None:
     execute(experiment(method={"server_step": STEP}, seed=1, **fields), tmp_path / "lossy")
     uploads = {record.round: record.uploads for record in RunDirectory(tmp_path / "lossy").records() if record.round}
 
-    rows = points.replay_run(points.read(tmp_path / "lossy"))
+    rows = replay_run(read(tmp_path / "lossy"))
 
     first = min(round for round, number in uploads.items() if number)
     assert first > 1
@@ -244,8 +245,8 @@ def test_the_loss_of_the_autoencoder_by_hand() -> None:
 
 
 def test_distances_are_those_of_each_rounds_points(loaded_run: LoadedRun) -> None:
-    vae = points.train_vae(loaded_run.setup, 1)
-    found = points.distances(loaded_run, vae)
+    vae = train_vae(loaded_run.setup, 1)
+    found = distances(loaded_run, vae)
     data = loaded_run.setup.data
     with torch.no_grad():
         of_train, of_test = (vae.features(half.x / 255) for half in (data.train, data.test))
@@ -256,7 +257,7 @@ def test_distances_are_those_of_each_rounds_points(loaded_run: LoadedRun) -> Non
             assert value == pytest.approx(distance(own, of_train), abs=1e-6)
     assert list(found.by_round) == [1, 2, 3]
     assert found.noise > found.test
-    again = points.train_vae(loaded_run.setup, 1)
+    again = train_vae(loaded_run.setup, 1)
     assert all(torch.equal(a, b) for a, b in zip(vae.parameters(), again.parameters(), strict=True))
 
 
@@ -276,11 +277,11 @@ def apart() -> LoadedRun:
 
 
 def test_a_new_model_learns_a_separable_set_from_a_point_of_each_class() -> None:
-    settings = points.TrainingSettings(epochs=50, lr=0.1, batch_size=2)
-    assert points.fresh_accuracy(apart(), settings) == 1.0
+    settings = TrainingSettings(epochs=50, lr=0.1, batch_size=2)
+    assert fresh_accuracy(apart(), settings) == 1.0
     swapped = apart()
     swapped.points.labels.copy_(torch.tensor([1, 0]))
-    assert points.fresh_accuracy(swapped, settings) == 0.0
+    assert fresh_accuracy(swapped, settings) == 0.0
 
 
 def test_training_is_plain_sgd() -> None:
@@ -299,24 +300,20 @@ def test_training_that_diverges_is_told() -> None:
 
 
 def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(loaded_run: LoadedRun) -> None:
-    settings = points.TrainingSettings(epochs=1, lr=0.1, batch_size=32)
-    until = points.fresh_model(loaded_run, settings, round=2)
+    settings = TrainingSettings(epochs=1, lr=0.1, batch_size=32)
+    until = fresh_model(loaded_run, settings, round=2)
     cut = LoadedRun(loaded_run.directory, loaded_run.setup, loaded_run.state, loaded_run.points.until(2))
     assert len(cut.points) == 20
-    again = points.fresh_model(cut, settings)
+    again = fresh_model(cut, settings)
     assert all(torch.equal(a, b) for a, b in zip(until.parameters(), again.parameters(), strict=True))
-    begun = points.fresh_model(loaded_run, points.TrainingSettings(0, 0.1, 32))
+    begun = fresh_model(loaded_run, TrainingSettings(0, 0.1, 32))
     for (name, fresh), first in zip(begun.named_parameters(), loaded_run.setup.weights().values(), strict=True):
         assert not torch.equal(fresh, first), name
 
 
 def test_learning_rate_and_batch_come_from_the_server_step_unless_given(loaded_run: LoadedRun) -> None:
-    assert points.TrainingSettings.for_run(loaded_run) == points.TrainingSettings(
-        100, loaded_run.setup.experiment.train.lr, 32
-    )
-    assert points.TrainingSettings.for_run(loaded_run, epochs=7, lr=0.5, batch_size=3) == points.TrainingSettings(
-        7, 0.5, 3
-    )
+    assert TrainingSettings.for_run(loaded_run) == TrainingSettings(100, loaded_run.setup.experiment.train.lr, 32)
+    assert TrainingSettings.for_run(loaded_run, epochs=7, lr=0.5, batch_size=3) == TrainingSettings(7, 0.5, 3)
 
 
 @pytest.mark.slow
@@ -326,9 +323,7 @@ def test_the_command_prints_and_writes_what_python_gives(study: Path, loaded_run
     told = succeeded(here("points", study, "--vae-epochs", 1, "--epochs", 3, "--replay", "--out", out)).out
     assert contents(study) == before, "a probe changes nothing in a run's folder"
 
-    measurements = points.measure_points(
-        loaded_run, points.TrainingSettings.for_run(loaded_run, epochs=3), vae_epochs=1
-    )
+    measurements = measure_points(loaded_run, TrainingSettings.for_run(loaded_run, epochs=3), vae_epochs=1)
     frame = pd.read_csv(out / "points.csv")
     pd.testing.assert_frame_equal(frame, measurements.rounds)
     assert frame["round"].tolist() == [1, 2, 3]

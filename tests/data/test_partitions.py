@@ -1,10 +1,9 @@
-import io
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import each, slow_except
+from helpers import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from fedblend.data.partitions.classes import draw_classes
 from fedblend.data.partitions.deal import apportion, largest, stable_order
 from fedblend.data.partitions.dirichlet import draw_proportions, fit_counts
 from fedblend.data.partitions.prepare import prepare
-from fedblend.data.split_figure import draw_split
 
 LEVEL = np.arange(6000) % 10
 """Labels of 600 samples each of 10 classes."""
@@ -311,13 +309,6 @@ def test_fraction_and_holdout_leave_every_client_a_sample(fraction, holdout, cli
     assert len(np.unique(together)) == len(together)
 
 
-@each(("field", "values"), [("fraction", (0, 1.1, math.nan)), ("holdout", (-0.1, 1.0, math.nan))])
-def test_fraction_and_holdout_have_ranges(field, values):
-    for value in values:
-        with pytest.raises(FedblendError, match=f"{field}: {value} is not valid"):
-            prepare(build("partition", "iid"), data_of(LEVEL), 0, **{field: value})
-
-
 @each(
     ("group", "message"),
     [([1, 1], "gives sample 1 2 times"), ([6000], "sample 6000; valid: 0 to 5999"), ([-1], "gives sample -1; valid")],
@@ -407,16 +398,3 @@ def test_measures_by_hand():
     found = noniid_measures(np.full((5, 3), 7))
     assert found["divergence"] == pytest.approx(0, abs=1e-12)
     assert found["distance"] == 0
-
-
-@pytest.mark.parametrize(
-    ("clients", "classes"), slow_except([(1, 2), (60, 10)], [(1, 2), (60, 10), (300, 10), (20, 80)])
-)
-def test_picture(clients, classes):
-    from PIL import Image
-
-    counts = np.random.default_rng(0).integers(0, 50, (clients, classes))
-    counts[0] = 0
-    names = ["\n", "$x$", *map(str, range(classes - 2))]
-    with Image.open(io.BytesIO(draw_split(counts, names, "a $title$ with_signs"))) as image:
-        assert image.size[0] > 1000

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_helpers import TINY, here, refused, write
+from cli_helpers import TINY, here, refused, succeeded, write
 from helpers import each
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -337,7 +337,29 @@ def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> No
         "column 'a' holds infinity, or a number beyond float32, in 200 rows; valid: finite numbers",
     )
     new.drop(columns="a").to_csv(tmp_path / "less.csv", index=False)
-    refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: a, colour")
+    refused(here("predict", tmp_path / "runs", tmp_path / "less.csv"), "has no column 'a'; valid: colour")
+
+
+def test_a_sites_own_names_and_texts_are_predicted_for(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    frame = pd.DataFrame({"a": [0.5, -1.0, 2.0, 1.0] * 5, "colour": ["red", "blue"] * 10, "y": [*"uuddu"] * 4})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": "table", "path": "t.csv", "target": "y"}
+    file = write(tmp_path / "x.toml", {"data": data, "partition": {"name": "iid", "clients": 2}, "rounds": 1})
+    succeeded(here("run", file, "--out", tmp_path / "runs", "--jobs", 1))
+    own = frame.rename(columns={"a": "Wert", "colour": "Farbe"}).replace({"red": "rot", "blue": "blau"})
+    own.to_csv(tmp_path / "own.csv", index=False)
+    site = '[data]\nname = "table"\npath = "own.csv"\ntarget = "y"\n[data.rename]\nWert = "a"\nFarbe = "colour"\n'
+    (tmp_path / "site.toml").write_text(f'{site}[data.categories]\ncolour = {{ rot = "red", blau = "blue" }}\n')
+    told = []
+    for name, words in (("t.csv", []), ("own.csv", ["--site", tmp_path / "site.toml"])):
+        succeeded(here("predict", tmp_path / "runs", tmp_path / name, *words, "--out", tmp_path / "p.csv"))
+        told.append(pd.read_csv(tmp_path / "p.csv")["probability"].tolist())
+    assert told[0] == told[1]
+    (tmp_path / "site.toml").write_text('[data]\nname = "npz"\npath = "x.npz"\n')
+    refused(
+        here("predict", tmp_path / "runs", tmp_path / "own.csv", "--site", tmp_path / "site.toml"), "data: is no table"
+    )
 
 
 def test_codes_are_texts_in_a_prediction_too(tmp_path: Path) -> None:

@@ -194,6 +194,21 @@ def test_a_supernode_that_has_given_up_is_ended_and_is_to_be_started_again(
     assert "has given up its connection, and ends; the certificate is of another authority" in shown.err
 
 
+def test_a_port_in_use_is_told_without_a_traceback(
+    coordinator: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    provision(coordinator)
+    enroll(coordinator, "north")
+    node = coordinator.parent / "node"
+    node.write_text("#!/bin/sh\necho 'OSError: [Errno 98] Address already in use'\nexec sleep 600\n")
+    node.chmod(0o755)
+    monkeypatch.setattr(supervise, "tool", lambda name: str(node))
+    monkeypatch.setattr(signal, "signal", lambda *about: None)
+    with pytest.raises(FedblendError, match=r"--port 9094: another process has this port"):
+        supervise.start_site(coordinator.parent / "out" / "sites" / "north" / "site.toml")
+    assert "Errno" not in capfd.readouterr().out
+
+
 def test_numbers_for_prometheus_are_of_limits_rounds_and_certificates(coordinator: Path) -> None:
     pytest.importorskip("prometheus_client", reason="the extra 'watch' is not installed")
     from fedblend.flower import metrics

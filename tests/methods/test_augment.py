@@ -16,8 +16,7 @@ from PIL.Image import Resampling, Transform
 
 from fedblend._kernels import build
 from fedblend.data.loaders.small import Digits, Mnist5k
-from fedblend.methods.augment.augmix import augmix, draw_augmix
-from fedblend.methods.augment.kernels import blend_images
+from fedblend.methods.augment.augmix import augmix, blend_images, draw_augmix
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply, blended
 
 Draw = dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ from fedblend.core.context import Batch, Context
 from fedblend.core.errors import FedblendError
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
-from fedblend.methods.objectives.fedproto import ToPrototypes
+from fedblend.methods.objectives.terms import ToPrototypes
 from fedblend.methods.uploads import embedding
 
 DEEP = {"name": "mlp", "hidden": [5]}

@@ -30,8 +30,7 @@ from fedblend.core.sharing import Pool
 from fedblend.core.trees import Tensors
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.objectives.moon import representation
-from fedblend.methods.objectives.terms import Proximal
+from fedblend.methods.objectives.terms import Proximal, representation
 
 
 def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:

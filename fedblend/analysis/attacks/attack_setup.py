@@ -62,7 +62,6 @@ class AttackSetup:
 
     @property
     def steps(self) -> int:
-        """Number of the client's local steps."""
         return self.victim.steps.count if self.victim.steps else 1
 
 
@@ -149,7 +148,6 @@ def _require_plain_steps(settings: Train) -> None:
 
 
 def _make_victim(engine: LoopEngine, task: TrainTask, one: Assignment, attacker: Attacker) -> Victim:
-    """Build the client as the attacker models it."""
     setup, device, settings = engine.setup, engine.device, engine.setup.experiment.train
     method = setup.experiment.method
     _require_plain_steps(settings)
@@ -229,6 +227,5 @@ def _repeated_protection(
 
 
 def _norm(tensors: Tensors, order: int) -> torch.Tensor:
-    """The norm of all tensors as one vector."""
     norms = torch.stack([torch.linalg.vector_norm(t, order) for t in tensors.values()])
     return torch.linalg.vector_norm(norms, order)

@@ -17,8 +17,7 @@ from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.registry import explain
 from fedblend.core.trees import Tensors
 
-ATTACKS: dict[str, type[Attack]] = {"invgrad": InvGrad, "dlg": DLG, "idlg": IDLG}
-"""The attacks by name."""
+ATTACKS: dict[str, type[Attack]] = {"invgrad": InvGrad, "dlg": DLG, "idlg": IDLG}  # The attacks by name
 
 Progress = Callable[[int, int, torch.Tensor], None]
 """Called after each iteration with the number of the starting point, of the iteration, and the cost."""

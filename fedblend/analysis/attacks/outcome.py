@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from fedblend.analysis.attacks.attack_figure import draw_attack
+from fedblend.analysis import plotting
 from fedblend.analysis.attacks.attack_setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.image_similarity import ImageSimilarity, compare, require_scipy
 from fedblend.analysis.attacks.inversion import ATTACKS, Progress, Reconstruction, invert, make_attack
@@ -25,6 +26,9 @@ from fedblend.runs.directory import RunDirectory
 Labels = Literal["true", "inferred"]
 """Whether the attacker has the true labels or infers them."""
 
+PAIRS = 4  # Pairs of images in a row
+SHOWN = 32  # Largest number of original images in the figure; the table has all
+SIDE = 1.25  # Side of an image in inches
 FOLDER = "attacks"  # Folder in a run's folder that has one folder for each attack
 TABLE, PICTURE = "attack.json", "images.png"
 DEFINITIONS = "MSE on the model's scale; PSNR (dB) and SSIM (window 7) of pictures in [0, 1]; means over the images"
@@ -164,10 +168,7 @@ def attack_run(
 
 
 def read_attacks(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the tables of all attacks in a run's folder, in order of their folders.
-
-    Raises :class:`FedblendError` for a damaged table.
-    """
+    """Return the tables of all attacks in a run's folder, in order of their folders. Raises :class:`FedblendError`."""
     found = []
     for path in sorted((run.path / FOLDER).glob(f"*/{TABLE}")):
         try:
@@ -193,3 +194,35 @@ def _count_text(number: int, what: str) -> str:
 def _json_number(value: Any) -> float | None:
     """Return a number, or ``None`` if it is not finite (JSON has no infinity)."""
     return float(value) if np.isfinite(value) else None
+
+
+def draw_attack(
+    attack_setup: AttackSetup, rebuilt: Reconstruction, similarity: ImageSimilarity, classes: Sequence[str], title: str
+) -> bytes:
+    """Return a PNG of pairs: an original with its class, and its rebuilt image with PSNR (dB) and SSIM."""
+    scale = attack_setup.snapshot.setup.scale
+    originals = scale.to_unit(attack_setup.x.detach().cpu())[:SHOWN]
+    rebuilt_images = scale.to_unit(rebuilt.x.detach().cpu())[torch.from_numpy(similarity.order)][:SHOWN]
+    columns, rows = 2 * min(PAIRS, len(originals)), -(-len(originals) // PAIRS)
+    figure = plotting.blank_figure(max(5.4, SIDE * columns + 0.3), (SIDE + 0.3) * rows + 0.5)
+    plotting.head_figure(figure, title, 9)
+    for k in range(len(originals)):
+        label, guess = int(attack_setup.y[k]), int(rebuilt.y[similarity.order[k]])
+        caption = f"{similarity.psnr[k]:.1f} dB, SSIM {similarity.ssim[k]:.2f}"
+        caption = caption if guess == label else f"{caption}\nas {classes[guess]}"
+        cell = 2 * k + 1
+        _show(figure.add_subplot(rows, columns, cell), originals[k], f"original: {classes[label]}")
+        _show(figure.add_subplot(rows, columns, cell + 1), rebuilt_images[k], caption)
+    cut = f"the first {SHOWN} of {len(attack_setup.y)} images; " if len(attack_setup.y) > SHOWN else ""
+    note = f"{cut}left: original, right: rebuilt; cost {rebuilt.cost:.3g}"
+    figure.supxlabel(note, fontsize=8, color=plotting.MUTED, x=0.01, ha="left")
+    return plotting.png_bytes(figure)
+
+
+def _show(axes: Any, image: torch.Tensor, text: str) -> None:
+    """Draw one image [C, H, W] in [0, 1]. Unless it has one or three channels, their mean is drawn."""
+    pixels = image.numpy() if len(image) in (1, 3) else image.mean(0, keepdim=True).numpy()
+    shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)
+    axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xlabel(text, fontsize=7, color=plotting.INK, parse_math=False)
+    plotting.hide_frame(axes)

@@ -85,7 +85,6 @@ class InvGrad(Attack):
     def search(
         self, victim: Victim, observed: Tensors, x: torch.Tensor, y: torch.Tensor, box: Box | None
     ) -> Iterator[Iterate]:
-        """Yield the starting point and the point after each step."""
         x = self._within(box, x.clone()).requires_grad_()
         optimizer = torch.optim.Adam([x], self.lr)
         milestones = [round(share * self.iterations) for share in DECAY_AT]

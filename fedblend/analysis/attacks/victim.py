@@ -36,7 +36,6 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Number of steps."""
         return self.batches if isinstance(self.batches, int) else len(self.batches)
 
     def rows(self, images: int) -> list[list[int]]:
@@ -106,10 +105,7 @@ class Victim:
         return moved
 
     def _gradient(self, weights: Tensors, batch: Batch, step: int, turn: int) -> dict[str, torch.Tensor]:
-        """Return the gradient of the objective's phase ``turn`` for the weights that it uses.
-
-        Terms are added to the last phase, as in the engines.
-        """
+        """The gradient of the objective's phase ``turn``; terms are added to the last phase, as in the engines."""
         net, phases = FunctionalNet(self.model, weights), self.objective.phases()
         row = {name: values[step] for name, values in self.drawn.items()}
         with sdpa_kernel(SDPBackend.MATH):  # PyTorch's fused attention has no second derivative
@@ -123,10 +119,7 @@ class Victim:
 def _step_direction(
     gradient: Tensors, weights: Tensors, velocity: dict[str, torch.Tensor], steps: Steps
 ) -> dict[str, torch.Tensor]:
-    """Return a step's direction: clipping, then weight decay, then momentum, as in the engines.
-
-    Weights without a gradient do not change.
-    """
+    """A step's direction: clipping, weight decay, momentum, as in the engines; none for weights without a gradient."""
     direction = dict(gradient)
     if steps.clip_norm is not None:
         norm = torch.stack([g.norm() for g in direction.values()]).norm()

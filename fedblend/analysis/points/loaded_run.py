@@ -45,7 +45,6 @@ class Points:
         return len(self.labels)
 
     def made_in(self, round: int) -> Points:
-        """Return the points of one round."""
         return self._where(self.rounds == round)
 
     def until(self, round: int) -> Points:
@@ -82,7 +81,6 @@ class LoadedRun:
         return keep is not None and len(self.points) >= keep
 
     def model(self) -> nn.Module:
-        """Return the run's last model, in evaluation mode."""
         return with_weights(self.setup.model, self.state.weights)
 
     def client_batches(self) -> Batches:

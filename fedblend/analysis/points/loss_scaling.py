@@ -83,7 +83,6 @@ class SwitchCounter(Callback):
         self.rows: list[ClientSwitches] = []
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
-        """Count the batches of one round."""
         flags = {client: notes[LARGE] for client, notes in result.notes.items() if LARGE in notes}
         rows = [ClientSwitches(task.round + 1, client, len(found), int(found.sum())) for client, found in flags.items()]
         self.rows += rows

@@ -39,7 +39,6 @@ class AlignmentProbe(Callback):
         self.aggregate: Mapping[str, torch.Tensor] = {}
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
-        """Keep the aggregate."""
         self.aggregate, _ = self.loop.server.mean(task, result)
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:

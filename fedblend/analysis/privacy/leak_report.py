@@ -91,7 +91,6 @@ class Leak:
 
     @property
     def measured(self) -> bool:
-        """Whether there are measures."""
         return not math.isnan(self.psnr)
 
     def table(self) -> dict[str, Any]:
@@ -206,13 +205,17 @@ def _unmeasured(
     sharing: Any,
     setup: Setup | None,
 ) -> Leak:
-    """A leak of one kind of payload, without measures."""
     shared = _is_shared(kind, sharing)
     cohorts = [record.cohort or () for record in outcome.records]
     if shared:
         owners = np.unique(state.entries.owner) if state is not None else np.empty(0)
         senders, times = len(owners), sum(r.shared["sent"] for r in outcome.records if r.shared is not None)
-        shape = _shape_of_entries(state.entries.tensors, len(state.entries), senders) if state is not None else ""
+        shape = ""
+        if state is not None:
+            entry = ", ".join(
+                f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in state.entries.tensors.items()
+            )
+            shape = f"about {len(state.entries) / max(1, senders):.3g} of {entry}"  # of one client
     else:
         senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
         shape = ""
@@ -220,22 +223,10 @@ def _unmeasured(
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
             weights = state.weights if setup is None else setup.shared(state.weights)
             sent = {"weights": weights, "extras": extras}.get(kind, state.global_outputs)
-            shape = _shape_of_tensors(sent)
+            shape = f"{len(sent)} tensor{'s'[len(sent) == 1 :]}, {sum(t.numel() for t in sent.values()):,} numbers"
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
-
-
-def _shape_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """``10 tensors, 61,706 numbers``."""
-    numbers = sum(t.numel() for t in tensors.values())
-    return f"{len(tensors)} tensor{'' if len(tensors) == 1 else 's'}, {numbers:,} numbers"
-
-
-def _shape_of_entries(tensors: Mapping[str, torch.Tensor], entries: int, senders: int) -> str:
-    """``about 5 of x 1x28x28, y 10``: the entries of one client."""
-    entry = ", ".join(f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in tensors.items())
-    return f"about {entries / max(1, senders):.3g} of {entry}"
 
 
 Measures = list[tuple[str, dict[str, Any]]]

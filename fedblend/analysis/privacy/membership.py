@@ -41,10 +41,7 @@ def of_model(
         outputs = functional_call(model, dict(weights), (setup.scale(x),))
         return setup.task.losses(outputs, y)
 
-    members, others = _halves(setup, clients, sizes, same_classes=setup.task.kind == "classification")
-    if not len(members[1]):
-        return math.nan
-    return advantage(*(np.concatenate([losses(*part).numpy() for part in _parts(*half)]) for half in (members, others)))
+    return _measured(_halves(setup, clients, sizes, same_classes=setup.task.kind == "classification"), losses)
 
 
 def of_entries(
@@ -60,15 +57,12 @@ def of_entries(
     """
     flat, read = entries.double().flatten(1), read or setup.scale
 
-    def nearest(x: torch.Tensor) -> torch.Tensor:
+    def nearest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         own = read(x).double().flatten(1)
         parts = (torch.cdist(own, part).amin(1) for part in flat.split(AT_ONCE * 8))
         return functools.reduce(torch.minimum, parts)
 
-    members, others = _halves(setup, sizes=sizes)
-    if not len(members[1]):
-        return math.nan
-    return advantage(*(np.concatenate([nearest(x).numpy() for x, _ in _parts(*half)]) for half in (members, others)))
+    return _measured(_halves(setup, sizes=sizes), nearest)
 
 
 def of_second_moments(
@@ -88,13 +82,13 @@ def of_second_moments(
         values, vectors = torch.linalg.eigh(gram)
         floor = max(1e-6 * float(values.clamp(min=0).mean()), -float(values[0]))
         root = vectors * values.clamp(min=floor).rsqrt()
+
+        def leverages(x: torch.Tensor, y: torch.Tensor, root: torch.Tensor = root) -> torch.Tensor:
+            return (read(x).double() @ root).square().sum(1)
+
         halves = _halves(setup, None if client is None else [client], sizes, same_classes=True)
-        if len(halves[0][1]):
-            scores = [
-                torch.cat([(read(x).double() @ root).square().sum(1) for x, _ in _parts(*half)]) for half in halves
-            ]
-            found.append(advantage(*(score.numpy() for score in scores)))
-    return float(np.mean(found)) if found else math.nan
+        found.append(_measured(halves, leverages))
+    return float(np.nanmean(found)) if not np.isnan(found).all() else math.nan
 
 
 def advantage(members: np.ndarray, others: np.ndarray) -> float:
@@ -143,10 +137,7 @@ Half = tuple[torch.Tensor, torch.Tensor]
 
 
 def _halves(
-    setup: Setup,
-    clients: Collection[int] | None = None,
-    sizes: np.ndarray | None = None,
-    same_classes: bool = False,
+    setup: Setup, clients: Collection[int] | None = None, sizes: np.ndarray | None = None, same_classes: bool = False
 ) -> tuple[Half, Half]:
     """Up to :data:`SAMPLES` training samples of the clients (default: of all), and as many other samples, as stored.
 
@@ -189,5 +180,9 @@ def _of_same_classes(
     return rows[places[0][shuffled]], others[places[1][shuffled]]
 
 
-def _parts(x: torch.Tensor, y: torch.Tensor) -> list[Half]:
-    return list(zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True))
+def _measured(halves: tuple[Half, Half], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+    """The advantage by the scores of both halves; NaN where they are empty."""
+    if not len(halves[0][1]):
+        return math.nan
+    parts = ([score(x, y) for x, y in zip(*(t.split(AT_ONCE) for t in half), strict=True)] for half in halves)
+    return advantage(*(torch.cat(scores).numpy() for scores in parts))

@@ -231,7 +231,6 @@ def _shared(one: Mixtures, lam: float) -> list[tuple[torch.Tensor, np.ndarray]]:
 
 
 def _measure_one(one: Mixtures, lam: float) -> list[float]:
-    """The numbers of a :class:`MixupPrivacy` for one draw."""
     numbers = []
     for samples, contributors in _shared(one, lam):
         with np.errstate(divide="ignore"):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedblend.analysis import plotting
+from fedblend.analysis.plotting import INK, MUTED
 from fedblend.analysis.privacy.mixup_privacy import Mixtures, nearest_rows, smallest_distances
 from fedblend.analysis.privacy.xor_privacy import SharedSeeds
 from fedblend.core.files import write_atomically
 from fedblend.methods.sharing.inverse_mixup import inverse_ratio
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MIXTURE_ROWS, SEED_ROWS = 5, 6
 """Most inversely mixed samples, and most seeds, in a figure; seeds are evenly spread over all."""
@@ -24,8 +22,6 @@ MIXTURE_ROWS, SEED_ROWS = 5, 6
 MIXTURE_COLUMNS = ("raw i", "raw j", "mixed", "raw i'", "raw j'", "mixed'", "inversely mixed", "nearest raw")
 
 SEED_SIDE = 1.55  # Height of a row of seeds in inches
-
-INK, MUTED = "#22303c", "#5c6873"
 
 Cell = tuple[torch.Tensor, str]
 """An image [C, H, W], and the text below it."""
@@ -39,7 +35,8 @@ def draw_mixtures(mixtures: Mixtures, classes: Sequence[str], lam: float, path: 
     the distance to the nearest raw sample. Pixels outside 0 to 255 are clipped in the figure, not in the distances.
     """
     rows = _mixture_rows(mixtures, classes, lam)
-    figure = _new_figure((12.4, 1.2 + 1.85 * len(rows)), title, 13)
+    figure = plotting.blank_figure(12.4, 1.2 + 1.85 * len(rows), dpi=110)
+    plotting.head_figure(figure, title, 13)
     grid = figure.subplots(len(rows), len(MIXTURE_COLUMNS), squeeze=False)
     for number, cells in enumerate(rows):
         for axes, (image, text) in zip(grid[number], cells, strict=True):
@@ -104,7 +101,6 @@ def draw_seed_comparison(by_name: Mapping[str, SharedSeeds], path: Path, title: 
 
 
 def _seed_row(seeds: SharedSeeds, seed: int) -> dict[str, torch.Tensor]:
-    """The images uint8 [C, H, W] of one seed by their heading."""
     trained_on = seeds.server_samples[seed]
     images = {
         "target": seeds.raw[seeds.targets[seed, 0]],
@@ -119,7 +115,8 @@ def _seed_row(seeds: SharedSeeds, seed: int) -> dict[str, torch.Tensor]:
 
 def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[str], path: Path, title: str) -> None:
     heads = max((list(row) for row in rows), key=len)
-    figure = _new_figure((1.6 * len(heads) + 0.6 * any(names), 0.9 + SEED_SIDE * len(rows)), title, 12)
+    figure = plotting.blank_figure(1.6 * len(heads) + 0.6 * any(names), 0.9 + SEED_SIDE * len(rows), dpi=110)
+    plotting.head_figure(figure, title, 12)
     grid = figure.subplots(len(rows), len(heads), squeeze=False)
     for number, (row, name) in enumerate(zip(rows, names, strict=True)):
         for axes in grid[number]:
@@ -132,12 +129,6 @@ def _draw_seed_rows(rows: Sequence[Mapping[str, torch.Tensor]], names: Sequence[
     for axes, head in zip(grid[0], heads, strict=True):
         axes.set_title(head, fontsize=9, color=MUTED)
     write_atomically(path, plotting.png_bytes(figure))
-
-
-def _new_figure(size: tuple[float, float], title: str, fontsize: int) -> Figure:
-    figure = plotting.blank_figure(*size, dpi=110)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=fontsize, fontweight="bold", color=INK, parse_math=False)
-    return figure
 
 
 def _show_image(axes: Any, image: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ was made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -53,11 +53,15 @@ class Similarity:
 RAW = Similarity(0.0, math.inf, 1.0, 0.0, 1.0, 0)  # Similarity of a raw sample to itself
 
 
-def similarity(shared: torch.Tensor, raw: torch.Tensor, rows: np.ndarray, own: np.ndarray, scale: Scaler) -> Similarity:
-    """Compare shared samples [n, C, H, W], in the units of stored values, with ``rows`` int64 [n] of ``raw``.
+def similarity(
+    shared: torch.Tensor, raw: torch.Tensor, is_own: Callable[[np.ndarray], np.ndarray], scale: object
+) -> Similarity:
+    """Compare shared samples [n, C, H, W], in the units of stored values, with the nearest of ``raw``.
 
-    ``own`` bool [n] is true where the shared sample was made of that row.
+    ``is_own`` tells of rows int64 [n] of ``raw`` where the shared sample was made of that row.
     """
+    assert isinstance(scale, Scaler)
+    rows = nearest_rows(shared, raw)
     scaled = [scale(images.float()) for images in (raw[torch.from_numpy(rows)], shared)]
     unit = [scale.to_unit(images) for images in scaled]
     return Similarity(
@@ -65,7 +69,7 @@ def similarity(shared: torch.Tensor, raw: torch.Tensor, rows: np.ndarray, own: n
         psnr=float(psnr(*unit).clip(max=IDENTICAL_PSNR).mean()),
         ssim=float(ssim(*unit).mean()) if min(raw.shape[-2:]) >= WINDOW else math.nan,
         distance=float(smallest_distances(shared, raw, rows[:, None]).mean()),
-        recognised=float(own.mean()),
+        recognised=float(is_own(rows).mean()),
         samples=len(rows),
     )
 
@@ -87,8 +91,7 @@ def similarity_of_means(
     assert isinstance(setup.scale, Scaler)
     stored = (x - setup.scale.offset) / setup.scale.factor
     raw = setup.data.train.x[torch.from_numpy(setup.population.order)]
-    rows = nearest_rows(stored[torch.from_numpy(order)], raw)
-    return similarity(stored[torch.from_numpy(order)], raw, rows, number[rows] == order, setup.scale)
+    return similarity(stored[torch.from_numpy(order)], raw, lambda rows: number[rows] == order, setup.scale)
 
 
 def _shared_means(setup: Setup, sharing: SharedMeans) -> tuple[list[torch.Tensor], list[np.ndarray]]:
@@ -132,10 +135,12 @@ def similarity_of_entries(setup: Setup, entries: Pool) -> Similarity:
     x, y = (entries.tensors[name][torch.from_numpy(order)] for name in ("x", "y"))
     held = torch.from_numpy(setup.population.order)
     stored, raw = (x - setup.scale.offset) / setup.scale.factor, setup.data.train.x[held]
-    rows = nearest_rows(stored, raw)
-    of_class = (setup.data.train.y[held][torch.from_numpy(rows)] == y.argmax(1)).numpy()
-    own = of_class & (setup.population.owners()[rows] == entries.owner[order])
-    return similarity(stored, raw, rows, own, setup.scale)
+
+    def is_own(rows: np.ndarray) -> np.ndarray:
+        of_class = (setup.data.train.y[held][torch.from_numpy(rows)] == y.argmax(1)).numpy()
+        return of_class & (setup.population.owners()[rows] == entries.owner[order])
+
+    return similarity(stored, raw, is_own, setup.scale)
 
 
 def mean_sizes(setup: Setup, sharing: SharedMeans) -> list[int | Literal["all"]]:
@@ -152,7 +157,6 @@ def similarity_of_mixed_seeds(setup: Setup, sharing: MixedSeeds) -> dict[str, Si
     Measured as Mix2FLD's Tables II and III, at the run's lambda and number of samples, but of up to ten devices,
     because the mixtures of two may not match. Raises :class:`FedblendError` where none match.
     """
-    assert isinstance(setup.scale, Scaler)
     devices = min(DEVICES, int((setup.population.sizes > 0).sum()))
     found: dict[str, list[Similarity]] = {}
     for repeat in range(REPEATS):
@@ -161,9 +165,7 @@ def similarity_of_mixed_seeds(setup: Setup, sharing: MixedSeeds) -> dict[str, Si
         if sharing.inverse:
             shared["Mix2up"] = (one.mix2up(sharing.lam), one.contributors)
         for name, (samples, contributors) in shared.items():
-            rows = nearest_rows(samples, one.raw)
-            own = (rows[:, None] == contributors).any(1)
-            found.setdefault(name, []).append(similarity(samples, one.raw, rows, own, setup.scale))
+            found.setdefault(name, []).append(similarity(samples, one.raw, _is_any(contributors), setup.scale))
     return {name: _mean(rows) for name, rows in found.items()}
 
 
@@ -174,19 +176,16 @@ def similarity_of_target_seeds(setup: Setup, sharing: XorSeeds | MixedTargetSeed
     dummy's label (:func:`fedblend.analysis.privacy.xor_privacy.bit_majorities`). MixFL's seeds are only "sent". All are
     compared with the devices' raw samples. Raises :class:`FedblendError` where no device sends a seed.
     """
-    assert isinstance(setup.scale, Scaler)
     one = xor_privacy.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
     chosen = stream(setup.experiment.seed, "leaks").permutation(len(one.seeds))[:MAX_SAMPLES]
     devices = np.concatenate([one.targets, one.dummies], axis=1)[chosen]
     raw, shared = one.raw[: one.device_samples], {"sent": one.seeds}
     if one.guessed is not None:
         shared |= {"guessed": one.guessed, "decoded": one.server_samples}
-    found = {}
-    for name, seeds in shared.items():
-        samples = seeds[torch.from_numpy(chosen)].float()
-        rows = nearest_rows(samples, raw)
-        found[name] = similarity(samples, raw, rows, (rows[:, None] == devices).any(1), setup.scale)
-    return found
+    return {
+        name: similarity(seeds[torch.from_numpy(chosen)].float(), raw, _is_any(devices), setup.scale)
+        for name, seeds in shared.items()
+    }
 
 
 def recognised_by_chance(setup: Setup, size: int | Literal["all"]) -> float:
@@ -194,6 +193,11 @@ def recognised_by_chance(setup: Setup, size: int | Literal["all"]) -> float:
     sizes = setup.sizes(0)
     held = sizes[sizes > 0]
     return float((held if size == "all" else np.minimum(held, size)).mean() / held.sum())
+
+
+def _is_any(own: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Whether a row is among those [n, m] that its shared sample was made of."""
+    return lambda rows: (rows[:, None] == own).any(1)
 
 
 def _mean(rows: Sequence[Similarity]) -> Similarity:

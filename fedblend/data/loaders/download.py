@@ -10,11 +10,8 @@ from urllib.parse import urlsplit
 
 from fedblend.core.errors import FedblendError
 
-TIMEOUT_S = 30
-"""Seconds without a response after which a download fails."""
-
-BLOCK = 1 << 16
-"""Bytes that are written at a time."""
+TIMEOUT_S = 30  # Seconds without a response after which a download fails
+BLOCK = 1 << 16  # Bytes that are written at a time
 
 
 @dataclass

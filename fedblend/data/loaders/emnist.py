@@ -17,8 +17,7 @@ from fedblend.data.loaders.mnist import read_pair
 SIDE = 28
 CHARACTERS = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 """The 62 characters in the order of their labels, in EMNIST "byclass" and in LEAF's FEMNIST."""
-LOWER_CASE = "abdefghnqrt"
-"""The lower-case letters that are classes of their own in "balanced" and "bymerge"."""
+LOWER_CASE = "abdefghnqrt"  # The lower-case letters that are classes of their own in "balanced" and "bymerge"
 
 CLASSES = {
     "balanced": (*string.digits, *string.ascii_uppercase, *LOWER_CASE),

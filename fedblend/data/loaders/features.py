@@ -31,12 +31,8 @@ from fedblend.core.trees import digest_of
 from fedblend.data.backbones import LITE0, LITE0_SIZE, MINILM, Encoder, backbone
 from fedblend.data.loaders.files import check
 
-ROWS = 512
-"""Samples whose features are one file, so that an interrupted computation loses at most their time."""
-
-QUIET_S = 2.0
-"""Seconds of computing before progress is shown."""
-
+ROWS = 512  # Samples whose features are one file, so that an interrupted computation loses at most their time
+QUIET_S = 2.0  # Seconds of computing before progress is shown
 REMEDY = "free disk space, or name another folder for caches in XDG_CACHE_HOME"
 
 

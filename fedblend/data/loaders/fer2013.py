@@ -84,7 +84,6 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, str]]:
 
 
 def _parse_image(text: str, where: str) -> np.ndarray:
-    """An image, uint8 [1, 48, 48]."""
     numbers = parse_numbers(text)
     if numbers is None or len(numbers) != SIDE * SIDE:
         found = "words that are no numbers" if numbers is None else f"{len(numbers)} pixels"

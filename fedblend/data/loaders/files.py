@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 TestShare = Annotated[Float, Field(gt=0, lt=1)]
 """Share of the samples that becomes the test half of data without a test half."""
 
-BLOCK = 1 << 20
-"""Words that are compared at a time."""
+BLOCK = 1 << 20  # Words that are compared at a time
 
 
 # Finding files --------------------------------------------------------------------------------------------
@@ -183,10 +182,7 @@ def parse_numbers(text: str) -> np.ndarray | None:
 
 
 def read_table(path: Path, columns: int) -> np.ndarray:
-    """Read a text file with ``columns`` numbers in each line, float64 [n, columns].
-
-    Raises :class:`FedblendError` with the file for any other content.
-    """
+    """Read a text file with ``columns`` numbers in each line, float64 [n, columns]. Raises :class:`FedblendError`."""
     text = read_ascii(path)
     lines = text.count("\n") + (not text.endswith("\n"))
     numbers = parse_numbers(text)

@@ -15,8 +15,7 @@ from fedblend.data.loaders.npz import read_arrays, wrong_form
 
 SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """The channels of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g."""
-TIME = 128
-"""Steps of a window: 2.56 s at 50 Hz."""
+TIME = 128  # Steps of a window: 2.56 s at 50 Hz
 FEATURES = 561
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 HALVES = ("train", "test")
@@ -132,7 +131,6 @@ def _read_folder(root: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_half(root: Path, half: str, has_features: bool) -> dict[str, np.ndarray]:
-    """The arrays of one half of the publisher's folder."""
     path = root / half / f"y_{half}.txt"
     y = _labels(read_table(path, 1)[:, 0], path, 1)
 

@@ -83,7 +83,6 @@ class Hub:
         return found
 
     def _join(self, splits: Sequence[Any], column: str) -> np.ndarray:
-        """A column of all splits, joined."""
         parts = [self._array(split, column) for split in splits]
         self._require_one_shape([part.shape[1:] for part in parts], column)
         return np.concatenate(parts)

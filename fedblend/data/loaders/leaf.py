@@ -155,8 +155,7 @@ def _parse_femnist(x: list[Any], y: list[Any], where: str) -> UserSamples:
 
 # Shakespeare ----------------------------------------------------------------------------------------------
 
-CONTEXT = 80
-"""Characters of a sample."""
+CONTEXT = 80  # Characters of a sample
 
 SHAKESPEARE = DataFiles(
     name="leaf-shakespeare",

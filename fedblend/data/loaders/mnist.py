@@ -17,9 +17,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import FilePath, part
 from fedblend.data.loaders.files import DataFiles, made, regular_file, sha256_file
 
-SIDE = 28
-"""Height and width of the images in pixels."""
-
+SIDE = 28  # Height and width of the images in pixels
 FILES = tuple(f"{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -37,7 +35,6 @@ class Source(DataFiles):
     """A Debian package that has the files."""
 
     def usual(self) -> list[Path]:
-        """The folders that are searched."""
         packaged = Path("/usr/share/datasets") / self.debian.removeprefix("dataset-")
         return [*super().usual(), *([packaged] if self.debian else [])]
 
@@ -123,7 +120,6 @@ def local_files(source: Source, folder: str | None = None) -> dict[str, Path]:
 
 
 def _download(source: Source, number: int) -> Path:
-    """Download one of the files into the user's cache, unless it is there, and check its SHA-256."""
     from fedblend.data.loaders.download import download
 
     package = f", or install Debian's package {source.debian}" if source.debian else ""
@@ -141,8 +137,7 @@ UNSIGNED_BYTE = 0x08
 
 KINDS = {1: "labels", 3: "images"}
 
-LARGEST = 2**30
-"""Most bytes of an array; the largest half of these data sets, of EMNIST, has 5.5 * 10^8."""
+LARGEST = 2**30  # Most bytes of an array; the largest half of these data sets, of EMNIST, has 5.5 * 10^8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

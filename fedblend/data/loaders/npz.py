@@ -30,8 +30,7 @@ from fedblend.data.loaders.files import (
 
 # The archive ----------------------------------------------------------------------------------------------
 
-LISTS = ("client_names", "writer_names", "classes", "labels")
-"""The arrays of names."""
+LISTS = ("client_names", "writer_names", "classes", "labels")  # The arrays of names
 
 ARRAYS = ("x", "y", "client", "split", "client_names", "classes", "labels")
 """The arrays that are read; other arrays are ignored, unless their names are similar to one of these."""
@@ -90,10 +89,7 @@ class Npz:
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file, which must have those ``needed``.
-
-    Raises :class:`FedblendError` for damaged, pickled or other files.
-    """
+    """Read the arrays of an ``.npz`` file, which must have those ``needed``. Raises :class:`FedblendError`."""
     if path.is_dir():
         raise FedblendError(f"data.path: '{path}' is a folder; it must name an .npz file")
     if not zipfile.is_zipfile(regular_file(path)):
@@ -132,7 +128,6 @@ def _require_clear_names(names: Sequence[str], valid: Sequence[str], path: Path)
 
 
 def _join_halves(archive: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file with separate halves, joined, and a split."""
     arrays: dict[str, np.ndarray] = {}
     for name in ("x", "y", "client", "writer"):
         both = f"'{name}_train' and '{name}_test'"
@@ -170,7 +165,6 @@ def wrong_form(path: Path, name: str, array: np.ndarray, valid: str) -> Fedblend
 
 
 def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
-    """Raise :class:`FedblendError` unless a file has the arrays ``needed``."""
     for name in (name for name in needed if name not in names):
         found = f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'})"
         optional = ", ".join(one for one in ARRAYS if one not in needed)
@@ -296,7 +290,6 @@ def _require_different(names: Sequence[str], array: str, path: Path) -> None:
 
 
 def _classes(y: np.ndarray, names: np.ndarray | None, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Classes as int64 [n], with their names."""
     if y.dtype.kind not in "iubU" or y.ndim != 1:
         others = "" if names is not None else ", 0 and 1 [n, L] with L from 2 (labels), or floats [n] or [n, q]"
         raise wrong_form(path, "y", y, f"whole numbers or text [n] (classes){others}")

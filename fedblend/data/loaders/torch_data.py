@@ -26,8 +26,7 @@ FIELDS = {
 }
 """Names of the input and of the target in samples with named fields, as data sets of Hugging Face have them."""
 
-MARK = "from_torch"
-"""An array of the files that :func:`from_torch` has written, which it may replace."""
+MARK = "from_torch"  # An array of the files that :func:`from_torch` has written, which it may replace
 
 
 def from_torch(

@@ -20,8 +20,7 @@ CLASSES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-FORMATS = ("JPEG", "PNG")
-"""Formats of the images, under any suffix: the publisher's, and a lossless one."""
+FORMATS = ("JPEG", "PNG")  # Formats of the images, under any suffix: the publisher's, and a lossless one
 
 FILES = DataFiles(
     name="voc2007",
@@ -79,7 +78,6 @@ class Voc2007:
         return made("voc2007", "image", halves, CLASSES, (source, files, notes))
 
     def _lists(self, folder: Path) -> tuple[list[str], list[str], str]:
-        """The names of the images of both halves, and the rule of the split."""
         lists = {name: _names(folder / f"{name}.txt") for name in ("trainval", "test")}
         if all(lists.values()):
             both = sorted({*lists["trainval"]} & {*lists["test"]})
@@ -145,41 +143,26 @@ def read_objects(path: Path, difficult: bool) -> list[Object]:
     no annotation of VOC.
     """
     raw = regular_file(path).read_bytes()
-    # The file may name an unknown encoding, or the codec of any installed package, which raises what it likes.
+
+    def refuse(*_: object) -> None:
+        raise FedblendError(f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read")
+
+    # A document type can define entities that grow without bound. A parser looks for it, because some encodings such as
+    # UTF-16 do not contain the bytes "<!"; it stops there and does not read the content.
+    parser = ParserCreate()
+    parser.StartDoctypeDeclHandler = refuse
     try:
-        refused = _has_document_type(raw)
-        root = ElementTree.Element("none") if refused else ElementTree.fromstring(raw)
+        parser.Parse(raw, True)
+        root = ElementTree.fromstring(raw)
+    except FedblendError:
+        raise
+    # The file may name an unknown encoding, or the codec of any installed package, which raises what it likes.
     except Exception as error:
         raise FedblendError(f"{path}: is truncated or no XML ({legible(error)}); download it again") from None
-    if refused:
-        raise FedblendError(f"{path}: holds a declaration (<!DOCTYPE), which no annotation of VOC has; it is not read")
     if root.findtext("filename", "").strip() != f"{path.stem}.jpg":
         raise FedblendError(f"{path}: describes the image '{root.findtext('filename', '')}', not {path.stem}.jpg")
     objects = [one for one in root.findall("object") if difficult or one.findtext("difficult", "0").strip() != "1"]
     return [_parse_object(one, path) for one in objects]
-
-
-def _has_document_type(raw: bytes) -> bool:
-    """Whether XML has a document type, which can define entities that grow without bound.
-
-    A parser reads the bytes, because some encodings such as UTF-16 do not contain the bytes "<!". It stops at the
-    document type and does not read its content. Raises :class:`ExpatError` for bytes that are no XML.
-    """
-
-    def stop(*_: object) -> None:
-        raise _DocumentType
-
-    parser = ParserCreate()
-    parser.StartDoctypeDeclHandler = stop
-    try:
-        parser.Parse(raw, True)
-    except _DocumentType:
-        return True
-    return False
-
-
-class _DocumentType(Exception):
-    """The parser reached a document type."""
 
 
 def _parse_object(one: ElementTree.Element, path: Path) -> Object:

@@ -84,8 +84,7 @@ def require_supply(labels: np.ndarray, wanted: np.ndarray, field: str, remedy: s
         raise FedblendError(f"{field}: needs {wanted[c]:,.0f} samples of class {c}, which has {supply[c]:,}; {remedy}")
 
 
-MU, SIGMA, BIAS = 1.0, 2.0, 10.0
-"""AggEnhance's parameters of equation 16 (section 4.1)."""
+MU, SIGMA, BIAS = 1.0, 2.0, 10.0  # AggEnhance's parameters of equation 16 (section 4.1)
 
 
 def apportion(weights: np.ndarray, total: int, at_least: int = 0) -> np.ndarray:

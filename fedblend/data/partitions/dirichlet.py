@@ -20,14 +20,9 @@ from fedblend.data.partitions.deal import (
     require_clients,
 )
 
-FITTING_ROUNDS = 100
-"""Rounds of proportional fitting; the rounding corrects a remaining difference."""
-
-BLOCK = 1 << 16
-"""Clients that are fitted together, so their part of the table stays in the cache during a round."""
-
-NEGLIGIBLE = 1e-100
-"""Smaller proportions are taken as 0, so scaling cannot overflow."""
+FITTING_ROUNDS = 100  # Rounds of proportional fitting; the rounding corrects a remaining difference
+BLOCK = 1 << 16  # Clients that are fitted together, so their part of the table stays in the cache during a round
+NEGLIGIBLE = 1e-100  # Smaller proportions are taken as 0, so scaling cannot overflow
 
 
 @part("partition", "dirichlet")

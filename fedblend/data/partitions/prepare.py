@@ -11,8 +11,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.data.partitions.deal import offsets_of
 
-MOST_NAMED = 100
-"""Empty clients that the notes name; more are only counted."""
+MOST_NAMED = 100  # Empty clients that the notes name; more are only counted
 
 
 def prepare(
@@ -35,10 +34,8 @@ def prepare(
     own test, at least one of two; a client with a single sample holds out none. ``validation`` is the share for
     validation in the same way; a client keeps at least one sample to train on. Where the data of a client ``arrives``
     in portions, each client's samples are in random order, or it would receive one class after another. Raises
-    :class:`FedblendError` for values outside these ranges, and for a partition that returns something else or has a
-    repeated or unknown sample.
+    :class:`FedblendError` for a partition that returns something else or has a repeated or unknown sample.
     """
-    _require_shares(fraction, holdout, validation, server_validation)
     rows, kept_by_server = _divide_with_server(len(data.train), server_validation, seed)
     population = _split(partition, data, rows, seed)
     notes: dict[str, Any] = dict(population.notes)
@@ -63,18 +60,6 @@ def prepare(
         notes |= {"empty": len(empty), "empty_clients": empty[:MOST_NAMED].tolist()}
     own, checked = (held, held_offsets, population.natural), (validated, validated_offsets)
     return Population(order, offsets, *own, *checked, kept_by_server, notes)
-
-
-def _require_shares(fraction: float, holdout: float, validation: float, server_validation: float) -> None:
-    if not 0 < fraction <= 1:
-        raise FedblendError(f"fraction: {fraction!r} is not valid: must be above 0 and at most 1")
-    if not 0 <= holdout < 1:
-        raise FedblendError(f"holdout: {holdout!r} is not valid: must be from 0 to below 1")
-    if not (0 <= validation < 1 and 0 <= server_validation < 1 and holdout + validation < 1):
-        raise FedblendError(
-            f"validation: {validation!r} at clients, {server_validation!r} at the server, and holdout: {holdout!r} are "
-            "not valid: each from 0 to below 1, and holdout and the clients' validation below 1 together"
-        )
 
 
 def _split(partition: Any, data: Dataset, rows: np.ndarray, seed: int) -> Population:
@@ -102,10 +87,7 @@ def _divide_with_server(n: int, share: float, seed: int) -> tuple[np.ndarray, np
 def _reserve(
     order: np.ndarray, offsets: np.ndarray, of: np.ndarray, share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Take a share of ``of[k]`` samples from those that client k has left, at least one if it has two or more.
-
-    Returns (order, offsets) of the rest, and of what was taken.
-    """
+    """Take a share of ``of[k]`` of what client k has left (:func:`_reserved`): (order, offsets) of the rest, of it."""
     if not share:
         return order, offsets, np.empty(0, np.int64), None
     sizes = np.diff(offsets)

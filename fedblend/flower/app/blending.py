@@ -33,8 +33,7 @@ from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
 from fedblend.methods.objectives.output_cache import OutputCache
 
-POOL = "fedblend-pool"
-"""Name of the other clients' shared data in a client's memory."""
+POOL = "fedblend-pool"  # Name of the other clients' shared data in a client's memory
 
 Samples = Callable[[Context], tuple[torch.Tensor, torch.Tensor]]
 """Returns a client's samples: inputs x float32 [n, ...] as the model takes them, and targets y."""

@@ -64,7 +64,6 @@ class Inputs:
 
     @property
     def task(self) -> Task:
-        """Return the task, with its loss."""
         return Task(self.kind, self.outputs)
 
     @property

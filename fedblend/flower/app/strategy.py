@@ -122,15 +122,12 @@ class Strategy(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages."""
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the wrapped strategy's metrics."""
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def _share(self, grid: Grid) -> None:
-        """Request shared data from all connected nodes, and make the pool."""
         sharing = self.method.sharing
         fields = {"sharing": dump(sharing), "min_mean": self.min_mean, "seed": self.seed}
         nodes = sorted(grid.get_node_ids())
@@ -237,7 +234,6 @@ class Strategy(FlowerStrategy):
 
 
 def _require_valid(inner: Any, inputs: Any, model: Any, lr: Any, seed: Any, min_mean: Any, timeout: Any) -> None:
-    """Raise :class:`FedblendError` for the first argument of :class:`Strategy` that is not valid."""
     network = "a torch.nn.Module such as Net(), or None"
     valid = {
         "inner": (

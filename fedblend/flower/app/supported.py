@@ -52,7 +52,6 @@ def fault_of_sharing(sharing: Sharing) -> str:
 
 
 def _faults(method: Method) -> Iterator[str]:
-    """Yield why a method is not supported."""
     upload, objective, step, aggregator = method.upload, method.objective, method.server_step, method.aggregator
     if not isinstance(upload, Model) or upload.from_round > 1 or method.stateful_clients:
         yield f"its clients send '{upload.name}' or do not train in every round; Flower's strategies need models"

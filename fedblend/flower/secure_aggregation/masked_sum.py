@@ -45,8 +45,7 @@ from fedblend.methods.sharing.secure_means import MaskedSums
 log = logging.getLogger("flwr")
 
 
-TRIES = 200
-"""Sets of shares of one secret that are tried, where the first set does not restore it."""
+TRIES = 200  # Sets of shares of one secret that are tried, where the first set does not restore it
 
 
 LONGEST = 1024

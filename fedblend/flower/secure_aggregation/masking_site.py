@@ -62,11 +62,8 @@ from fedblend.methods.sharing.secure_means import MaskedSums
 
 log = logging.getLogger("flwr")
 
-SIGNATURE = "sign"
-"""Name of a site's signature among its public keys."""
-
-STATE = "secure"
-"""Name of the protocol's state in a client's memory."""
+SIGNATURE = "sign"  # Name of a site's signature among its public keys
+STATE = "secure"  # Name of the protocol's state in a client's memory
 
 SumState = dict[str, bytes]
 """A site's keys, secrets and shares of one sum, by name."""
@@ -237,10 +234,7 @@ def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) ->
 
 
 def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tuple[set[int], set[int]]:
-    """Return the sites that are in the sum, and those that dropped out.
-
-    Raises :class:`RefusedByPolicy` if they are not those of stage 3, or too few.
-    """
+    """The sites in the sum, and those that dropped out; refused if they are not those of stage 3, or too few."""
     present, dropped = set(fields["present"]), set(fields["dropped"])
     sealed, threshold = _sealed(state), int.from_bytes(state["threshold"], "little")
     if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:

@@ -51,14 +51,9 @@ from fedblend.flower.messages import Tensors
 MODELS, MEANS = "models", "means"
 """What a masked sum is of: models after training, or the means that a group of clients shares."""
 
-KEY_BYTES = 32
-"""Length of a mask's key."""
-
-DIGEST_BYTES = 32
-"""Length of a SHA-256."""
-
-NOTHING: Tensors = MappingProxyType({})
-"""An empty table."""
+KEY_BYTES = 32  # Length of a mask's key
+DIGEST_BYTES = 32  # Length of a SHA-256
+NOTHING: Tensors = MappingProxyType({})  # An empty table
 
 SECRETS = ("own", "pair")
 """A site's two secrets: that of its own mask, and the private key of the masks that it shares with others."""

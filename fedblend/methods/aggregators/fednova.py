@@ -55,7 +55,6 @@ class FedNova(Aggregator):
             )
 
     def for_round(self, work: LocalWork) -> NormalisedMean:
-        """The aggregator with the round's steps."""
         return NormalisedMean(work)
 
 
@@ -71,7 +70,6 @@ class NormalisedMean(Aggregator):
         return samples / norm if norm else 0.0
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
-        """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
             sums.add(tensors, weight)

@@ -15,8 +15,7 @@ from fedblend.core.registry import Count, Int, part
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.rows import squared_distances
 
-FEWEST = 3
-"""Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)."""
+FEWEST = 3  # Uploads beyond 2 f that Krum needs: 2 f + 2 < n (Blanchard et al. 2017, proposition 4.2)
 
 
 @part("aggregator", "krum")
@@ -41,11 +40,9 @@ class Krum(Aggregator):
         _require_byzantine(self.byzantine, cohort, "train.cohort is")
 
     def for_round(self, work: LocalWork) -> Krum:
-        """The aggregator with the f that may be among the round's good uploads."""
         return replace(self, byzantine=max(0, self.byzantine - work.invalid))
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The tensors of the selected upload."""
         counted = counting(uploads)
         selected = counted[by_score(counted, self.byzantine)[0]]
         # Copies, because an upload may be a view of the memory of all clients of a stack.
@@ -76,7 +73,6 @@ class MultiKrum(Krum):
             )
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The mean of the selected uploads."""
         counted = counting(uploads)
         most = len(counted) - self.byzantine
         selected = by_score(counted, self.byzantine)[: min(self.kept or most, most)]

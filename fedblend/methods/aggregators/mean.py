@@ -67,15 +67,12 @@ class WeightedMean(Aggregator):
 
     @property
     def is_plain_mean(self) -> bool:
-        """Whether clients have equal weights."""
         return self.by == "clients"
 
     def weigh(self, client: int, samples: int) -> float:
-        """The client's samples or, of one that has some, its number."""
         return float(samples) if self.by in ("samples", "clients") else float(column(self.by)[client]) * (samples > 0)
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
-        """The weighted sums."""
         sums = Sums()
         for tensors, weight in uploads:
             sums.add(tensors, float(weight > 0) if self.by == "clients" else weight)
@@ -86,9 +83,7 @@ class WeightedMean(Aggregator):
         return partial.unrounded() if isinstance(partial, Sums) else partial
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The mean."""
         return partial.mean()
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The mean of uploads."""
         return self.partial(uploads).mean()

@@ -33,7 +33,6 @@ class Median(Aggregator):
     works_on = "extras"
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The medians."""
         counted = counting(uploads)
         return _means_of_order(counted, (len(counted) - 1) // 2)
 
@@ -74,7 +73,6 @@ class TrimmedMean(Aggregator):
         return min(int(round(self.share * uploads, 9)), (uploads - 1) // 2)
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The trimmed means."""
         counted = counting(uploads)
         return _means_of_order(counted, self.trimmed(len(counted)))
 
@@ -139,7 +137,6 @@ class IntervalMean(Aggregator):
         return self
 
     def finish(self, partial: Any, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The round's weights plus the mean updates."""
         uploads: Sequence[WeightedUpload] = [(tensors, weight) for tensors, weight in partial if weight > 0]
         return {
             name: self._parameter([u[name] for u, _ in uploads], [w for _, w in uploads], start.to(uploads[0][0][name]))

@@ -17,8 +17,7 @@ from fedblend.methods.aggregators.mean import WeightedMean, as_stored
 LEVELS = 2**31 - 2**20
 """Steps from 0 to the largest sum: the range of int32, less a margin for the rounding of two million clients."""
 
-COUNTS = 2.0**24
-"""Largest change of an integer (batch norm's counters); steps are then 1/128."""
+COUNTS = 2.0**24  # Largest change of an integer (batch norm's counters); steps are then 1/128
 
 
 def to_integers(numbers: torch.Tensor, largest: float, share: float) -> torch.Tensor:
@@ -131,7 +130,6 @@ class SecureMean(WeightedMean):
         return [({name: tensor.cpu() for name, tensor in upload.items()}, weight) for upload, weight in uploads]
 
     def finish(self, partial: list[WeightedUpload] | Total, weights: Tensors) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """The mean of a masked sum or of uploads."""
         if isinstance(partial, list):
             sizes = [int(weight) for _, weight in partial]
             numbers = torch.zeros(sum(t.numel() for t in weights.values()), dtype=torch.int32)

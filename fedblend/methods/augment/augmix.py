@@ -1,23 +1,28 @@
 """AugMix: chains of operations on an image, mixed with each other and the image itself (Fed-AugMix, Algorithm 2).
 
 :func:`draw_augmix` draws all random numbers; :func:`augmix` is a deterministic function of images and these numbers.
+On CPUs a C++ kernel blends the views: a batch of ten images needs about 120 operations on small images, which take
+longer in PyTorch than the training step itself (`benchmarks/augmix.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedblend.methods.augment.kernels import blend
-from fedblend.methods.augment.operations import NOTHING, OPERATIONS, blended
+from fedblend._kernels import build
+from fedblend._kernels.tracing import opaque
+from fedblend.methods.augment.operations import NOTHING, OPERATIONS, blended, kept_constants, turns
 
-VIEWS = 2
-"""Augmented views of each image; more views take time and improve little (section IV-C)."""
+SOURCE = Path(__file__).with_name("augmix.cpp")
 
-LEAST_LEVEL = 0.1
-"""The least SampLevel (section IV-B)."""
+VIEWS = 2  # Augmented views of each image; more views take time and improve little (section IV-C)
+LEAST_LEVEL = 0.1  # The least SampLevel (section IV-B)
 
 
 def draw_augmix(
@@ -41,6 +46,41 @@ def draw_augmix(
     own = rng.beta(alpha, alpha, (*views, 1))
     mix = np.concatenate([own, (1 - own) * rng.dirichlet([alpha] * chains, views)], -1)
     return {"operation": operation, "level": level, "mix": mix.astype(np.float32)}
+
+
+def blend_images(greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """Views float32 [..., V, B, C, H, W] in [0, 1] of images uint8 [..., B, C, H, W].
+
+    ``operation`` int8 and ``level`` float32 are [..., B, V, chains, depth], ``mix`` float32 [..., B, V, 1 + chains].
+    """
+    if greys.device.type != "cpu" or build.library(SOURCE) is None:
+        return blended(greys.double(), operation, level, mix, kept_constants(*greys.shape[-2:], greys.device)).float()
+    *leading, batch, channels, height, width = greys.shape
+    views, chains, depth = operation.shape[-3:]
+    out = torch.empty(*leading, views, batch, channels, height, width)
+    stacks = greys.numel() // max(1, batch * channels * height * width)
+    numbers = (stacks, batch, views, chains, depth, channels, height, width)
+    tensors = [t.contiguous() for t in (greys, operation, level, mix)]
+    build.function(SOURCE, "augmix", "iiiiiiiiPPPPPP")(*numbers, *tensors, rotations(), out)
+    return out
+
+
+@functools.cache
+def rotations() -> torch.Tensor:
+    """Cosines and sines of whole degrees, float64 [61, 2]."""
+    return torch.tensor(turns(), dtype=torch.float64)
+
+
+def _stacked(info: Any, in_dims: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Move the stacked dimension of every tensor to the front, and blend with one more leading dimension."""
+    stacked = [
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(tensors, in_dims, strict=True)
+    ]
+    return blend(*stacked), 0
+
+
+blend = opaque("augmix", blend_images, _stacked)
 
 
 def augmix(unit: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -28,8 +28,7 @@ OPERATIONS = (
 """The operations by number, in the order of AugMix's own code (Hendrycks et al. 2020)."""
 
 AUTOCONTRAST, EQUALIZE, POSTERIZE, ROTATE, SOLARIZE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y = range(9)
-NOTHING = len(OPERATIONS)
-"""The number of the identity, which pads shorter chains."""
+NOTHING = len(OPERATIONS)  # The number of the identity, which pads shorter chains
 
 MOST_DEGREES, MOST_SHEAR, MOST_BITS, MOST_LEVELS = 30, 0.3, 4, 256
 """MaxVal of rotation, shear, posterize and solarize (Fed-AugMix, equation 2); a translation's is a third of the side.
@@ -196,11 +195,7 @@ def resample(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def blended(
-    greys: torch.Tensor,
-    operation: torch.Tensor,
-    level: torch.Tensor,
-    mix: torch.Tensor,
-    given: Constants | None = None,
+    greys: torch.Tensor, operation: torch.Tensor, level: torch.Tensor, mix: torch.Tensor, given: Constants | None = None
 ) -> torch.Tensor:
     """The views in PyTorch, on any device: integer levels float64 [..., B, C, H, W] to [..., 2, B, C, H, W]."""
     depth = operation.shape[-1]

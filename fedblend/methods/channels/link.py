@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LARGEST = 600.0
-"""Upper limit of theta / SNR, to avoid overflow; the probability of success is then 1e-261."""
+LARGEST = 600.0  # Upper limit of theta / SNR, to avoid overflow; the probability of success is then 1e-261
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from fedblend.methods.channels.link import LARGEST, Link, slots_in
 Decibels = Annotated[Float, Field(ge=-300, le=300)]
 """A level in decibels, limited so that powers do not overflow."""
 
-MAX_MEAN = 1e18
-"""Largest mean number of lost slots that is drawn from: more than any limit of slots."""
+MAX_MEAN = 1e18  # Largest mean number of lost slots that is drawn from: more than any limit of slots
 
 
 @part("channel", "wireless")

@@ -16,17 +16,10 @@ from fedblend.core.registry import Count, Float, NonNegative, Positive, part
 from fedblend.methods.augment.augmix import VIEWS, augmix, draw_augmix
 from fedblend.methods.objectives.output_cache import OutputCache
 
-LEAST_SHARE = 1e-7
-"""Least probability of the mixture in its logarithm, as in AugMix's own code."""
-
-LOWEST_LOG = -1e4
-"""Logarithm of a probability of zero: its exponential is zero, and so is zero times it."""
-
-LARGE = "large_lambda"
-"""Name of the note whether a batch took the large lambda."""
-
-DRAWN = ("operation", "level", "mix")
-"""Names of the arrays that are drawn for the views."""
+LEAST_SHARE = 1e-7  # Least probability of the mixture in its logarithm, as in AugMix's own code
+LOWEST_LOG = -1e4  # Logarithm of a probability of zero: its exponential is zero, and so is zero times it
+LARGE = "large_lambda"  # Name of the note whether a batch took the large lambda
+DRAWN = ("operation", "level", "mix")  # Names of the arrays that are drawn for the views
 
 
 def _require_other(base: Objective) -> Objective:

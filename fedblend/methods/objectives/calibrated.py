@@ -15,6 +15,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, WithBase, with_bases
 from fedblend.core.registry import Fraction, NonNegative, part
 from fedblend.core.trees import Tensors
+from fedblend.methods.objectives.output_cache import NetAround
 
 MISSING = 1e-8
 """Samples that a class without samples counts as in FedLC: its logit falls by 100 tau and leaves the softmax."""
@@ -30,36 +31,20 @@ def _require_other(base: Objective) -> Objective:
     return base
 
 
-class CalibratedNet:
+class CalibratedNet(NetAround):
     """A net whose outputs a function changes; hidden states stay as they are."""
 
     def __init__(self, net: Net, calibrate: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.net, self.calibrate = net, calibrate
+        super().__init__(net)
+        self.calibrate = calibrate
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The changed outputs, or hidden states."""
         outputs = self.net(x, start, stop)
         return self.calibrate(outputs) if stop is None else outputs
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As :meth:`Net.input_gradient`; ``scalar`` calls this net."""
-        return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors, training: bool = True) -> CalibratedNet:
         """The net with other weights, and the same change of its outputs."""
         return CalibratedNet(self.net.with_weights(weights, training), self.calibrate)
-
-    @property
-    def weights(self) -> Tensors:
-        """The net's weights."""
-        return self.net.weights
-
-    @property
-    def layers(self) -> int:
-        """The net's layers."""
-        return self.net.layers
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -89,7 +74,6 @@ class Calibrated(WithBase):
         return {**self.base.draw(rng, plan), "label_counts": counts}
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base, on changed logits."""
         return tuple(partial(self._on_calibrated, phase) for phase in self.base.phases())
 
     def _on_calibrated(
@@ -133,5 +117,4 @@ class FedRS(Calibrated):
     """Factor on the logits of classes that the client lacks."""
 
     def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """f_c, or alpha f_c for a class without samples."""
         return torch.where(counts > 0, logits, self.alpha * logits)

@@ -12,25 +12,12 @@ from pydantic import Field
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import evaluating
-from fedblend.core.objective import (
-    Batch,
-    CohortSummary,
-    Context,
-    LocalTraining,
-    ModelSpec,
-    Net,
-    Objective,
-    StepPlan,
-)
+from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Objective, StepPlan
 from fedblend.core.registry import Count, Float, Fraction, part
 from fedblend.core.trees import Tensors
 
-EPSILON = 1e-6
-"""Added to variances before their roots are taken (the authors' code)."""
-
-STATISTICS = ("mean", "std")
-"""The statistics of a map: its mean and its standard deviation over positions."""
-
+EPSILON = 1e-6  # Added to variances before their roots are taken (the authors' code)
+STATISTICS = ("mean", "std")  # The statistics of a map: its mean and its standard deviation over positions
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -116,7 +103,6 @@ class FedFA(Objective):
         return drawn
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch, with perturbed maps."""
         hidden, start = batch.x, 0
         for layer in _layers(context.server_state):
             hidden, start = self.perturbed(net(hidden, start, layer), layer, drawn, context), layer
@@ -175,7 +161,6 @@ def _variance(name: str) -> str:
 
 
 def _layers(state: Tensors) -> list[int]:
-    """Layers of a table, in order."""
     return sorted(int(name.removeprefix("mean/")) for name in state if name.startswith("mean/"))
 
 

@@ -14,9 +14,9 @@ from pydantic.dataclasses import dataclass
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
+from fedblend.methods.objectives.output_cache import NetAround
 
-FAILED = "taylor_failed"
-"""Name of the share of samples whose loss FedMix's Taylor term predicts below 0."""
+FAILED = "taylor_failed"  # Name of the share of samples whose loss FedMix's Taylor term predicts below 0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -66,7 +66,6 @@ class NaiveMix(MeanMix):
     """Mix each batch with averaged data of other clients, as in plain mixup (FedMix, equation 1)."""
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch."""
         x_g, y_g = self.entry_of(drawn, batch, context)
         return mixed_loss(net, batch, x_g, y_g, drawn["lam"], context)
 
@@ -124,7 +123,6 @@ class FedMix(MeanMix):
         return self
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean FedMix loss of the batch."""
         task, lam = context.task, drawn["lam"]
         x_g, y_g = self.entry_of(drawn, batch, context)
 
@@ -159,30 +157,18 @@ class FedMix(MeanMix):
         return torch.maximum(predicted, actual).mean() + lam * task.loss(outputs, y_g)
 
 
-class Tail:
+class Tail(NetAround):
     """The layers of a staged model from ``start`` on, as a model whose inputs are hidden states."""
 
     def __init__(self, net: Net, start: int) -> None:
-        self.net, self.first = net, start
+        super().__init__(net)
+        self.first = start
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Outputs for hidden states ``x``."""
         return self.net(x, self.first + start, None if stop is None else self.first + stop)
 
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As :meth:`Net.input_gradient`, with respect to the hidden states."""
-        return self.net.input_gradient(scalar, x)
-
     def with_weights(self, weights: Tensors, training: bool = True) -> Tail:
-        """The same layers with other weights."""
         return Tail(self.net.with_weights(weights, training), self.first)
-
-    @property
-    def weights(self) -> Tensors:
-        """The weights of all layers."""
-        return self.net.weights
 
     @property
     def layers(self) -> int:
@@ -208,7 +194,6 @@ class HiddenMix(MeanMix):
     """The loss on the hidden states."""
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The mixing step, then the plain one."""
         return (self.mix, self.plain)
 
     def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
@@ -218,5 +203,4 @@ class HiddenMix(MeanMix):
         return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)
 
     def plain(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch."""
         return context.task.loss(net(batch.x), batch.y)

@@ -55,7 +55,6 @@ class LocalMix(Objective):
         return {"lam": draw_ratio(rng, steps, self.lam, self.alpha), "partner": order.argsort(1)}
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch."""
         partner = drawn["partner"][: len(batch.y)]
         return mixed_loss(net, batch, batch.x[partner], batch.y[partner], drawn["lam"], context)
 
@@ -89,7 +88,6 @@ class GlobalMixup(Objective):
         }
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch."""
         partner = drawn["partner"][: len(batch.y)]
         return mixed_loss(net, batch, *context.entries(partner), drawn["lam"], context)
 

@@ -10,15 +10,40 @@ from fedblend.core.context import Net
 from fedblend.core.trees import Tensors
 
 
-class OutputCache:
+class NetAround:
+    """What a net around another net takes from it; its own are the outputs (``__call__``)."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+
+    def input_gradient(
+        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As :meth:`Net.input_gradient`; ``scalar`` calls this net."""
+        return self.net.input_gradient(scalar, x)
+
+    def with_weights(self, weights: Tensors, training: bool = True) -> Net:
+        """The inner net with other weights."""
+        return self.net.with_weights(weights, training)
+
+    @property
+    def weights(self) -> Tensors:
+        return self.net.weights
+
+    @property
+    def layers(self) -> int:
+        return self.net.layers
+
+
+class OutputCache(NetAround):
     """A net that caches its outputs for one input, so that several terms of a loss compute them once.
 
     The cache is valid for one set of weights, so each phase of a step needs a new one.
     """
 
     def __init__(self, net: Net, x: torch.Tensor) -> None:
-        self.net, self.x = net, x
-        self.outputs: torch.Tensor | None = None
+        super().__init__(net)
+        self.x, self.outputs = x, None  # type: torch.Tensor, torch.Tensor | None
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """The model's outputs, computed once for the cached input."""
@@ -27,26 +52,6 @@ class OutputCache:
         if self.outputs is None:
             self.outputs = self.net(x)
         return self.outputs
-
-    def input_gradient(
-        self, scalar: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As :meth:`Net.input_gradient`."""
-        return self.net.input_gradient(scalar, x)
-
-    def with_weights(self, weights: Tensors, training: bool = True) -> Net:
-        """The net with other weights, without a cache."""
-        return self.net.with_weights(weights, training)
-
-    @property
-    def weights(self) -> Tensors:
-        """The net's weights."""
-        return self.net.weights
-
-    @property
-    def layers(self) -> int:
-        """The net's layers."""
-        return self.net.layers
 
     def distribution(self) -> torch.Tensor:
         """Softmax outputs [B, C] for the cached input."""
@@ -93,6 +98,5 @@ class LabelMeans:
         return means.view(-1, self.classes, self.classes).cpu()
 
     def clear(self) -> None:
-        """Reset all sums to zero."""
         self.sums.zero_()
         self.counts.zero_()

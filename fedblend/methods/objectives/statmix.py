@@ -15,8 +15,7 @@ from fedblend.core.registry import Fraction, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
 from fedblend.methods.sharing.channel_statistics import channel_statistics
 
-SMALLEST = 1e-6
-"""Smallest deviation of a channel that is divided by; a channel of one value stays of one value."""
+SMALLEST = 1e-6  # Smallest deviation of a channel that is divided by; a channel of one value stays of one value
 
 
 @part("objective", "statmix")
@@ -50,7 +49,6 @@ class StatMix(WithBase):
             )
 
     def fallback(self) -> Objective:
-        """The base."""
         base: Objective = self.base
         return base
 
@@ -62,21 +60,14 @@ class StatMix(WithBase):
         return {**drawn, "style": style, "styled": styled}
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base, each on the changed batch."""
         return tuple(partial(self._on_changed, phase) for phase in self.base.phases())
 
     def _on_changed(
-        self,
-        phase: Callable[[Net, Batch, Tensors, Context], torch.Tensor],
-        net: Net,
-        batch: Batch,
-        drawn: Tensors,
-        context: Context,
+        self, phase: Callable[..., torch.Tensor], net: Net, batch: Batch, drawn: Tensors, context: Context
     ) -> torch.Tensor:
         return phase(net, self.changed(batch, drawn, context), drawn, context)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """The loss of the base's last phase on the changed batch."""
         return self.phases()[-1](net, batch, drawn, context)
 
     def changed(self, batch: Batch, drawn: Tensors, context: Context) -> Batch:

@@ -1,12 +1,17 @@
-"""Terms that are added to an objective: FedProx's proximal term, and federated distillation."""
+"""Terms that are added to an objective: FedProx's, distillation's, FedNTD's, MOON's and FedProto's."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional as F
 
-from fedblend.core.objective import Batch, Context, Net, Tensors, Term
-from fedblend.core.registry import NonNegative, part
+from fedblend.core.errors import FedblendError
+from fedblend.core.objective import Batch, Context, LocalTraining, ModelSpec, Net, Tensors, Term
+from fedblend.core.registry import NonNegative, Positive, part
+from fedblend.core.trees import without
+from fedblend.methods.uploads import embedding
+
+EXCLUDED = -1e30  # Logit of a class that a softmax leaves out: its probability is 0, and so is its summand
 
 
 @part("term", "proximal")
@@ -43,9 +48,106 @@ class Distill(Term):
     """Weight of the term."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """The mean over the batch."""
         outputs = net(batch.x)
         if "outputs" not in context.global_outputs:
             return 0.0 * outputs.sum()
         teacher = context.task.encode(batch.y) @ context.global_outputs["outputs"]
         return -self.beta * (teacher * F.log_softmax(outputs, -1)).sum(-1).mean()
+
+
+@part("term", "fedntd")
+class FedNTD(Term):
+    """Add beta tau^2 KL(q_g || q_l) over the classes that are not a sample's own (Lee et al. 2022, equations 3 and 4).
+
+    q(c) = exp(z_c / tau) / sum_{c' != y} exp(z_c' / tau) for the logits z of the round's global model (q_g) and of the
+    model in training (q_l), without the sample's class y; the mean over the batch. No gradient flows into the global
+    model, which is in evaluation mode. The factor tau^2, in the authors' code and not in equation 3, keeps the
+    gradients' size for every tau. Each step takes one further forward pass.
+    """
+
+    beta: NonNegative = 1.0
+    """Weight of the term."""
+    tau: Positive = 1.0
+    """Temperature."""
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """beta times the mean divergence of the batch. Raises :class:`FedblendError` for data without classes."""
+        require_classes(context, "method.terms: 'fedntd' leaves out a sample's class")
+        own = context.task.encode(batch.y) * EXCLUDED
+        with torch.no_grad():
+            teacher = F.log_softmax((net.with_weights(context.start, training=False)(batch.x) + own) / self.tau, -1)
+        student = F.log_softmax((net(batch.x) + own) / self.tau, -1)
+        return self.beta * self.tau**2 * (teacher.exp() * (teacher - student)).sum(-1).mean()
+
+
+def require_classes(context: Context, why: str) -> None:
+    """Raise :class:`FedblendError` for data without classes; ``why`` names the field, and what it needs classes for."""
+    if context.task.kind != "classification":
+        raise FedblendError(f"{why}, but the targets are no classes; valid: data with classes")
+
+
+@part("term", "moon")
+class Moon(Term):
+    """Draws a batch's representations to the global model's and away from the client's previous model's.
+
+    mu times -log(e^{sim(z, z_glob) / tau} / (e^{sim(z, z_glob) / tau} + e^{sim(z, z_prev) / tau})), the mean over the
+    batch, with the cosine similarity sim (Li, He and Song 2021, equations 3 and 4). z is the representation before the
+    last layer by the model in training, z_glob by the round's global model, z_prev by the model that the client had
+    after its last round, which the client keeps; before its first round that is the global model, so that the term is
+    constant in that round (the authors' code takes a network of other random weights). No gradient flows into the two
+    fixed models, which are in evaluation mode, as in the authors' code. The paper adds a projection head to the
+    network; here z is the input of the last layer of the given network (the papers' networks are rows of layers), and
+    of a network that is no such row its output. Each step takes three further forward passes.
+    """
+
+    mu: NonNegative = 5.0
+    """Weight of the term; the paper's best on CIFAR10, with a projection head; the authors advise 0.001 to 10."""
+    tau: Positive = 0.5
+    """Temperature."""
+
+    def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        return without(weights, spec.frozen)
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        z = representation(net, batch.x)
+        with torch.no_grad():
+            z_global = representation(net.with_weights(context.start, training=False), batch.x)
+            z_previous = representation(net.with_weights(context.client_state, training=False), batch.x)
+        near, far = (F.cosine_similarity(z, other, dim=-1) / self.tau for other in (z_global, z_previous))
+        # -log(e^near / (e^near + e^far)) = log(1 + e^(far - near))
+        return self.mu * F.softplus(far - near).mean()
+
+    def after_training(
+        self, spec: ModelSpec, training: LocalTraining
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The model that the client has now; nothing is sent beside it."""
+        return {name: tensor.cpu() for name, tensor in without(training.weights, spec.frozen).items()}, {}
+
+
+def representation(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """The input of the network's last layer, [B, features]; the network's output where its layers are unknown."""
+    return (net(x, 0, net.layers - 1) if net.layers > 1 else net(x)).flatten(1)
+
+
+@part("term", "prototypes")
+class ToPrototypes(Term):
+    """Add lambda times the squared distance of samples' embeddings to the global prototypes of their classes.
+
+    lambda mean_i ||z_i - C^(y_i)||^2 / d over the batch, with embeddings z of d numbers (FedProto, Tan et al. 2022,
+    equations 7 and 8; the distance is the mean square, as in the authors' code). Nothing is added for a class without
+    a global prototype, nor before the server has sent any. Each step takes a further forward pass.
+    """
+
+    outputs_kind = "prototypes"
+
+    lam: NonNegative = 1.0
+    """Weight of the term."""
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """lambda times the mean distance of the batch."""
+        z = embedding(net, batch.x)
+        if "prototypes" not in context.global_outputs:
+            return 0.0 * z.sum()
+        prototypes, label = context.global_outputs["prototypes"], context.task.encode(batch.y)
+        known = label @ (prototypes != 0).any(1).float()
+        return self.lam * ((z - label @ prototypes).square().mean(1) * known).mean()

@@ -14,7 +14,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
 from fedblend.methods.objectives.mixup import draw_entries, has_partner
-from fedblend.methods.objectives.moon import representation
+from fedblend.methods.objectives.terms import representation
 
 
 @part("objective", "virtual-samples")
@@ -41,7 +41,6 @@ class VirtualSamples(WithBase):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Inputs and targets, and the needs of the base."""
         return tuple(dict.fromkeys(("x", "y", *self.base.needs)))
 
     @property
@@ -69,7 +68,6 @@ class VirtualSamples(WithBase):
         return (*self.base.phases()[:-1], self.loss)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean loss of the batch, and of the step's entries."""
         *_, base = self.base.phases()
         own = base(net, batch, drawn, context)
         x, y = context.entries(drawn["virtual"])

@@ -24,5 +24,4 @@ class Ditto(Personal):
     """Weight lambda of the distance to the global model; the paper tries 0.05 to 2."""
 
     def terms(self) -> Sequence[Term]:
-        """FedProx's term with lambda, measured from the round's global model."""
         return (Proximal(mu=self.lam),)

@@ -13,12 +13,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Personal
 from fedblend.core.registry import Fraction, Int, part
 
-NORMS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.GroupNorm,
-    nn.LayerNorm,
-)
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm)
 """Normalisation layers."""
 
 
@@ -97,5 +92,4 @@ class FedBN(Personal):
 
 
 def _tensors_of(model: nn.Module, layers: Collection[str]) -> list[str]:
-    """Names of all weights and buffers of some layers, in the model's order."""
     return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]

@@ -38,7 +38,6 @@ class PFedMe(Personal):
     """Learning rate of these steps; the authors take 0.01 to 0.1, with a ``train.lr`` of 0.005 or 0.01."""
 
     def objective(self, base: Objective) -> Objective:
-        """The Moreau envelope of an objective."""
         return MoreauEnvelope(base, self)
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> dict[str, torch.Tensor]:
@@ -68,7 +67,6 @@ class MoreauEnvelope(Objective):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The needs of f."""
         return tuple(self.base.needs)
 
     @property
@@ -77,7 +75,6 @@ class MoreauEnvelope(Objective):
         return bool(self.base.reads_start)
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
-        """What f draws."""
         return self.base.draw(rng, plan)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:

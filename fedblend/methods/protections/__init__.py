@@ -11,5 +11,4 @@ class NoProtection(Protection):
     """Send uploads unchanged."""
 
     def mechanism(self) -> str:
-        """Why there is no epsilon."""
         return "uploads leave the clients as they are"

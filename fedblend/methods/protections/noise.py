@@ -16,8 +16,7 @@ from fedblend.core.registry import NonNegative, Positive, part
 LEAST = 1e-30
 """Smallest noise. Smaller numbers lose digits in float32, down to 1e-45, where noise is 0 and hides nothing."""
 
-STEPS = 10
-"""Noisy numbers are rounded to steps of 2^-10 to 2^-9 times the noise's size."""
+STEPS = 10  # Noisy numbers are rounded to steps of 2^-10 to 2^-9 times the noise's size
 
 
 @part("protection", "noise")

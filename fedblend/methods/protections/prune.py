@@ -12,8 +12,7 @@ from fedblend.core.protection import Protection, Tensors, changes
 from fedblend.core.registry import Float, part
 from fedblend.core.trees import bytes_of
 
-INDEX_BYTES = 4
-"""Bytes of the index of an entry, where entries are sent with their indices."""
+INDEX_BYTES = 4  # Bytes of the index of an entry, where entries are sent with their indices
 
 
 @part("protection", "prune")
@@ -67,5 +66,4 @@ class Prune(Protection):
         return max(1, round(self.keep * entries))
 
     def mechanism(self) -> str:
-        """Why there is no (epsilon, delta)."""
         return "pruning adds no noise, and which entries it keeps depends on the data"

@@ -96,11 +96,7 @@ class AggEnhance(Tuning):
 
     def _joined(self, state: Stacked, best: torch.Tensor, round: int) -> Stacked:
         """The set of points with the new ones appended, and the oldest removed beyond ``keep``."""
-        new = {
-            "points": best,
-            "labels": torch.arange(len(best)),
-            "rounds": torch.full((len(best),), round),
-        }
+        new = {"points": best, "labels": torch.arange(len(best)), "rounds": torch.full((len(best),), round)}
         whole = {name: torch.cat([state[name], t]) if state else t for name, t in new.items()}
         return whole if self.keep is None else {name: t[-self.keep :] for name, t in whole.items()}
 

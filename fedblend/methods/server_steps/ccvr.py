@@ -54,7 +54,6 @@ class CCVR(ServerStep):
             )
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate with a calibrated last layer, and no further state."""
         if server.pool is None or not len(server.pool):
             return dict(weights), {}
         labels, means, covariances = combined(server.pool.tensors)

@@ -17,8 +17,7 @@ from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerS
 from fedblend.methods.sharing.moments import projection, unpacked, width_of
 from fedblend.models.layers import last_layer
 
-RIDGES = tuple(10.0**power for power in range(-5, 1))
-"""Ridges to choose from, as parts of the mean eigenvalue of G."""
+RIDGES = tuple(10.0**power for power in range(-5, 1))  # Ridges to choose from, as parts of the mean eigenvalue of G
 
 
 @part("server_step", "closed-head")

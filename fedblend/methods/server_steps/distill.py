@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedblend.core.registry import Count, NonNegative, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
-from fedblend.methods.server_steps.points import require_classes, slopes_of
+from fedblend.methods.server_steps.points import descend, require_classes
 
 
 @part("server_step", "distill-to-model")
@@ -38,7 +38,6 @@ class DistillToModel(ServerStep):
         require_classes("distill-to-model", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The server's model after K_s steps, and no further state."""
         if server.pool is None or not len(server.pool) or "outputs" not in server.global_outputs:
             return dict(weights), {}
         x = server.scale(server.pool.tensors["x"])
@@ -47,23 +46,12 @@ class DistillToModel(ServerStep):
             labels = server.task.encode(labels)
         # CE(F, L) - beta sum G log F is one cross-entropy with the target L + beta G.
         targets = labels + self.beta * labels @ server.global_outputs["outputs"]
-        return self._trained(weights, x, targets, server), {}
-
-    def _trained(
-        self, weights: Tensors, x: torch.Tensor, targets: torch.Tensor, server: ServerContext
-    ) -> dict[str, torch.Tensor]:
-        lr = server.lr if self.lr is None else self.lr
         x, targets = x.to(server.device), targets.to(server.device)
-        distilled = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
-        trained = [name for name in server.trained if distilled[name].is_floating_point()]
-        params = [distilled[name] for name in trained]
         drawn = torch.from_numpy(server.rng.integers(len(x), size=(self.steps, self.batch_size))).to(server.device)
 
         def loss(weights: Tensors, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             outputs = functional_call(server.model, dict(weights), (x,))
             return -(targets * F.log_softmax(outputs, -1)).sum(-1).mean()
 
-        slopes = slopes_of(loss, list(distilled), trained)
-        for rows in drawn:
-            torch._foreach_add_(params, slopes(*distilled.values(), x[rows], targets[rows]), alpha=-lr)
-        return {name: tensor.cpu() for name, tensor in distilled.items()}
+        lr = server.lr if self.lr is None else self.lr
+        return descend(loss, weights, ((x[rows], targets[rows]) for rows in drawn), lr, server), {}

@@ -1,4 +1,4 @@
-"""Adaptive server optimisers: FedAdagrad, FedAdam and FedYogi take the cohort's mean change as a gradient."""
+"""Server optimisers take the cohort's mean change as a gradient: FedAvgM, FedAdagrad, FedAdam and FedYogi."""
 
 from __future__ import annotations
 
@@ -14,6 +14,29 @@ from fedblend.core.server_step import Refined, ServerContext, ServerStep
 from fedblend.core.trees import Tensors, add_prefix, strip_prefix
 
 Beta = Annotated[Float, Field(ge=0, lt=1)]
+
+
+@part("server_step", "fedavgm")
+class FedAvgM(ServerStep):
+    """m <- beta m + Delta, w <- w_t + lr m, with Delta the aggregate minus w_t (Hsu et al. 2019).
+
+    m is 0 at first and covers the trained weights; buffers are the aggregate's. Learning rate 1 and beta 0 is FedAvg.
+    """
+
+    lr: Positive = 1.0
+    """Learning rate of the server."""
+    beta: Beta = 0.9
+    """Momentum of the server."""
+
+    def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        """m = 0."""
+        return add_prefix("m/", spec.zeros(weights))
+
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
+        change = {name: weights[name] - server.start[name] for name in server.trained}
+        momentum = {name: self.beta * m + change[name] for name, m in strip_prefix("m/", server.state).items()}
+        moved = {name: server.start[name] + self.lr * m for name, m in momentum.items()}
+        return {**weights, **moved}, add_prefix("m/", momentum)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -38,7 +61,6 @@ class Adaptive(ServerStep):
         return add_prefix("m/", zeros) | add_prefix("v/", {name: z + self.tau**2 for name, z in zeros.items()})
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The moved weights, with m and v."""
         change = {name: weights[name] - server.start[name] for name in server.trained}
         before = strip_prefix("m/", server.state)
         m = {name: self.beta_1 * before[name] + (1 - self.beta_1) * d for name, d in change.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,11 +22,8 @@ from fedblend.data.scale import OneHot, Scaler
 Stacked = dict[str, torch.Tensor]
 Spec = TypeVar("Spec", bound=ModelSpec)
 
-MODELS_AT_ONCE = 16
-"""Models whose points are searched together: a compromise of memory and the overhead of each call."""
-
-POINTS_AT_ONCE = 200
-"""Points in one forward pass when a model votes."""
+MODELS_AT_ONCE = 16  # Models whose points are searched together: a compromise of memory and the overhead of each call
+POINTS_AT_ONCE = 200  # Points in one forward pass when a model votes
 
 
 def require_classes(step: str, spec: ModelSpec) -> None:
@@ -126,18 +123,26 @@ def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     return points[score.argmax(0), torch.arange(points.shape[1])]
 
 
-def slopes_of(loss: Callable[..., torch.Tensor], names: Sequence[str], trained: Sequence[str]) -> TracedFunction:
-    """The gradients of ``loss(weights, *batch)`` with respect to the ``trained`` weights, as a function of tensors.
-
-    Its arguments are all weights in the order of ``names``, then the tensors of the batch.
-    """
+def descend(
+    loss: Callable[..., torch.Tensor],
+    weights: Tensors,
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    lr: float,
+    server: ServerContext,
+) -> Stacked:
+    """The weights after a step of plain SGD on ``loss(weights, *batch)`` for each batch."""
+    moved = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
+    trained = [name for name in server.trained if moved[name].is_floating_point()]
 
     def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        weights = {name: t.detach() for name, t in zip(names, tensors, strict=False)}
+        weights = {name: t.detach() for name, t in zip(moved, tensors, strict=False)}
         params = [weights[name].requires_grad_() for name in trained]
         with torch.enable_grad():
-            total = loss(weights, *tensors[len(names) :])
+            total = loss(weights, *tensors[len(moved) :])
             # Zeros for a weight that the loss does not depend on.
             return list(torch.autograd.grad(total, params, materialize_grads=True))
 
-    return TracedFunction(slopes)
+    slopes_at, params = TracedFunction(slopes), [moved[name] for name in trained]
+    for batch in batches:
+        torch._foreach_add_(params, slopes_at(*moved.values(), *batch), alpha=-lr)
+    return {name: tensor.cpu() for name, tensor in moved.items()}

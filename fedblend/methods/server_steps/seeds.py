@@ -35,7 +35,6 @@ class TrainOnSeeds(ServerStep):
         require_classes("train-on-seeds", spec)
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The trained weights, and no further state."""
         if server.round >= self.rounds or server.pool is None or not len(server.pool):
             return dict(weights), {}
         labels = server.task.targets(server.pool.tensors["y"])

@@ -1,17 +1,24 @@
-"""Tuning of the aggregate on labelled points at the server (AggEnhance, Algorithm 1, line 8)."""
+"""Tuning of the aggregate on labelled points at the server (AggEnhance, Algorithm 1, line 8), means or samples."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
 
-from fedblend.core.registry import Count, Int, Positive
-from fedblend.core.server_step import ServerContext, ServerStep, Tensors
-from fedblend.methods.server_steps.points import Stacked, logits, ready, slopes_of
+from fedblend.core.errors import FedblendError
+from fedblend.core.registry import Count, Int, Positive, part
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
+from fedblend.data.scale import Scaler
+from fedblend.methods.augment.pictures import mirrored, shifted
+from fedblend.methods.server_steps.points import Stacked, descend, logits, ready, require_classes
+
+SHIFT = 4  # Largest shift of an augmented image, in pixels
 
 
 @dataclass(frozen=True)
@@ -40,18 +47,89 @@ class Tuning(ServerStep):
         """
         server, lr = ready(server), server.lr if self.lr is None else self.lr
         points, labels, worth = (tensor.to(server.device) for tensor in (points, labels, worth / worth.mean()))
-        tuned = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
-        trained = [name for name in server.trained if tuned[name].is_floating_point()]
-        params = [tuned[name] for name in trained]
 
         def loss(weights: Tensors, points: torch.Tensor, labels: torch.Tensor, worth: torch.Tensor) -> torch.Tensor:
             each = F.cross_entropy(logits(server, weights, points), labels, reduction="none")
             return (each * worth).sum() / len(worth)
 
-        slopes = slopes_of(loss, list(tuned), trained)
-        for _ in range(self.epochs):
-            order = torch.from_numpy(server.rng.permutation(len(labels))).to(server.device)
-            for rows in order.split(self.batch_size):
-                batch = self.seen(points[rows], server), labels[rows], worth[rows]
-                torch._foreach_add_(params, slopes(*tuned.values(), *batch), alpha=-lr)
-        return {name: tensor.cpu() for name, tensor in tuned.items()}
+        def batches() -> Iterator[tuple[torch.Tensor, ...]]:
+            for _ in range(self.epochs):
+                order = torch.from_numpy(server.rng.permutation(len(labels))).to(server.device)
+                for rows in order.split(self.batch_size):
+                    yield self.seen(points[rows], server), labels[rows], worth[rows]
+
+        return descend(loss, weights, batches(), lr, server)
+
+
+@part("server_step", "train-on-means")
+class TrainOnMeans(Tuning):
+    """Train the aggregate in each round on the means that clients shared, with their mean targets.
+
+    With means within a class (``split = "class"``) the server holds a few blurred samples of every class. Clients with
+    few classes pull the aggregate towards their own; the server's steps pull it back. Unlike the objective
+    `virtual-samples`, no client receives another client's means, and nothing is sent twice.
+    """
+
+    reads = ("inputs",)
+    needs = ("x", "y")
+    needs_pool = True
+
+    epochs: Count = 1
+    """Epochs over the means."""
+
+    def require_possible(self, spec: ModelSpec) -> None:
+        """Raise :class:`FedblendError` for data without classes, and for text."""
+        require_classes("train-on-means", spec)
+
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
+        """The aggregate trained on the means, if any arrived, and no further state."""
+        assert isinstance(server.scale, Scaler)
+        if server.pool is None or not len(server.pool):
+            return dict(weights), {}
+        x, y = server.pool.tensors["x"], server.pool.tensors["y"]
+        return self.tune(weights, server.scale.to_unit(x), y, torch.ones(len(y)), server), {}
+
+
+@part("server_step", "prior-samples")
+class PriorSamples(Tuning):
+    """Tune the aggregate on real samples of each class at the server (AggEnhance, Ou et al. 2022, Figure 9).
+
+    This is AggEnhance's comparison: real samples are class interior points too, but the server must not have them. They
+    are drawn once from all clients' training samples, which breaks privacy and needs `unsafe = true`.
+    """
+
+    works_on = "raw"
+
+    per_class: Count = 1
+    """Real samples of each class, as in the paper; all samples of a class that has fewer."""
+    augment: bool = False
+    """Mirror half of the images left to right, and shift all by up to 4 pixels, anew in each epoch."""
+
+    def require_possible(self, spec: ModelSpec) -> None:
+        """Raise :class:`FedblendError` for data without classes, and with ``augment`` for data that are no images."""
+        require_classes("prior-samples", spec)
+        if self.augment and len(spec.shape) != 3:
+            raise FedblendError(
+                f"method.server_step.augment: true needs images, but these data are of shape {list(spec.shape)}; "
+                "valid: false"
+            )
+
+    def refine(self, weights: Tensors, server: ServerContext) -> Refined:
+        """The aggregate tuned on the samples, and no further state: the samples are the same in every round."""
+        assert server.prior is not None
+        assert isinstance(server.scale, Scaler)
+        x, y = server.prior(self.per_class)
+        unit = server.scale.to_unit(server.scale(x))
+        return self.tune(weights, unit, y, torch.ones(len(y)), server), {}
+
+    def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
+        """The batch, augmented with ``augment``."""
+        return augmented(points, server.rng) if self.augment else points
+
+
+def augmented(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Images [n, channels, height, width], half of them mirrored, each shifted by up to 4 pixels and padded with 0."""
+    count, device = len(pictures), pictures.device
+    turned = mirrored(pictures, torch.from_numpy(rng.random(count) < 0.5).to(device))
+    up, left = (torch.from_numpy(rng.integers(0, 2 * SHIFT + 1, count)).to(device) - SHIFT for _ in range(2))
+    return shifted(turned, up, left, pictures.new_zeros(()))

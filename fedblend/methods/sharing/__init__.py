@@ -22,5 +22,4 @@ class Raw(Sharing):
     plan = SharingPlan("raw")
 
     def share(self, local: ClientData) -> Payload | None:
-        """Samples x and targets y as stored."""
         return {"x": local.x, "y": local.y} if len(local.y) else None

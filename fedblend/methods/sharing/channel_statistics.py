@@ -51,7 +51,6 @@ class ChannelStatistics(Sharing):
             )
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry of a client, or one of each image that it shares."""
         if self.of == "client":
             return int(samples >= minimum)
         return samples if self.samples == "all" else min(samples, self.samples)

@@ -13,8 +13,7 @@ from fedblend.core.registry import Count, part
 from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
 from fedblend.models.layers import last_layer, with_features
 
-CHUNK = 500
-"""Samples in one forward pass."""
+CHUNK = 500  # Samples in one forward pass
 
 
 @part("sharing", "feature-statistics")
@@ -67,7 +66,6 @@ class FeatureStatistics(Sharing):
             )
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry for each class with enough samples."""
         return samples // max(self.min_samples, minimum)
 
     @torch.no_grad()
@@ -93,7 +91,6 @@ class FeatureStatistics(Sharing):
         }
 
     def used(self, local: ClientData) -> np.ndarray:
-        """Samples of classes that have enough."""
         enough: np.ndarray = self._counts(local)[1][local.y].numpy()
         return enough
 

@@ -16,8 +16,7 @@ import torch
 
 from fedblend.core.errors import FedblendError
 
-SINGULAR = 1e-9
-"""An eigenvalue of the mixing matrix (whose largest is 1) below this counts as 0."""
+SINGULAR = 1e-9  # An eigenvalue of the mixing matrix (whose largest is 1) below this counts as 0
 
 
 class Pairs(NamedTuple):

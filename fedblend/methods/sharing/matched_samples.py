@@ -67,7 +67,6 @@ class MatchedSamples(Sharing):
         return SharingPlan("inputs", "each-round" if follows else "once", sees_model=follows)
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """The samples of as many classes as can have enough real ones."""
         return self.per_class * (samples // max(1, minimum))
 
     def share(self, local: ClientData) -> Payload | None:

@@ -16,15 +16,11 @@ from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, SharingPlan, rows_of
 
-CHUNK = 1024
-"""Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text."""
+CHUNK = 1024  # Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text
 
 
-REACH = 10.0
-"""Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23."""
-
-ROUNDING = 1e-3
-"""Part of the range of samples by which float32 may move a mean."""
+REACH = 10.0  # Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23
+ROUNDING = 1e-3  # Part of the range of samples by which float32 may move a mean
 
 
 def group_means(
@@ -172,7 +168,6 @@ class SharedMeans(Sharing):
         return random_groups(local.rng, n, size)
 
     def used(self, local: ClientData) -> np.ndarray:
-        """Samples in groups that are large enough for a mean."""
         groups = self.groups(local)
         large: np.ndarray = np.bincount(groups)[groups] >= local.minimum
         return large
@@ -269,7 +264,6 @@ class LocalMeans(SharedMeans):
     plan = SharingPlan("inputs", to="own")
 
     def view(self, pool: Pool, client: int) -> Pool:
-        """The client's own means."""
         return rows_of(pool, pool.owner == client)
 
 
@@ -288,7 +282,6 @@ class Noise(Sharing):
     """Standard deviation of the noise, on the model's input scale."""
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry of a client with samples."""
         return min(samples, 1)
 
     def share(self, local: ClientData) -> Payload | None:

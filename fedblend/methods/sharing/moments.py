@@ -20,8 +20,7 @@ from fedblend.methods.sharing.secure_means import WHOLE, MaskedSums
 from fedblend.models.layers import last_layer, with_features
 
 CHUNK = 1024  # samples whose features are computed at a time
-SENSITIVITY = 2.0
-"""Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another."""
+SENSITIVITY = 2.0  # Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another
 
 
 def width_of(model: nn.Module) -> int:
@@ -96,7 +95,6 @@ class Moments(Sharing):
             )
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry for each part."""
         return self.parts
 
     @torch.no_grad()
@@ -144,7 +142,6 @@ class Moments(Sharing):
         return Pool({**entries.tensors, "noise": noise}, entries.owner)
 
     def used(self, local: ClientData) -> np.ndarray:
-        """Samples of classes that have enough."""
         return self._parts(local)[1]
 
     def _parts(self, local: ClientData) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +210,6 @@ class SecureMoments(MaskedSums):
 
     @property
     def moments(self) -> Moments:
-        """The sharing that makes a client's sums."""
         alone = self.multiplier / math.sqrt(self.noise_over)
         return Moments(project=self.project, min_samples=1, clip=self.clip, multiplier=alone)
 
@@ -240,7 +236,6 @@ class SecureMoments(MaskedSums):
         return max(super().threshold(clients), self.noise_over)
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """One entry."""
         return 1
 
     def share(self, local: ClientData) -> Payload | None:
@@ -251,11 +246,9 @@ class SecureMoments(MaskedSums):
         return None if sums is None else self.encoded(sums)
 
     def form(self, spec: ModelSpec) -> Payload:
-        """Zeros like a client's sums."""
         return {WHOLE + n: torch.zeros(shape, dtype=torch.int32) for n, shape in self.moments.form(spec).items()}
 
     def share_of(self, counts: torch.Tensor | int) -> torch.Tensor | float:
-        """Each client takes the same part of the range, however many there are."""
         return 1 / self.clients
 
     def make_pool(self, entries: Pool, server: ServerSide) -> Pool:

@@ -17,8 +17,7 @@ from fedblend.core.sharing import ClientData, Payload, Pool, ServerSide, Sharing
 from fedblend.methods.aggregators.secure import from_integers, min_clients, to_integers
 from fedblend.methods.sharing.means import SharedMeans
 
-WHOLE = "whole-"
-"""Prefix of the tensor names of means that are encoded as integers."""
+WHOLE = "whole-"  # Prefix of the tensor names of means that are encoded as integers
 
 
 class MaskedSums(Sharing):
@@ -116,7 +115,6 @@ class SecureMeans(MaskedSums):
 
     @property
     def means(self) -> SharedMeans:
-        """The sharing that makes a client's mean."""
         return SharedMeans(scale=self.scale, noise=self.noise, multiplier=self.multiplier)
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
@@ -142,7 +140,6 @@ class SecureMeans(MaskedSums):
         return None if means is None else self.encoded(means)
 
     def form(self, spec: ModelSpec) -> Payload:
-        """Zeros like one mean input and one mean target."""
         x = spec.scale(torch.zeros(1, *spec.shape))
         return {
             f"{WHOLE}x": torch.zeros(x.shape, dtype=torch.int32),
@@ -150,7 +147,6 @@ class SecureMeans(MaskedSums):
         }
 
     def groups(self, clients: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Groups drawn at random with sizes as even as possible."""
         number = max(1, len(clients) // self.server_average)
         group = np.empty(len(clients), np.int64)
         group[rng.permutation(len(clients))] = np.arange(len(clients)) * number // max(1, len(clients))

@@ -21,14 +21,9 @@ from fedblend._kernels import build
 
 SOURCE = Path(__file__).with_name("xor.cpp")
 
-WHITE = 255
-"""The largest pixel."""
-
-CHUNK = 1 << 16
-"""Pixels that PyTorch processes at a time, so that intermediate results fit into a processor's cache."""
-
-BITS = 23
-"""Fractional bits of the fixed-point numbers: the most that leave room for 255 in 32 bits."""
+WHITE = 255  # The largest pixel
+CHUNK = 1 << 16  # Pixels that PyTorch processes at a time, so that intermediate results fit into a processor's cache
+BITS = 23  # Fractional bits of the fixed-point numbers: the most that leave room for 255 in 32 bits
 HALF, MASK, WINDOW = 1 << (BITS - 1), (1 << BITS) - 1, 128
 """One half, the mask of the fractional bits, and the distance from a half that the rounding of alpha can cause
 (255 / 2, rounded up)."""
@@ -58,11 +53,20 @@ def xor_of_blends(
             raise IndexError(f"rows from {places.min()} to {places.max()} of {len(x)} samples")
         if isinstance(places, np.ndarray) and places.size and places[:, 0].min() < 0:
             raise IndexError("a blend of no samples")
-    weight = _share_of(alpha, BITS)
+    weight = round(alpha * (1 << BITS))
     if build.library(SOURCE) is None:
         _in_chunks(x, first, second, weight, noise, mixed)
-    else:
-        _call(x, first, second, (weight, coarse_weight(alpha)), noise, mixed)
+        return mixed
+    given = first.contiguous() if isinstance(first, torch.Tensor) else None
+    rows = [
+        torch.from_numpy(np.ascontiguousarray(places, np.int64)) if isinstance(places, np.ndarray) else None
+        for places in (first, second)
+    ]
+    widths = [0 if one is None else one.shape[1] for one in rows]
+    build.function(SOURCE, "xor_of_blends", "PqqqPPqPPiiP")(
+        x.contiguous(), math.prod(x.shape[1:]), len(mixed), widths[0], rows[0], given, widths[1], rows[1],
+        None if noise is None else noise.contiguous(), weight, coarse_weight(alpha), mixed,
+    )  # fmt: skip
     return mixed
 
 
@@ -73,39 +77,7 @@ def coarse_weight(alpha: float) -> int:
     (32768, 0)
     """
     near = Fraction(alpha).limit_denominator(MAX_DENOMINATOR)
-    return _share_of(alpha, 16) if abs(near - Fraction(alpha)) < 1e-12 else 0
-
-
-def _share_of(alpha: float, bits: int) -> int:
-    return round(alpha * (1 << bits))
-
-
-def _call(
-    x: torch.Tensor,
-    first: np.ndarray | torch.Tensor,
-    second: np.ndarray | None,
-    weights: tuple[int, int],
-    noise: torch.Tensor | None,
-    mixed: torch.Tensor,
-) -> None:
-    given = first.contiguous() if isinstance(first, torch.Tensor) else None
-    rows = [None if given is not None else _rows(first), None if second is None else _rows(second)]
-    lifted = None if noise is None else noise.contiguous()
-    build.function(SOURCE, "xor_of_blends", "PqqqPPqPPiiP")(
-        x.contiguous(), math.prod(x.shape[1:]), len(mixed), _width(rows[0]), rows[0], given, _width(rows[1]), rows[1],
-        lifted, *weights, mixed,
-    )  # fmt: skip
-
-
-def _rows(places: np.ndarray | torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(places, np.int64))
-
-
-def _width(rows: torch.Tensor | None) -> int:
-    return 0 if rows is None else rows.shape[1]
-
-
-# Without a kernel -------------------------------------------------------------------------------------------
+    return round(alpha * (1 << 16)) if abs(near - Fraction(alpha)) < 1e-12 else 0
 
 
 def _in_chunks(
@@ -116,6 +88,7 @@ def _in_chunks(
     noise: torch.Tensor | None,
     mixed: torch.Tensor,
 ) -> None:
+    """What the kernel does, where there is none."""
     flat, out = x.flatten(1), mixed.flatten(1)
     step = min(max(1, CHUNK // max(1, flat.shape[1])), max(1, len(out)))
     space, dummies = torch.empty(2, step, flat.shape[1], dtype=torch.int32), torch.empty_like(out[:step])
@@ -134,10 +107,7 @@ def _in_chunks(
 
 
 def _blend(flat: torch.Tensor, places: np.ndarray, weight: int, out: torch.Tensor, space: torch.Tensor) -> None:
-    """Blend rows ``places`` of x uint8 [n, pixels] into ``out`` uint8 [count, pixels].
-
-    ``space`` int32 [2, count, pixels] is scratch memory.
-    """
+    """Blend rows ``places`` of x uint8 [n, pixels] into ``out``; ``space`` int32 [2, count, pixels] is for work."""
     rows = torch.from_numpy(places)
     torch.index_select(flat, 0, rows[:, 0].contiguous(), out=out)
     for k in range(1, rows.shape[1]):

@@ -117,11 +117,9 @@ class _TargetSeeds(Seeds):
         }
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """As many as the server requested."""
         return 0 if request is None else int(request.wanted.sum())
 
     def _targets(self, counts: np.ndarray) -> np.ndarray:
-        """The target labels, int64."""
         if self.targets is None:
             return np.flatnonzero(counts < counts.max())
         return self._checked_labels("targets", self.targets, len(counts))
@@ -303,7 +301,6 @@ class MixedTargetSeeds(_TargetSeeds):
         return np.tile(dummies, (seeds, 1)) if counts[dummies].all() else None
 
     def make_seeds(self, x: torch.Tensor, recipe: SeedRecipe, rng: np.random.Generator) -> torch.Tensor:
-        """Mix the samples."""
         return superpose(x, [recipe.targets, *recipe.dummies], self.shares(len(recipe.dummies)), self.alpha)
 
     def make_pool(self, entries: Pool, server: ServerSide) -> Pool:

@@ -35,7 +35,6 @@ class CellRun:
 
     @functools.cached_property
     def outcome(self) -> Outcome:
-        """The run, read from its folder."""
         assert self.run is not None
         return read(RunDirectory(self.run))
 

@@ -34,7 +34,6 @@ class AttackFigure(Measure):
     """Iterations of the attack."""
 
     def measured(self, cell: CellRun) -> float | str:
-        """In the figure's unit."""
         how = self._how()
         # The folder of single attacks does not depend on the number of clients: each client is attacked only once.
         folder = cell.work_folder("attack", how)

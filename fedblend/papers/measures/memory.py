@@ -90,8 +90,7 @@ SHAPES: dict[str, tuple[tuple[int, int, int], int]] = {
 }
 """An image's shape (channels, height, width) and the number of classes, by data set."""
 
-CLIENTS, BATCHES = 2, 2
-"""Clients of the synthetic data, and batches that each holds."""
+CLIENTS, BATCHES = 2, 2  # Clients of the synthetic data, and batches that each holds
 
 
 def synthetic_setup(experiment: Experiment) -> Setup:

@@ -118,17 +118,17 @@ class PointsFigure(Measure):
         return float(cell.cached("points", settings, lambda folder: self._measure(cell))[self.figure])
 
     def _measure(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend.analysis import points
+        from fedblend.analysis.points import feature_distances, loaded_run, training
         from fedblend.runs.runner import one_thread
 
         assert cell.run is not None
         with one_thread():
-            loaded = points.read(cell.run)
-            chosen = points.TrainingSettings.for_run(loaded, self.epochs)
+            loaded = loaded_run.read(cell.run)
+            chosen = training.TrainingSettings.for_run(loaded, self.epochs)
             cell.on_step("autoencoder", 0, self.vae_epochs)
-            far = points.distances(loaded, points.train_vae(loaded.setup, self.vae_epochs))
+            far = feature_distances.distances(loaded, feature_distances.train_vae(loaded.setup, self.vae_epochs))
             cell.on_step("new model", 0, 1)
-            accuracy = points.fresh_accuracy(loaded, chosen)
+            accuracy = training.fresh_accuracy(loaded, chosen)
         rounds = sorted(far.by_round)
         return {
             "accuracy": 100 * accuracy,

@@ -23,7 +23,6 @@ def _smoothed(outcome: Outcome, last: int) -> list[tuple[int, float]]:
 
 
 def _target(cell: CellRun) -> float:
-    """The experiment's target accuracy."""
     if cell.experiment.target is None:
         raise FedblendError("target: is missing; give the experiment the accuracy that counts")
     return cell.experiment.target
@@ -59,7 +58,6 @@ class AccuracyAt(Measure):
         return 100 * values[-1] if values else None
 
     def is_settled(self, cell: CellRun) -> bool:
-        """Whether the round is done."""
         return cell.outcome.round >= self.round
 
 
@@ -72,13 +70,11 @@ class RoundsTo(Measure):
     """The number of evaluations whose mean must reach the target; in the first rounds all there are."""
 
     def measured(self, cell: CellRun) -> float:
-        """A number of rounds."""
         target = _target(cell)
         reached = (round for round, value in _smoothed(cell.outcome, self.last) if value >= target)
         return float(next(reached, math.inf))
 
     def is_settled(self, cell: CellRun) -> bool:
-        """Whether the target is reached."""
         return math.isfinite(self.measured(cell))
 
 
@@ -161,7 +157,6 @@ class Costs(Measure):
         return self.scale * total[self.figure]
 
     def is_settled(self, cell: CellRun) -> bool:
-        """Whether counting ends at the target, and it is reached."""
         return self.until_target and math.isfinite(self.measured(cell))
 
 
@@ -174,7 +169,6 @@ class Split(Measure):
     trains = False
 
     def measured(self, cell: CellRun) -> float:
-        """In the figure's unit."""
         from fedblend.data.measures import class_counts, noniid_measures
 
         data, population = cell.data()

@@ -10,8 +10,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
 from fedblend.papers.measures.base import CellRun, Measure
 
-DEVICES = 2
-"""Devices whose samples are mixed."""
+DEVICES = 2  # Devices whose samples are mixed
 
 
 @part("measure", "sample-privacy")
