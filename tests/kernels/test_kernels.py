@@ -128,6 +128,18 @@ def test_fused_pools_equal_separate_pools(
     close(operators.run_conv_weight(x, g, padding, *kernel, which), by_weight)
 
 
+def test_winograds_way_through_a_pool_for_few_and_for_many_gradients() -> None:
+    x, w = draw(2, 3, 16, 12, 12), draw(2, 24, 16, 3, 3, seed=1)
+    pooled, which = operators.run_conv_pool(x, w, 1)
+    g = draw(*pooled.shape, seed=2)
+    for share in (0.1, 1.0):
+        some = g * (draw(*g.shape, seed=3).abs() < 2 * share)
+        assert operators._is_dense(some, 4, 12, 12) == (share == 1.0)
+        close(
+            operators.run_conv_input(some, w, 1, 12, 12, which, 4), operators.run_conv_input(some, w, 1, 12, 12, which)
+        )
+
+
 @given(
     data=st.data(),
     clients=st.integers(1, 4),
