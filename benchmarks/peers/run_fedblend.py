@@ -46,6 +46,8 @@ class JobFederation(RoundLoop):
     def __init__(self, setup: Setup, engine: Engine, job: Job) -> None:
         super().__init__(setup, engine)
         self.job = job
+        # Nobody has the round's model before.
+        self.cohorts.choose = lambda state: (job.cohorts[state.round], np.empty(0, np.int64))  # type: ignore
 
     def begin(self) -> RunState:
         """The state before the first round, with the job's first weights: the same tensors in the same order."""
@@ -53,10 +55,6 @@ class JobFederation(RoundLoop):
         weights = {name: first.view_as(tensor).clone() for (name, tensor), first in pairs}
         clients = len(self.setup.population)
         return RunState(0, weights, np.zeros(clients, bool), np.zeros(clients, np.int64))
-
-    def draw_cohort(self, state: RunState) -> tuple[np.ndarray, np.ndarray]:
-        """The job's clients; nobody has the round's model before."""
-        return self.job.cohorts[state.round], np.empty(0, np.int64)
 
 
 def experiment_of(job: Job, given: argparse.Namespace, eval_every: int = NEVER) -> Experiment:

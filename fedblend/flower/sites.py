@@ -130,6 +130,9 @@ class Sites:
         self._failed_hellos: Counter[int] = Counter()
         self._refusals: dict[int, tuple[int | None, str]] = {}
         """Clients of nodes that take no part, where they state it, and why."""
+        self._looks, self._times_refused = 0, Counter[int]()
+        self._again: dict[int, int] = {}
+        """By node that was refused, the look at the nodes at which it is queried again: its site may be corrected."""
         self._duplicates: dict[int, int] = {}
         """Nodes that claim a client that another node is, with that client."""
 
@@ -223,8 +226,10 @@ class Sites:
         connected = set(self.grid.get_node_ids())
         gone = {client for client, node in self.nodes.items() if node not in connected}
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}
+        self._looks += 1
+        due = {node for node, look in self._again.items() if look <= self._looks}
         # A node that claimed another node's client is queried again once that other node is gone.
-        self._queried = {node for node in self._queried & connected if self._duplicates.get(node) not in gone}
+        self._queried = {node for node in self._queried & connected - due if self._duplicates.get(node) not in gone}
         new = sorted(connected - self._queried)
         if not new:
             return
@@ -244,8 +249,11 @@ class Sites:
             reply = Reply(reply.fields, fault=fault)
         if reply.fault is not None:
             stated = client if type(client) is int and 0 <= client < self.clients else None
-            self._refusals[node] = (stated, reply.fault)
+            is_known, self._refusals[node] = self._refusals.get(node) == (stated, reply.fault), (stated, reply.fault)
             self._failed_hellos[node] += not reply.fields
+            if reply.fields:
+                self._times_refused[node] += 1
+                self._again[node] = self._looks + 2 ** self._times_refused[node]
             if not reply.fields and (attempt := self._failed_hellos[node]) < HELLO_ATTEMPTS:
                 # The node's machine may be busy: the next look at the nodes queries it again.
                 self._queried.discard(node)
@@ -253,7 +261,7 @@ class Sites:
                     "fedblend: node %s will be queried again: %s (attempt %s of %s)",
                     *(node, reply.fault, attempt, HELLO_ATTEMPTS),
                 )
-            else:
+            elif not is_known:
                 known = "" if stated is None else f" (client {stated})"
                 log.warning("fedblend: node %s%s takes no part: %s", node, known, reply.fault)
         elif not states_its_samples(reply.fields, self.setup_fields["experiment"]):
@@ -271,6 +279,7 @@ class Sites:
                 self._duplicates[node] = client
                 return
             self._refusals.pop(node, None)
+            self._again.pop(node, None)
             self.nodes[client] = node
             self.hello_fields[client] = reply.fields
 

@@ -93,6 +93,14 @@ def test_krum_takes_what_goes_beside_the_model_from_honest_clients(aggregator: s
             torch.testing.assert_close(control.double(), mean[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_mean_sums_what_an_adversary_sends_beside_its_model() -> None:
+    plain = {"name": "scaffold", "aggregator": {"name": "mean", "by": "clients"}}
+    (honest, _), (lied, _) = (run(federation(method=plain, adversary=a, **FIVE), 1) for a in ("none", LIAR))
+
+    one, other = (state.server_part("terms.0") for state in (honest, lied))
+    assert all(other[name].abs().max() > 1e3 * one[name].abs().max() for name in one)
+
+
 def test_a_client_that_sends_no_numbers_beside_its_model_is_refused() -> None:
     nan = {"name": "nan", "share": 0.2}
     state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **FIVE), 1)
