@@ -249,7 +249,8 @@ class Sites:
             reply = Reply(reply.fields, fault=fault)
         if reply.fault is not None:
             stated = client if type(client) is int and 0 <= client < self.clients else None
-            is_known, self._refusals[node] = self._refusals.get(node) == (stated, reply.fault), (stated, reply.fault)
+            is_told = bool(reply.fields) and self._refusals.get(node) == (stated, reply.fault)
+            self._refusals[node] = (stated, reply.fault)
             self._failed_hellos[node] += not reply.fields
             if reply.fields:
                 self._times_refused[node] += 1
@@ -261,7 +262,7 @@ class Sites:
                     "fedblend: node %s will be queried again: %s (attempt %s of %s)",
                     *(node, reply.fault, attempt, HELLO_ATTEMPTS),
                 )
-            elif not is_known:
+            elif not is_told:
                 known = "" if stated is None else f" (client {stated})"
                 log.warning("fedblend: node %s%s takes no part: %s", node, known, reply.fault)
         elif not states_its_samples(reply.fields, self.setup_fields["experiment"]):

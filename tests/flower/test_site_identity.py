@@ -58,6 +58,26 @@ def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path:
     assert read(finished.directory).missing_uploads == missing
 
 
+def test_a_site_that_is_corrected_between_two_looks_at_the_nodes_takes_part(tmp_path: Path, caplog: Any) -> None:
+    configs, credentials = signing_sites(tmp_path)
+    configs[2]["partition-id"] = 1
+    grid = Nodes(configs)
+
+    def corrected(client: int, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and unpack(message.content)[0]["round"] == 1:
+            for context in grid.contexts.values():
+                if "west" in str(context.node_config["site"]):
+                    context.node_config["partition-id"] = 2
+        return reply
+
+    grid.spoil = corrected
+    asked = experiment(partition={"name": "iid", "clients": 3}, train=ALL | {"cohort": 3}, rounds=8)
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4, credentials))
+    uploads = [line.get("uploads") for line in finished.directory.metrics()]
+    assert (uploads[1], uploads[-1]) == (2, 3)
+    assert caplog.text.count("takes no part") == 1
+
+
 @pytest.mark.slow
 def test_tables_and_pages_name_the_sites_whose_uploads_are_missing(tmp_path: Path) -> None:
     from fedblend.report.page import page
