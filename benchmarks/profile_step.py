@@ -273,7 +273,7 @@ def show(found: dict[str, Any]) -> None:
     table = Table("kind", "calls", "us a step", "share", "MFLOP", "GFLOP/s", "of the peak")
     for kind, one in [*found["kinds"].items(), ("whole step", found["whole"])]:
         us, flop = one["us"], one["flop"]
-        rate = flop / us / 1e3
+        rate = flop / 1e3 / us if flop else 0.0
         counted = [f"{flop / 1e6:.1f}", f"{rate:.1f}", f"{rate / found['peak_gflops']:.0%}"] if flop else []
         table.add_row(kind, f"{one['calls']:g}", f"{us:.0f}", f"{us / found['whole']['us']:.0%}", *counted)
     Console().print(table)
