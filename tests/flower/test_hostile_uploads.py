@@ -117,5 +117,5 @@ def test_large_numbers_with_a_finite_loss_stop_the_next_round_of_a_mean(aggregat
     if aggregator == "median":
         assert run(grid, asked, tmp_path, QUICK).state.round == 2
     else:
-        with pytest.raises(FedblendError, match="round 2: [01] good uploads of 4"):
+        with pytest.raises(FedblendError, match=r"round 2: [01] good uploads of 4"):
             run(grid, asked, tmp_path, QUICK)
