@@ -38,10 +38,9 @@ def tune_file(file: Path, changes: Sequence[Change] = (), resume: bool = False, 
         console.tell(f"{search.label}: {_values(search.best.values)}")
     for line in lines_of_ends(searches):
         console.tell(line)
-    rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
-    for search in searches:
-        rows += [_row(search, trial) for trial in search.trials]
-    write_atomically(folder / TRIALS, "\n".join(rows) + "\n")
+    head = ["method", "metric", "score", "best_round", "rounds", "ended_early", "failure", "run", "values"]
+    rows = [_row(search, trial) for search in searches for trial in search.trials]
+    write_atomically(folder / TRIALS, csv_text([head, *rows]))
     write_atomically(folder / "tune.png", draw_search(searches))
     console.tell(f"Trials: {folder / TRIALS}, figure: {folder / 'tune.png'}\nBest values: fedblend run {folder / BEST}")
 
@@ -128,19 +127,8 @@ def _values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
-def _row(search: MethodSearch, trial: Trial) -> str:
+def _row(search: MethodSearch, trial: Trial) -> list[Any]:
     score = "" if trial.score is None else repr(trial.score)
-    early = str(trial.pruned).lower()
-    run = f"{trial.folder.parent.name}/{trial.folder.name}"
-    fields = [
-        search.label,
-        search.metric,
-        score,
-        trial.round,
-        trial.rounds,
-        early,
-        trial.failure,
-        run,
-        json.dumps(trial.values),
-    ]
-    return csv_text([fields])[:-1]
+    early, run = str(trial.pruned).lower(), f"{trial.folder.parent.name}/{trial.folder.name}"
+    values = json.dumps(trial.values)
+    return [search.label, search.metric, score, trial.round, trial.rounds, early, trial.failure, run, values]

@@ -220,7 +220,7 @@ def plan_item(
     Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
     settings that do not fit together.
     """
-    from fedblend.papers.measures import gradient_inversion, memory, models, runs, sample_privacy  # noqa: F401 - they declare them
+    from fedblend.papers import measures as _  # noqa: F401 - they declare them
 
     paper, key = find_item(name)
     bases, item = all_papers()[paper].bases, all_papers()[paper].items[key]

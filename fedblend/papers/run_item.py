@@ -15,7 +15,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.availability import is_fetched, missing_reason
-from fedblend.papers.measures.base import CellRun, OnStep
+from fedblend.papers.measures import CellRun, LogMeasure, OnStep
 from fedblend.papers.output_paths import RUNS, OutputPaths
 from fedblend.papers.plan import Cell, ItemPlan
 from fedblend.papers.result import Values, command, kept_values, read_result, write_result
@@ -142,7 +142,7 @@ def _settled_values(output: OutputPaths) -> Values:
     """Values that need no work after Ctrl-C: of finished runs, and of others those that no later round changes."""
     with contextlib.suppress(FedblendError, KeyboardInterrupt):
         plan = output.plan
-        quick = {n: m for n, m in plan.measures.items() if m.trains and type(m).__module__.endswith("measures.runs")}
+        quick = {n: m for n, m in plan.measures.items() if isinstance(m, LogMeasure)}
         reduced = ItemPlan(**{**vars(plan), "measures": quick})
         return _measure_cells(OutputPaths(output.out, reduced), plan.cells, lambda what, done, total: None, {})
     return {}
