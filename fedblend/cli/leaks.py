@@ -17,7 +17,7 @@ from fedblend.cli.compare import print_left_out
 from fedblend.cli.console import Console, number, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.files import csv_frame, write_atomically, write_json
-from fedblend.report.leak_figure import draw_leaks, strongest
+from fedblend.report.scatter_figures import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes

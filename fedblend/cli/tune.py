@@ -17,7 +17,7 @@ from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.core.files import csv_text, write_atomically
 from fedblend.experiment.study import slugify
-from fedblend.report.tune_figure import draw_search
+from fedblend.report.scatter_figures import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import require_free

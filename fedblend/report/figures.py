@@ -5,15 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
 
 from fedblend.analysis import plotting
 from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLUMN_WIDTH = 3.5  # Width of a chart in inches: a column of a paper in two columns
 LETTERS = 8.0  # Size of letters in points
@@ -194,9 +195,6 @@ def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | Non
 
 def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float, unit: str, full: float) -> None:
     """Draw a grid of cells in one colour, whose opacity is the value: so it suits light and dark backgrounds."""
-    import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap, to_rgb
-
     colour = to_rgb(plotting.COLOURS[0])
     ramp = LinearSegmentedColormap.from_list("opacity", [(*colour, PALE), (*colour, full)])
     values = np.array([[np.nan if v is None else v for v in row] for row in rows], float)

@@ -6,7 +6,10 @@ import functools
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
 
 from fedblend.analysis.points import sheets
 from fedblend.analysis.privacy.statements import MOST_ROUNDS, SCOPE
@@ -24,9 +27,6 @@ from fedblend.report.svg import inline_svg
 from fedblend.report.tables import section_tables
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    import jinja2
 
 MAX_IMAGE_BYTES = 600_000  # Bytes that images which left clients, and class interior points, may take on a page
 
@@ -49,8 +49,6 @@ def write(
 
 def page(sections: Sequence[DatasetSection]) -> str:
     """The page as text."""
-    from markupsafe import Markup
-
     # Ids of the first section have no suffix, so that those of a page with one data set have none.
     values = [_template_values(section, f"-{i}" if i > 1 else "") for i, section in enumerate(sections, 1)]
     _leave_out_images(values)
@@ -66,8 +64,6 @@ def page(sections: Sequence[DatasetSection]) -> str:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedblend", "report"),
         autoescape=True,
@@ -96,8 +92,6 @@ def _leave_out_images(values: Sequence[dict[str, Any]]) -> None:
 
 def _template_values(section: DatasetSection, suffix: str) -> dict[str, Any]:
     """The template's values for a section; the ids of its elements end in ``suffix``."""
-    from markupsafe import Markup
-
     keys = {g.name: f"{i}{suffix}" for i, g in enumerate(section.groups)}
 
     def drawn(chart: Chart) -> dict[str, Any]:

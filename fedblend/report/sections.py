@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from fedblend.analysis.plotting import LineStyle, line_styles
 from fedblend.report.columns import MethodRow, method_rows
@@ -17,9 +19,6 @@ from fedblend.runs.differences import baselines
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
 from fedblend.runs.summary import curves_of, validates
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)

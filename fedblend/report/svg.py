@@ -6,13 +6,12 @@ import html
 import io
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from fedblend.analysis.plotting import GRID, INK, MUTED
 from fedblend.report.figures import Mark
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGE_COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
 """The page's colour in the place of each colour for a white background."""
@@ -30,8 +29,6 @@ def inline_svg(
     ``marks`` are the texts of drawn groups by their ids. ``keys`` are the values of the attribute ``data-method`` by
     method, which the page's script reads.
     """
-    import matplotlib
-
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedblend", "path.simplify": False}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
