@@ -23,6 +23,7 @@ NAME_WIDTH = 18  # Letters in a line of a wrapped name beside an axis
 MAX_WRITTEN_CLASSES = 16
 """Largest number of classes with which the cells of the class chart show numbers; with more, colours only."""
 
+MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
 MAX_NAME = 24  # Letters of a client's name that a figure shows
 LETTERS_BELOW = 34  # Letters that have room side by side below the columns of a chart
 MAX_TICKS = 16  # Largest number of labels on an axis of names; of more, evenly spaced ones are shown
@@ -90,7 +91,9 @@ def class_chart(groups: Sequence[Group]) -> Chart | None:
     for g in groups:
         finals = [scores for o in g.counted if o.evaluated and (scores := o.evaluated[-1].per_class) is not None]
         if finals:
-            rows[g.name] = [_mean_percent(values) for values in zip(*finals, strict=True)]
+            # Where the test samples lack a class there is no mean.
+            present = [[v for v in values if v is not None] for values in zip(*finals, strict=True)]
+            rows[g.name] = [100 * sum(values) / len(values) if values else None for values in present]
     if not rows:
         return None
     classes = [class_label(name) for name in groups[0].outcomes[0].facts.get("data", {}).get("classes", [])]
@@ -119,12 +122,6 @@ def class_label(name: str) -> str:
     ('7', "' '")
     """
     return name if name.isprintable() and name.strip() else repr(name)
-
-
-def _mean_percent(values: Sequence[float | None]) -> float | None:
-    """The mean in per cent; ``None`` where the test samples lack the class."""
-    present = [value for value in values if value is not None]
-    return 100 * sum(present) / len(present) if present else None
 
 
 def time_chart(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
@@ -158,9 +155,6 @@ def phases_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [name for name in dict.fromkeys(n for row in rows for n in row) if name.startswith("seconds.")]
     total = {name: sum(row.get(name, 0.0) for row in rows) for name in names}
     return [name.removeprefix("seconds.") for name in sorted(names, key=lambda n: -total[n]) if total[name] > 0]
-
-
-MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
 
 
 def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | None:

@@ -50,11 +50,6 @@ class DatasetSection:
         return found
 
     @property
-    def unfinished(self) -> list[Group]:
-        """The methods with an unfinished run."""
-        return [g for g in self.groups if g.unfinished]
-
-    @property
     def targets(self) -> list[float]:
         """The target accuracies of the methods, without those on validation samples."""
         configs = [g.config for g in self.groups if g.config.get("target_metric", "accuracy") == "accuracy"]
@@ -178,13 +173,10 @@ def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[
         text += f", the first {shown:,} of {number:,} clients"
     others = {o.seed: o for o in outcomes if o.seed != first.seed}.values()
     if others:
-        same = [_of_split(RunDirectory(o.path).split()) == _of_split(record) for o in others]
-        text += ". Each seed has the same numbers" if all(same) else ". Each seed has its own split"
+        splits = [RunDirectory(o.path).split() for o in others]
+        alike = all(one.get(name) == record.get(name) for one in splits for name in ("counts", "sizes", "measures"))
+        text += ". Each seed has the same numbers" if alike else ". Each seed has its own split"
     return text + "."
-
-
-def _of_split(record: Mapping[str, Any]) -> list[Any]:
-    return [record.get(name) for name in ("counts", "sizes", "measures")]
 
 
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
