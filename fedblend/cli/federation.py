@@ -342,7 +342,6 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
 
 @contextmanager
 def _named(what: Path | str) -> Iterator[None]:
-    """Inside, an error's message begins with what it is about."""
     try:
         yield
     except FedblendError as error:
@@ -384,7 +383,6 @@ def _keys_of(key: str, peers: str | None, min_sum: int) -> str:
 
 
 def _require_mode(field: str, file: str, loose: int, may: str, valid: str) -> None:
-    """Raise :class:`FedblendError` if the mode of a site's file lets other users do what they must not."""
     if os.name != "nt" and os.stat(file).st_mode & loose:
         raise FedblendError(f"{field}: {file}: other users can {may}; run: chmod {valid} {shlex.quote(file)}")
 

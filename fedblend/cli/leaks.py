@@ -156,7 +156,6 @@ def _sizes_table(card: LeakReport) -> Table:
 
 
 def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> bool:
-    """Write the tables, and the figure if it has a mark; return whether it has."""
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
     write_atomically(out / "leaks.csv", csv_frame(pd.DataFrame(rows)))
     sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]

@@ -251,7 +251,6 @@ def _print_switches(console: Console, rows: Sequence[ClientSwitches], run: RunDi
 
 
 def _write_switches(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory) -> None:
-    """Write the log, with a row for each client of each round, and the figure of the share by round."""
     write_atomically(out / LOG, csv_frame(pd.DataFrame([asdict(row) for row in rows])))
     totals = sum_by_round(rows)
     line = ([float(one.round) for one in totals], [100 * one.share for one in totals])

@@ -67,7 +67,6 @@ def show_epsilon(
 
 
 def _needed(setups: Sequence[Setup], target: float, over_flower: bool) -> str:
-    """The noise that reaches ``target`` with every seed, or why none does."""
     try:
         needed = [least_noise(setup, target, not over_flower) for setup in setups]
     except FedblendError as error:
@@ -196,7 +195,6 @@ def show_xor(
 
 
 def _of_first_seed(experiments: list[Experiment]) -> list[Experiment]:
-    """The experiments that share seeds of target labels, with the first one's seed."""
     sharing_seeds = [e for e in experiments if isinstance(e.method.sharing, XorSeeds | MixedTargetSeeds)]
     if not sharing_seeds:
         raise FedblendError(

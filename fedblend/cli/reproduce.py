@@ -166,7 +166,6 @@ def _result_text(scale: Scale, result: Mapping[str, Any], mark: str = "") -> str
 
 
 def _data_text(planned: ItemPlan) -> str:
-    """The first two data sets of an item, with a mark for those that are not at hand."""
     marks = {}
     for cell in planned.cells:
         data = cell.experiment.data

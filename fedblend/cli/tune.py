@@ -101,7 +101,6 @@ def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:
 
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:
-    """A row for each method: its budget, its best score on validation, and the test score of the same round."""
     metrics = list(dict.fromkeys(search.metric for search in searches))
     numbers = ["trials", "ended early", "failed", "rounds", "validation", "test"]
     made = table(["method"], numbers, title=f"Best {' and '.join(metrics)}", title_justify="left")

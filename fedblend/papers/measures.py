@@ -482,7 +482,6 @@ class AttackFigure(Measure):
         return {**means, "clients": chosen, "by_client": {name: [t[name] for t in tables] for name in means}}
 
     def _attack_client(self, snapshot: Any, client: int, folder: Path) -> dict[str, Any]:
-        """The table of one client's attack, read from its folder or made now."""
         from fedblend.analysis.attacks.outcome import attack_run
 
         path = folder / "attack.json"

@@ -229,7 +229,6 @@ def judged_claims(plan: ItemPlan, values: Values) -> list[dict[str, Any]]:
 
 
 def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
-    """A claim with the verdict of our numbers and of the paper's."""
     item = plan.item
     quantity = claim.of or next(iter(item.quantities))
     comparison = claims.parse_claim(claim.holds, list(item.rows), list(item.all_columns))

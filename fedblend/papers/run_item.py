@@ -67,7 +67,6 @@ def run_item(
 
 
 def _fetch_error(data: Any) -> str:
-    """Download a data set, if it must be, before any other work; returns why that failed."""
     try:
         if is_fetched(data):
             data.load()

@@ -192,7 +192,6 @@ def curve_chart(
 
 
 def _points_of(line: Line, abscissa: Abscissa) -> list[tuple[float, int]]:
-    """The place on the axis and the index of each point that can be drawn."""
     return [
         (x, i)
         for i, x in enumerate(abscissa.values(line))

@@ -202,7 +202,6 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float,
 
 
 def _name_ticks(axes: Axes, columns: Sequence[str] | None, rows: Sequence[str]) -> None:
-    """Label the columns and rows of a grid by names, and take away its lines."""
     axes.grid(visible=False)
     shown = plotting.evenly_spaced(range(len(rows)), MAX_TICKS) if len(rows) > 2 * MAX_TICKS else range(len(rows))
     axes.set_yticks(list(shown), [rows[i] for i in shown], parse_math=False, fontsize=LETTERS - 1)

@@ -135,7 +135,6 @@ def _resource(name: str) -> str:
 
 
 def _require_writable(path: Path) -> None:
-    """Create the folder of a file. Raises :class:`FedblendError` if that fails, or ``path`` is a folder."""
     if path.is_dir():
         raise FedblendError(f"{path}: is a folder; give the path of a file, such as {path / 'report.html'}")
     make_folder_of(path)

@@ -202,5 +202,4 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
 
 
 def _spans(values: Sequence[float]) -> bool:
-    """Whether numbers are above 0 and span a factor of 20."""
     return len(values) > 1 and min(values) > 0 and max(values) >= 20 * min(values)

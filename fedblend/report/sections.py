@@ -180,7 +180,6 @@ def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[
 
 
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """The recorded measures of :func:`fedblend.data.measures.noniid_measures`."""
     patterns = {
         "classes a client": "{classes_mean:.2f} ± {classes_deviation:.2f}",
         "KL divergence": "{divergence:.3f} nats",

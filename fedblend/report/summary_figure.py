@@ -74,7 +74,6 @@ def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: plotting.LineS
 
 
 def _seeds_text(groups: Sequence[Group]) -> str:
-    """The number of seeds of each method: ``3 seeds``, or ``1 to 3 seeds``."""
     numbers = [len({o.seed for o in g.outcomes}) for g in groups]
     fewest, most = min(numbers), max(numbers)
     text = f"{most} seed{'' if most == 1 else 's'}"
