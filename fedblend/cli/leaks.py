@@ -23,6 +23,7 @@ from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
 
 FIGURE = "leaks.png"
+DIGITS = {"mse": 3, "psnr": 2, "ssim": 3}  # Digits of measures after the point
 
 NOTES = (
     "MSE on the model's scale, PSNR (dB) and SSIM of pictures in [0, 1], means over images. Images that an attack "
@@ -114,9 +115,7 @@ def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
             leak.run if new_run else "",
             leak.kind if new_kind else "",
             leak.how,
-            number(leak.mse, 3),
-            number(leak.psnr, 2),
-            number(leak.ssim, 3),
+            *(number(getattr(leak, name), digits) for name, digits in DIGITS.items()),
             "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
         )
         for leak, new_run, new_kind in _with_firsts(leaks)
@@ -141,9 +140,7 @@ def _sizes_table(card: LeakReport) -> Table:
             f"{row['samples_per_mean']}{' (the run)' if row['own'] else ''}",
             str(row["samples"]),
             number(row["distance"], 0),
-            number(row["mse"], 3),
-            number(row["psnr"], 2),
-            number(row["ssim"], 3),
+            *(number(row[name], digits) for name, digits in DIGITS.items()),
             f"{row['recognised']:.0%}",
             f"{row['by_chance']:.1%}",
         )
