@@ -1,4 +1,11 @@
-"""Experiments of tests of reports."""
+"""Experiments of tests of reports, and the browser that opens pages."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from cli_helpers import PATIENCE_S
 
 from fedblend.experiment.config import resolve
 
@@ -21,3 +28,16 @@ def experiment(method, seed, **more):
         "train": {"cohort": 3, "epochs": 1, "lr": 0.05},
     }
     return resolve({**fields, "method": spec, "seed": seed, **more})
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000"]
+
+
+def browse(page: Path, home: Path, *flags: str) -> str:
+    """A page's elements after its scripts ran, as a browser has them; without a browser the test is skipped."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on this machine to open the page in")
+    line = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={home}", "--dump-dom", page.as_uri()]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout

@@ -48,9 +48,8 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.trials import make_trial, train_trial
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.make_setup import make_setup
-from fedblend.papers.output_paths import RUNS, OutputPaths
 from fedblend.papers.plan import plan_item
-from fedblend.papers.result import RESULT
+from fedblend.papers.result import RESULT, RUNS, OutputPaths
 from fedblend.papers.run_item import run_item
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import read

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedblend.analysis.plotting import head_figure
 from fedblend.papers.items import Item, all_papers
-from fedblend.report.svg import inline_svg
+from fedblend.report.page import inline_svg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "evidence" / "results"

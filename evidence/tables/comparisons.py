@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedblend.analysis.advice import BASE, LAST, Advice, Option
 from fedblend.analysis.privacy.membership import ENOUGH, SAMPLES
-from fedblend.report.advice_figure import draw_advice
+from fedblend.report.scatter_figures import draw_advice
 from fedblend.runs.differences import Difference, certain_together, paired_difference
 from tables.common import RESULTS, Row, by_method, save_svg, study_result, table
 

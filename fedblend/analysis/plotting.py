@@ -76,7 +76,7 @@ OTHER_PHASES = ("#BBCC33", "#AAAA00")
 """Colours of phases that a user's part adds."""
 
 INK, MUTED, GRID = "#1d2730", "#5c6873", "#e3e7ea"
-"""Colours of text, notes and grid on white; the page replaces them by its own (:mod:`fedblend.report.svg`)."""
+"""Colours of text, notes and grid on white; the page replaces them by its own (:mod:`fedblend.report.page`)."""
 
 BAND = 0.16  # Opacity of the band over seeds
 

@@ -24,7 +24,7 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.presets import presets
 from fedblend.experiment.study import Study, expand
 from fedblend.experiment.toml_tables import read_toml, write_toml
-from fedblend.report.advice_figure import draw_advice
+from fedblend.report.scatter_figures import draw_advice
 from fedblend.runs import api, forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
 from fedblend.runs.runner import first_difference, one_thread

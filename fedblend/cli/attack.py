@@ -104,6 +104,5 @@ def _print(console: Console, result: AttackResult) -> None:
 
 
 def _measures(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """MSE, PSNR and SSIM as text; the PSNR of an exactly rebuilt image is infinite."""
     psnr = "∞" if row["psnr"] is None else f"{row['psnr']:.2f}"
     return f"{row['mse']:.4f}", psnr, f"{row['ssim']:.4f}"

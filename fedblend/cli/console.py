@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -49,6 +50,13 @@ def table(
     for heading in numbers:
         made.add_column(heading, justify="right", no_wrap=no_wrap, vertical="bottom", overflow="fold")
     return made
+
+
+def number(value: float, digits: int) -> str:
+    """A number with so many digits after the point; nothing for NaN (not measured)."""
+    if math.isnan(value):
+        return ""
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
 def note(text: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.table import Column, Table
@@ -38,9 +38,9 @@ SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|
 """A line of the run's log: a round, which is printed from its record, or about sites. Errors are printed at the end."""
 
 
-def one_experiment(file: Path, run: str | None, changes: Sequence[Change] | Any = None) -> Experiment:
+def one_experiment(file: Path, run: str | None, changes: Sequence[Change] = ()) -> Experiment:
     """The experiment of a file, or the one named ``run`` among several. Raises :class:`FedblendError`."""
-    runs = api.expand_file(file, changes or (), None).experiments
+    runs = api.expand_file(file, changes, None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
     if run is not None and run not in runs:
@@ -56,11 +56,11 @@ def for_sites(experiment: Experiment, sites: int) -> Experiment:
     table["train"]["cohort"] = min(experiment.train.cohort, sites)
     adapted = resolve(table)
     if adapted != experiment:
-        text = f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round"
-        Console(stderr=True).print(text)
+        console = Console(stderr=True)
+        console.print(f"one client a site: {sites} clients, of which {adapted.train.cohort} train in a round")
         if lacking := _classes_of_no_site(adapted):
             text = f"no site has samples of the classes {listed(lacking)}; choose more sites, or another partition"
-            Console(stderr=True).print(f"warning: {text}")
+            console.print(f"warning: {text}")
     return adapted
 
 
@@ -78,17 +78,16 @@ def _classes_of_no_site(experiment: Experiment) -> list[str]:
     return [setup.data.classes[label] for label in np.setdiff1d(np.unique(labels), held)]
 
 
-def _require_real(experiment: Experiment) -> None:
+def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
+    """The limits of a federation of so many clients (``None``: only the data tell).
+
+    Raises :class:`FedblendError`, also for a field that simulations alone have.
+    """
+    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
     from fedblend.flower.limits import simulated_fields
 
     for field, reason in simulated_fields(experiment, own_data=False).items():
         raise FedblendError(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
-
-
-def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
-    """The limits of a federation of so many clients (``None``: only the data tell). Raises :class:`FedblendError`."""
-    from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
-
     if deadline is not None and not 1 <= deadline < math.inf:
         raise FedblendError(f"--deadline {deadline:g}: is not valid; valid: a number of seconds from 1")
     server = experiment.method.sharing.server
@@ -99,26 +98,30 @@ def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadlin
     return FederationLimits(min_sites, DEFAULT_DEADLINE if deadline is None else deadline)
 
 
+def write_app(file: Path, changes: Sequence[Change] = (), run: str | None = None, **options: Any) -> None:
+    """Write the Flower app of a file's experiment: :func:`write_app_folder` with its options."""
+    write_app_folder(one_experiment(file, run, changes), **options)
+
+
 def write_app_folder(
     experiment: Experiment,
     out: Path,
     folder: Path,
-    min_sites: int,
-    deadline: float | None,
+    min_sites: int = 0,
+    deadline: float | None = None,
     credentials: Path | None = None,
 ) -> None:
     """Write the Flower app of an experiment into the folder ``out``; its run directory will be ``folder``."""
-    from fedblend.flower.app_folder import write_app
+    from fedblend.flower import app_folder
     from fedblend.flower.site import MOST_ROUNDS
     from fedblend.flower.sites import PEERS
 
-    _require_real(experiment)
     limits = _limits(experiment, getattr(experiment.partition, "clients", None), min_sites, deadline)
     if credentials is not None:
         if not (credentials / PEERS).is_file():
             raise FedblendError(f"--credentials {credentials}: has no {PEERS}; valid: server of federation provision")
         limits = replace(limits, credentials=str(credentials.absolute()))
-    write_app(out, experiment, folder, limits)
+    app_folder.write_app(out, experiment, folder, limits)
     if experiment.rounds > MOST_ROUNDS:
         note(
             f"warning: this run has {experiment.rounds:,} rounds, and a site trains in {MOST_ROUNDS:,} of all runs "
@@ -127,8 +130,18 @@ def write_app_folder(
     Console().print(f"Flower app: {out}; on the SuperLink's machine: flwr run {out} NAME")
 
 
+def try_file(file: Path, sites: int, changes: Sequence[Change] = (), run: str | None = None, **options: Any) -> None:
+    """Run a file's experiment, with one client a site, in a trial: :func:`run_trial` with its options."""
+    run_trial(for_sites(one_experiment(file, run, changes), sites), sites, **options)
+
+
 def run_trial(
-    experiment: Experiment, sites: int, files: list[Path], min_sites: int, deadline: float | None, out: Path | None
+    experiment: Experiment,
+    sites: int,
+    site_file: Sequence[Path] = (),
+    min_sites: int = 0,
+    deadline: float | None = None,
+    out: Path | None = None,
 ) -> None:
     """Run an experiment in a trial federation on loopback, print its rounds, and stop all processes at the end.
 
@@ -139,11 +152,10 @@ def run_trial(
     from fedblend.flower.site import read_site
     from fedblend.flower.trial import LoopbackTrial
 
-    _require_real(experiment)
-    if len(files) not in (0, sites):
-        raise FedblendError(f"--site-file: {len(files)} files for {sites} sites; give one for each site, or none")
+    if len(site_file) not in (0, sites):
+        raise FedblendError(f"--site-file: {len(site_file)} files for {sites} sites; give one for each site, or none")
     limits = _limits(experiment, sites, min_sites, deadline)
-    audits = [read_site(path).audit for path in files]
+    audits = [read_site(path).audit for path in site_file]
     if twice := {audit for audit in audits if audit is not None and audits.count(audit) > 1}:
         raise FedblendError(f"--site-file: two sites have the audit log {min(twice)}; each needs one of its own")
     folder = out or api.free_folder(api.RUNS / f"{slugify(experiment.name)}-federation")
@@ -158,7 +170,7 @@ def run_trial(
             with console.status("starting the SuperLink") as status:
                 trial.begin()
                 write_app(folder / "app", experiment, run, limits)
-                paths = files or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
+                paths = site_file or [_site_file(folder / f"site-{site}", experiment) for site in range(sites)]
                 for site, path in enumerate(paths):
                     trial.start_node(site, {"site": str(path.absolute())})
                 status.update("the sites connect, load their data and share")
@@ -240,13 +252,17 @@ def _require_done(run: Path, log: str, ended: Sequence[str] = ()) -> None:
     )
 
 
-def init_site(path: Path, data: Path | None, min_mean: int, table: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Write a new site file, and print what ``data`` holds; ``table`` has the options of a table.
+def init_site(
+    path: Path, data: Path | None = None, min_mean: int = 2, target: Sequence[str] = (), **options: Any
+) -> None:
+    """Write a new site file, and print what ``data`` holds; ``target`` and ``options`` are those of a table.
 
     Raises :class:`FedblendError` if ``path`` exists, or ``data`` cannot be loaded.
     """
     from fedblend.flower.site import read_site, site_text
 
+    chosen = {"target": target[0] if len(target) == 1 else target, **options}
+    table = {option: value for option, value in chosen.items() if value}
     if path.exists():
         raise FedblendError(f"{path}: exists already; edit it, or give another name")
     if data is None and table:
@@ -283,12 +299,8 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
 
     site, console, held = read_site(path), Console(), None
     if site.data is not None:
-        with console.status("loading the samples"):
-            try:
-                with trust_of(site):
-                    held = site.data.load()
-            except FedblendError as error:
-                raise FedblendError(f"{path}: {error}") from None
+        with console.status("loading the samples"), _named(path), trust_of(site):
+            held = site.data.load()
         _print_content(held, site.min_mean, console)
     else:
         console.tell("Samples: none; the site trains on its client's part of the experiment's data (data, for trials)")
@@ -296,16 +308,14 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     if site.federation is not None:
         warnings = [f"warning: {text}" for text in expiry_warnings([Path(site.federation.ca)])]
         console.tell("\n".join([f"Site {site.federation.client}: {site.federation.name}", *warnings]))
-    if site.key is not None:
-        console.tell(_keys_of(path, site.key, site.peers, site.min_sum))
-    elif site.peers is not None:
-        raise FedblendError(f"{path}: key: is missing; with peers a site signs its keys; valid: its private key")
-    try:
-        require_device(site.device)
-    except FedblendError as error:
-        raise FedblendError(f"{path}: {error}") from None
     log = Path(str(site.audit))
-    _require_writable(path, log)
+    with _named(path):
+        if site.key is not None:
+            console.tell(_keys_of(site.key, site.peers, site.min_sum))
+        elif site.peers is not None:
+            raise FedblendError("key: is missing; with peers a site signs its keys; valid: its private key")
+        require_device(site.device)
+        _require_writable(log)
     record = AuditLog(site.audit)
     with record.verified() as found:
         limits = used_limits(site, record)
@@ -330,51 +340,51 @@ def check_site(path: Path, experiment: Path | None = None, run: str | None = Non
     console.tell(f"{path}: no fault found")
 
 
-def _require_writable(path: Path, log: Path) -> None:
+@contextmanager
+def _named(what: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except FedblendError as error:
+        raise FedblendError(f"{what}: {error}") from None
+
+
+def _require_writable(log: Path) -> None:
     if not log.parent.is_dir():
-        raise FedblendError(f"{path}: audit: {log.parent}: no such folder; valid: a folder that this user can write to")
+        raise FedblendError(f"audit: {log.parent}: no such folder; valid: a folder that this user can write to")
     # Each payload takes the log's lock. It is not taken here, since a file of another user would keep the site from it.
     for file in (log, log.with_name(f"{log.name}.lock")):
         if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise FedblendError(f"{path}: audit: {file}: this user cannot write it; valid: a file that it can write")
+            raise FedblendError(f"audit: {file}: this user cannot write it; valid: a file that it can write")
 
 
-def _keys_of(path: Path, key: str, peers: str | None, min_sum: int) -> str:
+def _keys_of(key: str, peers: str | None, min_sum: int) -> str:
     """Sign with a site's key; return whose it is. Raises :class:`FedblendError` if it is of no use, or unsafe."""
     from fedblend.experiment.toml_tables import read_toml
     from fedblend.flower.secure_aggregation.masks import is_signed, public_key, sign
 
-    try:
-        signed = sign(key, b"fedblend site check")
-        table = {} if peers is None else read_toml(peers)
-    except FedblendError as error:
-        raise FedblendError(f"{path}: {error}") from None
-    _require_mode(path, "key", key, 0o027, "read or change it", "640")
+    signed = sign(key, b"fedblend site check")
+    table = {} if peers is None else read_toml(peers)
+    _require_mode("key", key, 0o027, "read or change it", "640")
     if peers is None:
         return f"Key: {key}; it signs (without peers the server could take another site's place)"
-    _require_mode(path, "peers", peers, 0o022, "change it", "644")
+    _require_mode("peers", peers, 0o022, "change it", "644")
     for client, line in table.items():
         if not client.isdecimal() or public_key(str(line)) is None:
-            raise FedblendError(
-                f"{path}: peers: {peers}: {client} = {brief(line)} is no client and key; valid: a client's number and "
-                'its public key, such as 0 = "ecdsa-sha2-nistp384 AAAA..."'
-            )
+            valid = 'valid: a client\'s number and its public key, such as 0 = "ecdsa-sha2-nistp384 AAAA..."'
+            raise FedblendError(f"peers: {peers}: {client} = {brief(line)} is no client and key; {valid}")
     owners = [client for client, line in table.items() if is_signed(str(line), b"fedblend site check", signed)]
     if len(owners) != 1:
         found = f"the clients {' and '.join(owners)} have" if owners else f"none of its {len(table)} clients has"
-        raise FedblendError(f"{path}: peers: {peers}: {found} the public key of {key}; valid: one client has it")
+        raise FedblendError(f"peers: {peers}: {found} the public key of {key}; valid: one client has it")
     if min_sum > len(table):
-        raise FedblendError(
-            f"{path}: min_sum: {min_sum}: {peers} has {len(table)} sites, so that no masked sum can include this one; "
-            f"valid: 2 to {len(table)}"
-        )
+        text = f"min_sum: {min_sum}: {peers} has {len(table)} sites, so that no masked sum can include this one"
+        raise FedblendError(f"{text}; valid: 2 to {len(table)}")
     return f"Key: client {owners[0]} of the {len(table)} in {peers}"
 
 
-def _require_mode(path: Path, field: str, file: str, loose: int, may: str, valid: str) -> None:
-    """Raise :class:`FedblendError` if the mode of a site's file lets other users do what they must not."""
+def _require_mode(field: str, file: str, loose: int, may: str, valid: str) -> None:
     if os.name != "nt" and os.stat(file).st_mode & loose:
-        raise FedblendError(f"{path}: {field}: {file}: other users can {may}; run: chmod {valid} {shlex.quote(file)}")
+        raise FedblendError(f"{field}: {file}: other users can {may}; run: chmod {valid} {shlex.quote(file)}")
 
 
 def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
@@ -390,10 +400,8 @@ def _load(path: Path, table: Mapping[str, Any]) -> Dataset:
         raise FedblendError(f"--target: is missing; {path} is a table; valid: the column to predict: {listed(columns)}")
     if table and not is_table:
         raise FedblendError(f"--{next(iter(table))}: {path} is no table; valid: with {', '.join(SUFFIXES)}")
-    try:
+    with _named("--data"):
         return cast("Dataset", registry.build("dataset", samples_of(path, table), "data").load())
-    except FedblendError as error:
-        raise FedblendError(f"--data: {error}") from None
 
 
 def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
@@ -409,25 +417,24 @@ def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
         )
 
 
-def verify_audit(path: Path, accept: bool) -> None:
-    """Read a site's whole audit log, and print whether it is as the site wrote it; with ``accept`` go on if it is not.
-
-    Raises :class:`FedblendError` for the first line that does not fit.
-    """
+def audit_site(path: Path, verify: bool = False, accept: bool = False, **shown: Any) -> None:
+    """Check a site's audit log if it is to be verified or accepted, else print it (:func:`show_audit`)."""
     from fedblend.flower.audit import AuditLog
     from fedblend.flower.site import read_site
 
+    if not verify and not accept:
+        show_audit(path, **shown)
+        return
     record = AuditLog(read_site(path).audit)
     if accept:
         record.accept()
     with record.verified() as found:
         gaps = f"; the site's user accepted {found['gaps']} gaps before" if found["gaps"] else ""
-        console = Console()
-        console.tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
+        Console().tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
 
 
 def show_audit(
-    path: Path, last: int | None, since: str | None = None, run: str | None = None, as_json: bool = False
+    path: Path, last: int | None = None, since: str | None = None, run: str | None = None, json: bool = False
 ) -> None:
     """Print a site's audit log as a table, or as lines of JSON; of one run, or since a date. Rounds count from 1."""
     from fedblend.flower.audit import AuditLog, audit_rows
@@ -438,9 +445,9 @@ def show_audit(
         raise FedblendError(f"--since {since}: is no date; valid: 2026-01-31, or 2026-01-31T13:00")
     lines = [line for line in AuditLog(site.audit).lines() if line["time"] >= (since or "")]
     lines = [line for line in lines if run in (None, line["run"], line["run"].partition("/")[0])]
-    if as_json:
+    if json:
         for line in lines[-last:] if last else lines:
-            print(json.dumps({**line, "round": line["round"] + 1}))
+            print(dumps({**line, "round": line["round"] + 1}))
         return
     table = Table(
         Column("time", no_wrap=True), Column("run", overflow="fold"), "round", "kind", "what", "bytes", "sha256"

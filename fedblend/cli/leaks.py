@@ -14,15 +14,16 @@ from rich.text import Text
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.privacy.leak_report import Leak, LeakReport, leak_report
 from fedblend.cli.compare import print_left_out
-from fedblend.cli.console import Console, table
+from fedblend.cli.console import Console, number, table
 from fedblend.cli.progress import steps_shown
 from fedblend.core.files import csv_frame, write_atomically, write_json
-from fedblend.report.leak_figure import draw_leaks, strongest
+from fedblend.report.scatter_figures import draw_leaks, strongest
 from fedblend.runs.directory import find_runs
 from fedblend.runs.runner import one_thread
 from fedblend.runs.summary import megabytes
 
 FIGURE = "leaks.png"
+DIGITS = {"mse": 3, "psnr": 2, "ssim": 3}  # Digits of measures after the point
 
 NOTES = (
     "MSE on the model's scale, PSNR (dB) and SSIM of pictures in [0, 1], means over images. Images that an attack "
@@ -47,9 +48,9 @@ def show_leaks(runs: Sequence[Path], out: Path | None = None, trust: bool = Fals
     begun = [run for run in find_runs(list(runs)) if run.has_begun(run.path)]
     cards = []
     with steps_shown() as steps, one_thread():
-        for number, (run, name) in enumerate(zip(begun, distinct_names([run.path for run in begun]), strict=True), 1):
+        for done, (run, name) in enumerate(zip(begun, distinct_names([run.path for run in begun]), strict=True), 1):
             cards.append(leak_report(run, trust).named(name))
-            steps("runs", number, len(begun))
+            steps("runs", done, len(begun))
     console = Console()
     leaks = [leak for card in cards for leak in card.leaks]
     console.print(_sent_table(leaks))
@@ -99,8 +100,8 @@ def _sent_table(leaks: Sequence[Leak]) -> Table:
             leak.run if new_run else "",
             f"{leak.kind}: {leak.shape}" if leak.shape else leak.kind,
             f"{leak.times:,} times by {leak.senders:,} clients, {megabytes(leak.bytes)}",
-            _number(100 * leak.accuracy, 1) if new_run else "",
-            _number(leak.membership, 3),
+            number(100 * leak.accuracy, 1) if new_run else "",
+            number(leak.membership, 3),
         )
         for leak, new_run, new_kind in _with_firsts(leaks)
         if new_kind
@@ -114,9 +115,7 @@ def _rebuilt_table(leaks: Sequence[Leak]) -> Table:
             leak.run if new_run else "",
             leak.kind if new_kind else "",
             leak.how,
-            _number(leak.mse, 3),
-            _number(leak.psnr, 2),
-            _number(leak.ssim, 3),
+            *(number(getattr(leak, name), digits) for name, digits in DIGITS.items()),
             "" if math.isnan(leak.recognised) else f"{leak.recognised:.0%}",
         )
         for leak, new_run, new_kind in _with_firsts(leaks)
@@ -140,10 +139,8 @@ def _sizes_table(card: LeakReport) -> Table:
         (
             f"{row['samples_per_mean']}{' (the run)' if row['own'] else ''}",
             str(row["samples"]),
-            _number(row["distance"], 0),
-            _number(row["mse"], 3),
-            _number(row["psnr"], 2),
-            _number(row["ssim"], 3),
+            number(row["distance"], 0),
+            *(number(row[name], digits) for name, digits in DIGITS.items()),
             f"{row['recognised']:.0%}",
             f"{row['by_chance']:.1%}",
         )
@@ -155,15 +152,7 @@ def _sizes_table(card: LeakReport) -> Table:
     return made
 
 
-def _number(value: float, digits: int) -> str:
-    """A number with so many digits after the point; nothing for NaN (not measured)."""
-    if math.isnan(value):
-        return ""
-    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
-
-
 def _write(out: Path, cards: Sequence[LeakReport], leaks: Sequence[Leak]) -> bool:
-    """Write the tables, and the figure if it has a mark; return whether it has."""
     rows: list[dict[str, Any]] = [leak.table() for leak in leaks]
     write_atomically(out / "leaks.csv", csv_frame(pd.DataFrame(rows)))
     sizes = [{"run": card.run, **row} for card in cards for row in card.by_size]

@@ -48,8 +48,7 @@ def _contents() -> RenderableType:
     kinds = {kind: len(parts) for kind, parts in index().parts.items()}
     counts = {word: kinds[kind] for word, kind in LISTS.items() if kind}
     counts |= {"methods": len(presets.presets()), "parts": sum(kinds.values())}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("fedblend list ...", no_wrap=True)
+    table = _table("fedblend list ...")
     table.add_column("how many", justify="right")
     table.add_column("of each kind")
     for word in LISTS:
@@ -86,10 +85,9 @@ def _methods() -> RenderableType:
 def _overview(word: str) -> RenderableType:
     if word == "methods":
         return _methods()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("kind", "name", "options"):
-        table.add_column(column, no_wrap=column != "options")
-    table.add_column("what it is")
+    table = _table("kind", "name")
+    for column in ("options", "what it is"):
+        table.add_column(column)
     kind, parts = LISTS[word], index().parts
     for entry in (entry for one in ([kind] if kind else parts) for entry in parts[one].values()):
         table.add_row(entry.kind, entry.name, ", ".join(o.name for o in entry.options), Text(entry.summary))
@@ -101,8 +99,7 @@ def _details(word: str) -> list[RenderableType]:
     if ":" in word:
         return [_render(_own_part(word))]
     tables, parts = index().tables, index().parts
-    entries = [tables[word]] if word in tables else []
-    entries += parts.get(word, {}).values()
+    entries = [*([tables[word]] if word in tables else []), *parts.get(word, {}).values()]
     sections: list[RenderableType] = []
     if word in presets.presets():
         own = _parts_of_method(word)
@@ -138,7 +135,6 @@ def _named(name: str) -> list[Entry]:
 
 
 def _parts_of_method(name: str) -> list[Entry]:
-    """The parts of a preset that have options, with the values that the preset sets."""
     given = presets.expand({"name": name})
     defaults = {option.name: option.default for option in index().tables["method"].options}
     entries = []
@@ -159,13 +155,19 @@ def _render(entry: Entry) -> RenderableType:
     head = _head(f"{kind}{entry.name}", entry.summary, _example(entry))
     if not entry.options:
         return Group(head, Text("It has no options.\n"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("option", no_wrap=True)
+    table = _table("option")
     for column in ("type and range", "default", "what it is"):
         table.add_column(column)
     for option in entry.options:
         table.add_row(*map(Text, (option.name, option.type, option.default, option.text)))
     return Group(head, table, Text())
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
 
 
 def _example(entry: Entry) -> str:

@@ -18,12 +18,12 @@ from fedblend.experiment import presets
 from fedblend.experiment.entries import NOT_GIVEN
 from fedblend.experiment.index import index
 
+TEXTS = ("shakespeare", "leaf-shakespeare")
 PARTITIONS = {
-    "shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
+    **dict.fromkeys(TEXTS, 'name = "natural"   # one client a speaking role\nclients = 20'),
     **dict.fromkeys(("npz", "table"), 'name = "iid"\nclients = 20'),
     "toy": 'name = "natural"   # the data\'s own clients: D1, D2 and D3',
     "femnist": 'name = "natural"   # one client a writer',
-    "leaf-shakespeare": 'name = "natural"   # one client a speaking role\nclients = 20',
     "har": 'name = "natural"   # one client a person',
     "heart": 'name = "natural"   # one client a hospital',
 }
@@ -48,14 +48,12 @@ DATA_OPTIONS = {
     ),
 }
 MODELS = {
-    "shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
-    "leaf-shakespeare": 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run',
+    **dict.fromkeys(TEXTS, 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run'),
     **dict.fromkeys(("npz", "table"), 'name = "mlp"'),
     "signal-folder": 'name = "cnn1d"',
     "heart": 'name = "mlp"\nhidden = [16]',
     "har": 'name = "cnn1d"',
-    "cifar10": 'name = "cnn"',
-    "cifar100": 'name = "cnn"',
+    **dict.fromkeys(("cifar10", "cifar100"), 'name = "cnn"'),
     "voc2007": 'name = "cnn"\nchannels = [16, 64, 256]    # AggEnhance, section 4.2',
     "fer2013": 'name = "cnn"\nchannels = [16, 32, 64, 64]    # AggEnhance, section 4.2\nnorm = "group"',
     "digits": 'name = "mlp"',
@@ -101,7 +99,6 @@ NORMED = {"har": 'name = "cnn1d"\nnorm = "batch"'}
 """Models with normalisation layers, for methods that keep these at clients; for other data sets a cnn."""
 COHORTS = {"toy": 3, "heart": 4}
 TEXT_LEARNING_RATE = "lr = 4.0             # text needs large steps, with clipped gradients\nclip_norm = 1.0"
-LEARNING_RATES = {"shakespeare": TEXT_LEARNING_RATE, "leaf-shakespeare": TEXT_LEARNING_RATE}
 
 
 def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
@@ -152,10 +149,8 @@ def new_file(method: str, dataset: str, split: str | None = None, options: Mappi
     if any(one.sends_raw_samples for one in made):
         more += "unsafe = true   # this method shares raw samples: an upper bound, not for real data\n"
     if method in presets.FAMILIES["Personal models"]:
-        more += (
-            'evaluate_model = "each"   # each client is tested with its own model, on the samples that it holds out\n'
-        )
-        more += "holdout = 0.2\n"
+        tested = "each client is tested with its own model, on the samples that it holds out"
+        more += f'evaluate_model = "each"   # {tested}\nholdout = 0.2\n'
     model = MODELS.get(dataset, 'name = "lenet5"')
     if parts.get("personal") == {"name": "fedbn"}:
         model = NORMED.get(dataset, 'name = "cnn"\nnorm = "batch"    # engine: one client after another')
@@ -168,7 +163,7 @@ def new_file(method: str, dataset: str, split: str | None = None, options: Mappi
     partition, clients = _split(partition, split, options or {})
     cohort = min(COHORTS.get(dataset, 5), clients or LARGEST_INT)
     fetched = f"# {dataset}: {FETCHED[dataset]}\n" if dataset in FETCHED else ""
-    learning = LEARNING_RATES.get(dataset, "lr = 0.01")
+    learning = TEXT_LEARNING_RATE if dataset in TEXTS else "lr = 0.01"
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
 rounds = 20

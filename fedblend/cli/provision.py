@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import typer
 from rich.table import Table
 
 from fedblend.cli.console import Console
@@ -60,6 +61,14 @@ def enroll(path: Path, rotate: bool = False) -> None:
         console.tell(
             f"Once it is registered: mv {key} {site.key}, mv {key.with_suffix('.pub')} likewise; restart the site"
         )
+
+
+def start(path: Path, port: int, metrics_port: int | None = None) -> None:
+    """Start a site's SuperNode; the process ends with the exit code that it returns."""
+    import fedblend.flower  # noqa: F401  (raises where Flower is missing)
+    from fedblend.flower.supervise import start_site
+
+    raise typer.Exit(start_site(path, port, metrics_port))
 
 
 def watch(runs: Path, credentials: Path, metrics_port: int = 9464) -> None:

@@ -17,12 +17,10 @@ from fedblend.cli.progress import RunProgress, Steps, steps_shown
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.files import write_atomically
 from fedblend.papers import formatting
-from fedblend.papers.availability import is_fetched, missing_reason
 from fedblend.papers.items import SCALES, Item, Scale, all_papers
-from fedblend.papers.output_paths import OutputPaths, runs_of
 from fedblend.papers.plan import ItemPlan, plan_item
-from fedblend.papers.result import COMMITTED, RESULT, read_committed_result, read_result
-from fedblend.papers.run_item import run_item
+from fedblend.papers.result import COMMITTED, RESULT, OutputPaths, read_committed_result, read_result, runs_of
+from fedblend.papers.run_item import is_fetched, missing_reason, run_item
 from fedblend.runs.parallel import join_failures
 
 PAGE = "table.md"
@@ -168,7 +166,6 @@ def _result_text(scale: Scale, result: Mapping[str, Any], mark: str = "") -> str
 
 
 def _data_text(planned: ItemPlan) -> str:
-    """The first two data sets of an item, with a mark for those that are not at hand."""
     marks = {}
     for cell in planned.cells:
         data = cell.experiment.data

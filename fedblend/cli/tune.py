@@ -17,7 +17,7 @@ from fedblend.cli.interrupts import stop_announced
 from fedblend.core.errors import Stopped
 from fedblend.core.files import csv_text, write_atomically
 from fedblend.experiment.study import slugify
-from fedblend.report.tune_figure import draw_search
+from fedblend.report.scatter_figures import draw_search
 from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.runner import require_free
@@ -38,10 +38,9 @@ def tune_file(file: Path, changes: Sequence[Change] = (), resume: bool = False, 
         console.tell(f"{search.label}: {_values(search.best.values)}")
     for line in lines_of_ends(searches):
         console.tell(line)
-    rows = ["method,metric,score,best_round,rounds,ended_early,failure,run,values"]
-    for search in searches:
-        rows += [_row(search, trial) for trial in search.trials]
-    write_atomically(folder / TRIALS, "\n".join(rows) + "\n")
+    head = ["method", "metric", "score", "best_round", "rounds", "ended_early", "failure", "run", "values"]
+    rows = [_row(search, trial) for search in searches for trial in search.trials]
+    write_atomically(folder / TRIALS, csv_text([head, *rows]))
     write_atomically(folder / "tune.png", draw_search(searches))
     console.tell(f"Trials: {folder / TRIALS}, figure: {folder / 'tune.png'}\nBest values: fedblend run {folder / BEST}")
 
@@ -102,7 +101,6 @@ def lines_of_ends(searches: Sequence[MethodSearch]) -> list[str]:
 
 
 def _best_table(searches: Sequence[MethodSearch]) -> Table:
-    """A row for each method: its budget, its best score on validation, and the test score of the same round."""
     metrics = list(dict.fromkeys(search.metric for search in searches))
     numbers = ["trials", "ended early", "failed", "rounds", "validation", "test"]
     made = table(["method"], numbers, title=f"Best {' and '.join(metrics)}", title_justify="left")
@@ -128,19 +126,8 @@ def _values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
-def _row(search: MethodSearch, trial: Trial) -> str:
+def _row(search: MethodSearch, trial: Trial) -> list[Any]:
     score = "" if trial.score is None else repr(trial.score)
-    early = str(trial.pruned).lower()
-    run = f"{trial.folder.parent.name}/{trial.folder.name}"
-    fields = [
-        search.label,
-        search.metric,
-        score,
-        trial.round,
-        trial.rounds,
-        early,
-        trial.failure,
-        run,
-        json.dumps(trial.values),
-    ]
-    return csv_text([fields])[:-1]
+    early, run = str(trial.pruned).lower(), f"{trial.folder.parent.name}/{trial.folder.name}"
+    values = json.dumps(trial.values)
+    return [search.label, search.metric, score, trial.round, trial.rounds, early, trial.failure, run, values]

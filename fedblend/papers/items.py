@@ -170,7 +170,7 @@ class Paper(_Table):
     title: str
     upper_bound: str = ""
     """A claim on accuracy that the methods approximate; a smaller scale that contradicts it cannot be compared
-    (:mod:`fedblend.papers.comparable`)."""
+    (:func:`fedblend.papers.result.contradicted_data`)."""
     bases: dict[str, Base]
     items: dict[str, Item]
 

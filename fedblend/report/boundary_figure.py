@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
 from fedblend.analysis import plotting
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from fedblend.analysis.points.boundaries import Boundary, Plane, SampleSet
 
 PANEL_SIZE = (4.1, 3.5)  # Width and height of a panel in inches
@@ -100,8 +101,6 @@ def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash:
 
 
 def _draw_legend(figure: Figure, plane: Plane) -> None:
-    from matplotlib.lines import Line2D
-
     styles = plotting.line_styles([model.name for model in plane.models])
     handles = [Line2D([], [], color=plotting.INK, linewidth=1.6)]
     texts = ["trained on the panel's samples alone"]

@@ -6,17 +6,16 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedblend.analysis import plotting
 from fedblend.report.figures import LETTERS, Chart, Mark, Numbers, column_figure, plain_legend
 from fedblend.runs.summary import MEGABYTE, NOTHING
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 BAND_TEXT = "Line: mean over seeds. Band: from the lowest to the highest seed (no band: one seed). Dotted: unfinished."
 
@@ -193,7 +192,6 @@ def curve_chart(
 
 
 def _points_of(line: Line, abscissa: Abscissa) -> list[tuple[float, int]]:
-    """The place on the axis and the index of each point that can be drawn."""
     return [
         (x, i)
         for i, x in enumerate(abscissa.values(line))
@@ -256,16 +254,12 @@ def add_method_legend(figure: Figure, methods: Mapping[str, plotting.LineStyle])
 
 def method_handles(styles: Iterable[plotting.LineStyle], **sizes: Any) -> list[Line2D]:
     """Pieces of the lines of methods, for a legend."""
-    from matplotlib.lines import Line2D
-
     return [Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, **sizes) for s in styles]
 
 
 def legend_sample(style: plotting.LineStyle) -> Figure:
     """A short piece of a method's line, for a legend outside of figures."""
-    from matplotlib.figure import Figure as NewFigure
-
-    figure = NewFigure(figsize=(0.42, 0.13))
+    figure = Figure(figsize=(0.42, 0.13))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.plot(

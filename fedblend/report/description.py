@@ -51,12 +51,13 @@ def describe_runs(groups: Sequence[Group]) -> RunDescription:
     alike = {f: v for f, v in first.items() if all(other.get(f) == v for other in others)}
     commands = list(dict.fromkeys(o.facts["command"] for o in outcomes if o.facts.get("command")))
     by_method = [rerun_command(g) for g in groups]
+    known, names = presets.presets(), dict.fromkeys(str(g.config["method"]["name"]) for g in groups)
     return RunDescription(
         title=_values_text(o.config.get("name", "") for o in outcomes),
         tiles=_tiles(groups, outcomes),
         short=_short(outcomes),
         text=" ".join([_data(groups, outcomes), _split(outcomes), _training(outcomes), _rounds(outcomes)]),
-        presets=_presets(groups),
+        presets=[(name, known[name][0]) for name in names if name in known],
         shared=[(f, setting_text(v)) for f, v in alike.items() if f not in apart and f not in NOT_COMPARED],
         differs=[(f, [setting_text(config.get(f)) for config in configs]) for f in apart],
         sources=_sources(outcomes),
@@ -148,8 +149,7 @@ def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
     runs = f"{len(outcomes)} run{'' if len(outcomes) == 1 else 's'}"
     counted = " in ".join(f"{number} {word}" for number, word in _counted(groups))
     seeds = sorted({o.seed for o in outcomes})
-    of_seeds = f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
-    text = f"{runs} of {counted} ({of_seeds})"
+    text = f"{runs} of {counted} (seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))})"
     text += f" on the data set {_values_text(_facts(outcomes, 'data', 'name')) or _field(outcomes, 'data.name')}"
     train, test = (_counts_text(_facts(outcomes, "data", half)) for half in ("train", "test"))
     if train and test:
@@ -183,11 +183,10 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         text += f" ({how})" if how else ""
     low, high = _facts(outcomes, "clients", "smallest"), _facts(outcomes, "clients", "largest")
     if low and high:
-        least, most = f"{min(low):,}", f"{max(high):,}"
-        text += f", each with {least if least == most else f'{least} to {most}'} training samples"
-    notes = []
-    if any(flatten(o.config).get("fraction", 1) != 1 for o in outcomes):
-        notes.append(f"after a fraction of {_field(outcomes, 'fraction')} was kept")
+        span = " to ".join(dict.fromkeys([f"{min(low):,}", f"{max(high):,}"]))
+        text += f", each with {span} training samples"
+    kept = any(o.config.get("fraction", 1) != 1 for o in outcomes)
+    notes = [f"after a fraction of {_field(outcomes, 'fraction')} was kept"] * kept
     if any(o.config.get("holdout") for o in outcomes):
         notes.append(f"besides a share of {_field(outcomes, 'holdout')} that is held out for testing")
     places = {"clients": "of each client's samples", "server": "of the training samples, at the server,"}
@@ -195,6 +194,15 @@ def _split(outcomes: Sequence[Outcome]) -> str:
         if any(flatten(o.config).get(f"validation.{where}") for o in outcomes):
             notes.append(f"besides a share of {_field(outcomes, f'validation.{where}')} {words} that is for validation")
     return text + (f" {' and '.join(notes)}" if notes else "") + "."
+
+
+ADDITIONS = {
+    "schedule_in_round.name": "within the round with the schedule",
+    "momentum": "momentum",
+    "weight_decay": "weight decay",
+    "clip_norm": "gradients clipped to",
+}
+"""Fields of local training that the text names where they are set."""
 
 
 def _training(outcomes: Sequence[Outcome]) -> str:
@@ -216,15 +224,11 @@ def _training(outcomes: Sequence[Outcome]) -> str:
         f"'{_field(outcomes, 'model.name')}' for {_length(outcomes)} on batches of {field('batch_size')} by "
         f"{' or '.join(names)} at a learning rate of {rate}"
     )
-    extra = []
-    for name, words in (
-        ("schedule_in_round.name", "within the round with the schedule"),
-        ("momentum", "momentum"),
-        ("weight_decay", "weight decay"),
-        ("clip_norm", "gradients clipped to"),
-    ):
-        if any(flatten(o.config).get(f"train.{name}") for o in outcomes):
-            extra.append(f"{words} {field(name)}")
+    extra = [
+        f"{words} {field(name)}"
+        for name, words in ADDITIONS.items()
+        if any(flatten(o.config).get(f"train.{name}") for o in outcomes)
+    ]
     augments = dict.fromkeys(" and ".join(a["name"] for a in o.config["train"].get("augment", ())) for o in outcomes)
     if list(augments) != [""]:
         extra.append(f"pictures augmented by {' or '.join(names or 'nothing' for names in augments)}")
@@ -267,12 +271,6 @@ def _rounds(outcomes: Sequence[Outcome]) -> str:
     text = f"{' or '.join(models)} is tested {when}, {_counts_text(o.rounds for o in outcomes)} rounds in total."
     text = text[0].upper() + text[1:]
     return text + f" Inputs are on the scale '{_field(outcomes, 'scale.name')}'."
-
-
-def _presets(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    known = presets.presets()
-    names = dict.fromkeys(str(g.config["method"]["name"]) for g in groups)
-    return [(name, known[name][0]) for name in names if name in known]
 
 
 def _sources(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

@@ -6,7 +6,9 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import csv_text, write_atomically
@@ -16,9 +18,6 @@ from fedblend.report.curve_figures import add_method_legend
 from fedblend.report.guarantees import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection, section_charts, splits
 from fedblend.report.tables import Cell, PageTable, section_tables
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -56,8 +55,6 @@ def export(sections: Sequence[DatasetSection], folder: Path) -> None:
 
 def figure_bytes(figure: Figure, form: str) -> bytes:
     """A figure as ``svg`` or ``pdf``, which need no font: letters are outlines in SVG, and PDF has the font inside."""
-    import matplotlib
-
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "fedblend", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=form, metadata={"Date" if form == "svg" else "CreationDate": None})

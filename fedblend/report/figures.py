@@ -5,15 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
 
 from fedblend.analysis import plotting
 from fedblend.core.errors import legible
 from fedblend.runs.groups import Group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLUMN_WIDTH = 3.5  # Width of a chart in inches: a column of a paper in two columns
 LETTERS = 8.0  # Size of letters in points
@@ -22,6 +23,7 @@ NAME_WIDTH = 18  # Letters in a line of a wrapped name beside an axis
 MAX_WRITTEN_CLASSES = 16
 """Largest number of classes with which the cells of the class chart show numbers; with more, colours only."""
 
+MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
 MAX_NAME = 24  # Letters of a client's name that a figure shows
 LETTERS_BELOW = 34  # Letters that have room side by side below the columns of a chart
 MAX_TICKS = 16  # Largest number of labels on an axis of names; of more, evenly spaced ones are shown
@@ -89,7 +91,9 @@ def class_chart(groups: Sequence[Group]) -> Chart | None:
     for g in groups:
         finals = [scores for o in g.counted if o.evaluated and (scores := o.evaluated[-1].per_class) is not None]
         if finals:
-            rows[g.name] = [_mean_percent(values) for values in zip(*finals, strict=True)]
+            # Where the test samples lack a class there is no mean.
+            present = [[v for v in values if v is not None] for values in zip(*finals, strict=True)]
+            rows[g.name] = [100 * sum(values) / len(values) if values else None for values in present]
     if not rows:
         return None
     classes = [class_label(name) for name in groups[0].outcomes[0].facts.get("data", {}).get("classes", [])]
@@ -118,12 +122,6 @@ def class_label(name: str) -> str:
     ('7', "' '")
     """
     return name if name.isprintable() and name.strip() else repr(name)
-
-
-def _mean_percent(values: Sequence[float | None]) -> float | None:
-    """The mean in per cent; ``None`` where the test samples lack the class."""
-    present = [value for value in values if value is not None]
-    return 100 * sum(present) / len(present) if present else None
 
 
 def time_chart(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
@@ -159,9 +157,6 @@ def phases_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name.removeprefix("seconds.") for name in sorted(names, key=lambda n: -total[n]) if total[name] > 0]
 
 
-MAX_SHOWN_CELLS = 600  # Largest number of cells of a split that the page shows as numbers; an export has all
-
-
 def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | None:
     """Samples by client and class, in regression by client; ``None`` where the run's record has no sizes."""
     counts, sizes = record.get("counts") or [], record.get("sizes") or []
@@ -194,9 +189,6 @@ def split_chart(record: Mapping[str, Any], name: str, title: str) -> Chart | Non
 
 def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float, unit: str, full: float) -> None:
     """Draw a grid of cells in one colour, whose opacity is the value: so it suits light and dark backgrounds."""
-    import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap, to_rgb
-
     colour = to_rgb(plotting.COLOURS[0])
     ramp = LinearSegmentedColormap.from_list("opacity", [(*colour, PALE), (*colour, full)])
     values = np.array([[np.nan if v is None else v for v in row] for row in rows], float)
@@ -210,7 +202,6 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[float | None]], most: float,
 
 
 def _name_ticks(axes: Axes, columns: Sequence[str] | None, rows: Sequence[str]) -> None:
-    """Label the columns and rows of a grid by names, and take away its lines."""
     axes.grid(visible=False)
     shown = plotting.evenly_spaced(range(len(rows)), MAX_TICKS) if len(rows) > 2 * MAX_TICKS else range(len(rows))
     axes.set_yticks(list(shown), [rows[i] for i in shown], parse_math=False, fontsize=LETTERS - 1)

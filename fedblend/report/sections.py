@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from fedblend.analysis.plotting import LineStyle, line_styles
 from fedblend.report.columns import MethodRow, method_rows
@@ -17,9 +19,6 @@ from fedblend.runs.differences import baselines
 from fedblend.runs.directory import OWN_DATA, RunDirectory
 from fedblend.runs.groups import Group, Outcome, by_data
 from fedblend.runs.summary import curves_of, validates
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,6 @@ class DatasetSection:
         for g in self.groups:
             found.setdefault(_objective_text(g.config["method"]), []).append(g.name)
         return found
-
-    @property
-    def unfinished(self) -> list[Group]:
-        """The methods with an unfinished run."""
-        return [g for g in self.groups if g.unfinished]
 
     @property
     def targets(self) -> list[float]:
@@ -179,17 +173,13 @@ def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[
         text += f", the first {shown:,} of {number:,} clients"
     others = {o.seed: o for o in outcomes if o.seed != first.seed}.values()
     if others:
-        same = [_of_split(RunDirectory(o.path).split()) == _of_split(record) for o in others]
-        text += ". Each seed has the same numbers" if all(same) else ". Each seed has its own split"
+        splits = [RunDirectory(o.path).split() for o in others]
+        alike = all(one.get(name) == record.get(name) for one in splits for name in ("counts", "sizes", "measures"))
+        text += ". Each seed has the same numbers" if alike else ". Each seed has its own split"
     return text + "."
 
 
-def _of_split(record: Mapping[str, Any]) -> list[Any]:
-    return [record.get(name) for name in ("counts", "sizes", "measures")]
-
-
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """The recorded measures of :func:`fedblend.data.measures.noniid_measures`."""
     patterns = {
         "classes a client": "{classes_mean:.2f} ± {classes_deviation:.2f}",
         "KL divergence": "{divergence:.3f} nats",

@@ -74,7 +74,6 @@ def galleries(groups: Sequence[Group]) -> list[Gallery]:
 
 
 def _sharing_key(outcome: Outcome) -> str:
-    """All fields of a run that determine what leaves its clients before training."""
     fields = ("data", "scale", "partition", "fraction", "holdout", "arrival", "policy", "seed", "protection")
     values = {field: outcome.config.get(field) for field in fields}
     return json.dumps(values | {"sharing": outcome.config["method"].get("sharing")}, sort_keys=True, default=str)
@@ -252,7 +251,6 @@ def _seed_strips(run: Path, sharing: object, rows: np.ndarray, classes: Sequence
 
 
 def _strip(trace: SeedTrace) -> np.ndarray:
-    """The images of a trace side by side on white, [C, H, W] in [0, 1]."""
     steps = [
         image
         for image in (trace.target, trace.dummy, trace.sent, trace.server_dummy, trace.decoded)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
 
 from fedblend.analysis import plotting
 from fedblend.report.columns import final_score
@@ -13,10 +16,6 @@ from fedblend.report.guarantees import PRIVACY_NOTE
 from fedblend.report.sections import DatasetSection
 from fedblend.runs.groups import Group
 from fedblend.runs.summary import averaged, megabytes, score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
 
 WIDTH, PANEL_HEIGHT, LEGEND_ROW = 8.5, 3.9, 0.25
 """Inches: the width of the figure, the height of a data set's panels, and the height of a row of its legend."""
@@ -75,7 +74,6 @@ def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: plotting.LineS
 
 
 def _seeds_text(groups: Sequence[Group]) -> str:
-    """The number of seeds of each method: ``3 seeds``, or ``1 to 3 seeds``."""
     numbers = [len({o.seed for o in g.outcomes}) for g in groups]
     fewest, most = min(numbers), max(numbers)
     text = f"{most} seed{'' if most == 1 else 's'}"

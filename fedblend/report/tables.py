@@ -103,7 +103,6 @@ def client_table(groups: Sequence[Group]) -> PageTable:
 
 
 def _over_clients(outcomes: Sequence[Outcome]) -> MethodRow:
-    """Accuracies over clients, and by the number of their samples (``sizes``), as means over runs."""
     finals = [clients for o in outcomes if (clients := o.evaluated[-1].clients) is not None]
     row: MethodRow = {name: fmean(final[name] for final in finals) for name in ("tested", "mean", "std", "p10")}
     row["sizes"] = list(dict.fromkeys(size for final in finals for size in final.get("by_size", {})))

@@ -159,7 +159,6 @@ def _comparison_columns(rows: Sequence[MethodRow], baseline: str | None) -> list
 
 
 def _epsilon_note(guarantee: Guarantee) -> str:
-    """The scope of an epsilon, or the reason why a method has none."""
     if guarantee.epsilon is None:
         return f"epsilon of {guarantee.method}: {guarantee.text}"
     return (
@@ -224,7 +223,6 @@ def _table_by_site(data: str, rows: Sequence[MethodRow]) -> WrappedTable:
 
 
 def _site_cells(rows: Sequence[MethodRow], value: CellValue, sign: int = 1) -> list[Text]:
-    """Accuracies of the methods, the best in bold by the rule."""
 
     def text(row: MethodRow) -> str:
         return plus_minus(value(row))

@@ -65,7 +65,6 @@ def verdict(rows: Sequence[MethodRow], baseline: str | None) -> list[str]:
 
 
 def _compared(rows: Sequence[MethodRow], base: MethodRow, value: Callable[[MethodRow], float], sign: int) -> Comparison:
-    """Compare a value of each method; those without it in a common seed are left out."""
     found = {}
     for row in rows:
         seeds = row["by_seed"].keys() & base["by_seed"].keys()

@@ -21,7 +21,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
 from fedblend.experiment.toml_tables import read_toml
-from fedblend.report import advice_figure
+from fedblend.report import scatter_figures
 from fedblend.runs.differences import paired_difference
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import group
@@ -126,7 +126,7 @@ def test_a_seed_that_diverged_counts_as_failed(lost: float, tmp_path: Path, monk
     assert made.as_text(made.options[2].score) == "—"
     cost = {one.method: 1.0 for one in made.options}
     assert "vhl" not in [one.method for one in front(made.options, cost, False)]
-    assert advice_figure.draw_advice(made, "numbers", 100).axes
+    assert scatter_figures.draw_advice(made, "numbers", 100).axes
     assert json.dumps(made.table(), allow_nan=False)
 
 
@@ -229,7 +229,7 @@ def test_a_leak_below_zero_is_shown_as_it_was_measured() -> None:
     assert below.exposure == -0.012
     made = advice(below)
     assert list(_table(made).columns[4].cells) == ["0.100", "-0.012"]
-    figure = advice_figure.draw_advice(made, "digits, 20 clients", 200)
+    figure = scatter_figures.draw_advice(made, "digits, 20 clients", 200)
     marks = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() not in ("None", "_", "")]
     assert -0.012 in marks
 
@@ -237,7 +237,7 @@ def test_a_leak_below_zero_is_shown_as_it_was_measured() -> None:
 @pytest.mark.parametrize(("megabytes", "scale"), [(2.0, ""), (4.0, ", log scale")])
 def test_the_figure_says_what_is_seen_and_which_side_is_better(megabytes: float, scale: str) -> None:
     made = advice(option("a", SURE, megabytes=megabytes))
-    figure = advice_figure.draw_advice(made, "digits, 20 clients", 200)
+    figure = scatter_figures.draw_advice(made, "digits, 20 clients", 200)
     leak, sent = figure.axes
     assert figure.get_suptitle() == "Test accuracy by what leaks and by megabytes sent: digits, 20 clients"
     assert leak.get_title("left") == made.answer()[0]

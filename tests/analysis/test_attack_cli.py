@@ -30,8 +30,8 @@ from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
-from fedblend.report import leak_figure
-from fedblend.report.leak_figure import strongest
+from fedblend.report import scatter_figures
+from fedblend.report.scatter_figures import strongest
 from fedblend.runs import api, checkpoint
 from fedblend.runs.directory import RunDirectory
 
@@ -330,7 +330,8 @@ def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monk
 def test_the_note_of_the_figure_is_inside_of_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     leak = Leak("a", "a", 0.5, "weights", "", 1, 1, 1, "dlg", psnr=20.0)
-    figure: Any = leak_figure.draw_leaks([leak, *(replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30))])
+    unmeasured = [replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30)]
+    figure: Any = scatter_figures.draw_leaks([leak, *unmeasured])
     figure.canvas.draw()
     assert figure._supxlabel.get_window_extent().x1 < figure.bbox.x1
 

@@ -17,7 +17,7 @@ from fedblend.analysis.points.loss_scaling import (
     sum_by_round,
     switches,
 )
-from fedblend.cli import switches as command
+from fedblend.cli import paper as command
 from fedblend.core.engine import TrainTask
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve

@@ -16,6 +16,8 @@ import fedblend
 from fedblend.cli.console import Console, write_line
 from fedblend.report.terminal import WrappedTable
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 ODD = "s[/x] [bold]b[/bold] :smile: \x1b[31mred\x9b\x07"
 
 
@@ -57,7 +59,6 @@ def test_columns_stay_below_each_other_whatever_the_encoding_lacks(encoding, wra
     assert ("é" in row, "ж" in row) == (encoding != "ascii", encoding == "utf-8")
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_folders_whose_names_look_like_markup():
     odd = {"name": "s[x]", "rounds": 1}
     succeeded(here("run", write(Path("a.toml"), odd), "--out", "o[/x]"))
@@ -73,7 +74,6 @@ def test_folders_whose_names_look_like_markup():
     assert "r[/y]-seed0" in succeeded(here("inspect", hidden)).out
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_a_site_file_and_an_audit_log_in_an_odd_folder():
     pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
     assert "Site file: s[/x]/site.toml" in succeeded(here("site", "init", "s[/x]/site.toml")).out

@@ -57,14 +57,17 @@ def test_outside_a_terminal_a_line_comes_every_ten_seconds(clock, capsys):
     assert capsys.readouterr().err.splitlines() == ["dlg: 11/40  cost 11  29 s left", "dlg: 22/40  cost 22  18 s left"]
 
 
+def runs_shown(*slugs):
+    partition = {"name": "iid", "clients": 2}
+    return RunProgress({n: Experiment(data="digits", partition=partition, model="mlp", rounds=9) for n in slugs}, {})
+
+
 def choice(engine, stack, why):
     return {"engine": engine, "stack": stack, "ranks": 1, "memory_format": "contiguous", "why": why}
 
 
 def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock, capsys):
-    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
-
-    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+    with runs_shown("a") as shown:
         for now, engine in [(100, "1 stacked"), (104, "4 stacked"), (111, "8 stacked"), (112, "16 stacked")]:
             clock.now = now
             shown.step("a", f"timing engines: {engine}", 0, 0)
@@ -73,9 +76,7 @@ def test_the_engine_that_is_timed_is_named_every_ten_seconds(clock, capsys):
 
 
 def test_steps_of_a_long_round_have_a_pace_and_those_of_a_short_one_are_not_shown(clock, capsys):
-    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
-
-    with RunProgress({"a": Experiment(**table)}, {}) as shown:
+    with runs_shown("a") as shown:
         for now, done in [(100, 0), (101, 1), (104, 2), (108, 3), (114, 4)]:
             clock.now = now
             shown.step("a", "testing", done, 5)
@@ -87,9 +88,7 @@ def test_steps_of_a_long_round_have_a_pace_and_those_of_a_short_one_are_not_show
 
 
 def test_costly_testing_is_told_once_with_its_remedies(capsys):
-    table = {"data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "mlp", "rounds": 9}
-
-    with RunProgress({"a": Experiment(**table), "b": Experiment(**table)}, {}) as shown:
+    with runs_shown("a", "b") as shown:
         shown("b", RoundRecord(round=8, machine={"seconds": {"train": 1.0, "evaluate": 50.0}}))  # little is left
         for round, testing in [(0, 90.0), (1, 1.0), (2, 5.0), (3, 9.0)]:
             shown("a", RoundRecord(round=round, machine={"seconds": {"train": 3.0, "evaluate": testing}}))
@@ -109,13 +108,7 @@ def test_each_choice_of_an_engine_is_told_once(capsys):
         "d": choice("stacked", 2, "as asked for"),
     }
 
-    with RunProgress(
-        {
-            slug: Experiment(data="digits", partition={"name": "iid", "clients": 2}, model="mlp", rounds=9)
-            for slug in choices
-        },
-        {},
-    ) as shown:
+    with runs_shown(*choices) as shown:
         for slug, chosen in choices.items():
             shown(slug, RoundRecord(round=1, machine={"engine": chosen}))
 

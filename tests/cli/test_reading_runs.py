@@ -11,6 +11,8 @@ from cli_helpers import here, refused, succeeded, words_of, write
 
 from fedblend.experiment.toml_tables import write_toml
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 CODE = """
 from pathlib import Path
 from torch import nn
@@ -80,7 +82,6 @@ NEED_CODE = [("report", "--out", "page.html"), ("leaks",)]
 READERS = [*NEED_CODE, ("compare",), ("inspect",)]
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", ["compare", "inspect"])
 def test_comparing_and_inspecting_need_no_code_of_a_run(command, somebodys):
     runs, name = somebodys
@@ -90,7 +91,6 @@ def test_comparing_and_inspecting_need_no_code_of_a_run(command, somebodys):
     assert outcome.err == ""
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", NEED_CODE, ids=lambda command: command[0])
 def test_what_needs_a_runs_code_is_left_out_and_named(command, somebodys):
     runs, name = somebodys
@@ -106,7 +106,6 @@ def test_what_needs_a_runs_code_is_left_out_and_named(command, somebodys):
         assert "fedmix" in outcome.out
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", NEED_CODE, ids=lambda command: command[0])
 def test_with_trust_the_code_is_imported(command, somebodys):
     runs, name = somebodys
@@ -115,7 +114,6 @@ def test_with_trust_the_code_is_imported(command, somebodys):
     assert "Not imported" not in outcome.err + outcome.out
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", ["points", "boundaries", "switches"])
 def test_commands_that_need_the_model_are_refused_with_the_remedy(command, somebodys):
     runs, name = somebodys
@@ -124,7 +122,6 @@ def test_commands_that_need_the_model_are_refused_with_the_remedy(command, someb
     assert not ran(runs, name)
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_a_model_by_its_path_is_not_called(made, tmp_path):
     runs, mark = Path(shutil.copytree(made, tmp_path / "runs")), tmp_path / "ran"
     for run in runs.glob("*-seed0"):
@@ -137,7 +134,6 @@ def test_a_model_by_its_path_is_not_called(made, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_the_leaks_of_an_untrusted_sharing_are_told_from_the_stored_tables(somebodys):
     runs, name = somebodys
     run = runs / "fedmix-seed0"
@@ -152,7 +148,6 @@ def test_the_leaks_of_an_untrusted_sharing_are_told_from_the_stored_tables(someb
     assert f"{name}:Sharing" in words_of(outcome.err)
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_resuming_a_run_imports_its_code(somebodys):
     runs, name = somebodys
     succeeded(here("resume", runs / "fedmix-seed0"))

@@ -1,4 +1,4 @@
-"""The files, programs and commands of the README and of the pages in docs/ run as they stand."""
+"""The files, programs, commands and notebooks of the README and of docs/ run as they stand, and so does the demo."""
 
 import json
 import re
@@ -9,18 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer.main
-from cli_helpers import TINY, here, records, succeeded
+from cli_helpers import PNG, TINY, here, records, succeeded
 from helpers import each
+from script_helpers import ROOT, script
 
 import fedblend
 from fedblend.cli.app import app
 from fedblend.experiment.config import Experiment, resolve
 from fedblend.experiment.study import expand
 from fedblend.experiment.tune_table import read_tune
+from fedblend.report.columns import method_rows
+from fedblend.report.verdict import verdict
+from fedblend.runs.directory import find_runs
+from fedblend.runs.groups import group
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -237,3 +241,103 @@ def test_the_comparison_names_files_of_fedblend_that_exist():
     named = re.findall(r"`(fedblend/[^`]+)`", page)
     assert named
     assert all((ROOT / path).exists() for path in named)
+
+
+# The demo --------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_says_what_its_runs_show_and_what_means_reveal(tmp_path):
+    short = ("--set", "rounds=1", "--engine", "loop", "--jobs", "1", "--out", tmp_path)
+    succeeded(here("run", ROOT / "examples" / "quickstart.toml", *short))
+
+    said = script("examples/quickstart.py").in_words(tmp_path)
+
+    rows = method_rows(group(find_runs([tmp_path])))
+    assert [row["method"] for row in rows] == ["fedavg", "scaffold", "fedmix", "server-means", "virtual-means"]
+    assert said[0].startswith("Each client knows 2 of 10 digits.")
+    assert said[1:-1] == verdict(rows, "fedavg")
+    assert said[1].startswith("No method reaches 90 % with every seed: fedavg (0 of 5), ")
+    assert "is one of the 20 or fewer that were averaged (guessing: 1 %)" in said[-1]
+
+
+def test_make_demo_runs_or_resumes_the_study_and_then_says_what_is_seen():
+    recipe = (ROOT / "Makefile").read_text().partition("\ndemo: .venv/.base\n")[2].split("\n\n")[0]
+    assert recipe.split("\n") == [
+        "\tPYTHONDONTWRITEBYTECODE= $(BIN)/fedblend run examples/quickstart.toml --out $(OUT) --resume",
+        "\tPYTHONDONTWRITEBYTECODE= $(BIN)/python examples/quickstart.py $(OUT)",
+    ]
+
+
+# Notebooks -------------------------------------------------------------------------------------------------------
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+SHORTER = {'"rounds": 20': '"rounds": 3', "[1, 5, 20]": "[1, 2, 3]", "iterations=200": "iterations=5"}
+STALE = "its outputs are those of other code; `make notebooks` executes it again"
+
+
+@pytest.fixture(scope="module")
+def notebooks():
+    """docs/site/notebooks.py."""
+    for package in ("nbformat", "nbclient", "ipykernel", "flwr", "efficientnet_lite_pytorch"):
+        pytest.importorskip(package, reason=f"{package} (extra 'dev') is not installed")
+    return script("docs/site/notebooks.py")
+
+
+def read(path):
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_code(notebooks, path):
+    notebook = read(path)
+    assert not notebooks.stale(notebook), f"{path.name}: {STALE}"
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    drawn = [cell for cell in cells if any("image/png" in output.get("data", {}) for output in cell.outputs)]
+    assert all(cell.metadata.get("alt") for cell in drawn)
+    assert path.stat().st_size < 200_000
+
+
+def test_outputs_of_changed_code_are_found(notebooks):
+    notebook = read(NOTEBOOKS[0])
+    next(cell for cell in notebook.cells if cell.cell_type == "code").source += "\n1"
+    assert notebooks.stale(notebook)
+
+
+def test_the_form_of_outputs_does_not_depend_on_rounding(notebooks):
+    import nbformat
+
+    def printed(text):
+        cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
+        return notebooks.form(nbformat.v4.new_notebook(cells=[cell]))
+
+    assert printed("fedavg   9.95\nsum -1,204.0") == printed("fedavg  10.02\nsum 3.5")
+    assert printed("fedavg 9.95") != printed("fedmix 9.95")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_it_shows(notebooks, path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kept, shorter = read(path), read(path)
+    for cell in shorter.cells:
+        for words, fewer in SHORTER.items():
+            cell.source = cell.source.replace(words, fewer)
+    assert shorter != kept
+    assert notebooks.form(notebooks.executed(shorter)) == notebooks.form(kept), f"{path.name}: {STALE}"
+
+
+def test_a_page_shows_text_code_and_outputs_of_a_notebook(notebooks):
+    pytest.importorskip("mkdocs", reason="mkdocs-material (extra 'docs') is not installed")
+    hooks = script("docs/site/hooks.py")
+    page, pictures = hooks.notebook_page(ROOT / "docs" / "notebooks" / "tutorial.ipynb")
+
+    assert page.startswith("# Tutorial in a notebook\n")
+    assert '<a href="tutorial.ipynb" download>' in page
+    assert "```python\nimport numpy as np\n" in page
+    assert "```text\nmethod  fedavg  server-means  difference\n" in page
+    assert "![Test accuracy by round of FedAvg and server-means, with bands over three seeds](tutorial-1.png)" in page
+    assert [name for name in pictures if f"]({name})" in page] == ["tutorial-1.png"]
+    assert all(picture.startswith(PNG) for picture in pictures.values())
+    assert hooks.page_of("docs/notebooks/tutorial.ipynb") == "notebooks/tutorial.md"

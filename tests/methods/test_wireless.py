@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedblend.cli.paper_channel import payloads
+from fedblend.cli.paper import payloads
 from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream

@@ -6,9 +6,7 @@ import html
 import importlib
 import json
 import re
-import shutil
 import statistics
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cli_helpers import PATIENCE_S
+from report_helpers import browse
 from script_helpers import ROOT, script
 
 pytestmark = pytest.mark.slow
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000"]
 
 HOSTILE = """</script><img src=x onerror=document.title=1>&amp;"'\u2028"""
 
@@ -63,8 +57,6 @@ def committed() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def probed(page: str, address: str, probe: str, folder: Path, width: int = 1000) -> Any:
     """What a probe, the body of a function, returns in a browser that has opened the page in a frame of this width."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome on this machine to open the page in")
     after = "</script>\n</body>"
     assert page.count(after) == 1
     note = f"</script><script>parent.postMessage(JSON.stringify((() => {{ {probe} }})()), '*');</script>\n</body>"
@@ -74,8 +66,7 @@ def probed(page: str, address: str, probe: str, folder: Path, width: int = 1000)
       <script>onmessage = (event) => {{ document.querySelector("pre").textContent = event.data; }};</script>
       <iframe src="page.html{address}" style="width: {width}px; height: 3000px; border: 0"></iframe></body>"""
     (folder / "frame.html").write_text(frame, encoding="utf-8")
-    line = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", (folder / "frame.html").as_uri()]
-    shown = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+    shown = browse(folder / "frame.html", folder / "profile")
     (found,) = re.findall(r"<pre>(.*?)</pre>", shown, re.DOTALL)
     return json.loads(html.unescape(found))
 

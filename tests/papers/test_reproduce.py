@@ -26,17 +26,24 @@ from fedblend.core.record import RoundRecord
 from fedblend.data.loaders import cifar
 from fedblend.experiment.config import Experiment
 from fedblend.papers import formatting
-from fedblend.papers.availability import missing_reason
 from fedblend.papers.items import all_papers
-from fedblend.papers.measures.base import CellRun
-from fedblend.papers.measures.gradient_inversion import AttackFigure
-from fedblend.papers.measures.memory import most_kept
-from fedblend.papers.measures.models import AfterTraining, Devices
-from fedblend.papers.measures.runs import Accuracy, AccuracyAt, Clients, Costs, LabelAccuracy, RoundsTo
-from fedblend.papers.output_paths import OutputPaths
+from fedblend.papers.measures import (
+    Accuracy,
+    AccuracyAt,
+    AfterTraining,
+    AttackFigure,
+    CellRun,
+    Clients,
+    Costs,
+    Devices,
+    LabelAccuracy,
+    RoundsTo,
+)
+from fedblend.papers.memory import most_kept
 from fedblend.papers.plan import ItemPlan, plan_item
 from fedblend.papers.result import (
     COMMITTED,
+    OutputPaths,
     Values,
     as_json,
     command,
@@ -46,7 +53,7 @@ from fedblend.papers.result import (
     write_result,
 )
 from fedblend.papers.result import RESULT as RESULT_FILE
-from fedblend.papers.run_item import run_item
+from fedblend.papers.run_item import missing_reason, run_item
 from fedblend.papers.verdicts import judge_result
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import Outcome, read

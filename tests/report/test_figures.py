@@ -17,8 +17,8 @@ from fedblend.report import summary_figure
 from fedblend.report.columns import method_rows
 from fedblend.report.curve_figures import BY_BYTES, BY_ROUND, MAX_MARKS, MAX_POINTS, Line, curve_chart, lines
 from fedblend.report.figures import class_chart, split_chart, time_chart
+from fedblend.report.page import inline_svg
 from fedblend.report.sections import dataset_sections, section_charts, splits
-from fedblend.report.svg import inline_svg
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
 from fedblend.runs.summary import curves

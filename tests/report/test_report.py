@@ -3,17 +3,16 @@
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import PATIENCE_S, TINY, here, refused, succeeded
+from cli_helpers import TINY, here, refused, succeeded
 from helpers import each
 from PIL import Image
-from report_helpers import HOSTILE, experiment
+from report_helpers import HOSTILE, browse, experiment
 
 from fedblend import report
 from fedblend.analysis.plotting import METHOD_STYLES
@@ -34,22 +33,6 @@ from fedblend.runs.runner import execute
 from fedblend.runs.summary import table
 
 pytestmark = pytest.mark.drawn
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--virtual-time-budget=8000",
-    "--window-size=1200,900",
-]
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +111,14 @@ def test_summary_figure_has_the_colours_of_all_methods(page):
         assert (np.abs(image.astype(int) - wanted).max(axis=2) < 8).sum() > 100, colour
 
 
-def browse(path: Path, home: Path) -> Tags:
-    """The page's elements after its scripts ran, as the browser has them."""
-    line = [CHROMIUM, *FLAGS, f"--user-data-dir={home}", "--dump-dom", path.as_uri()]
-    return Tags(subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout)
+def opened(path: Path, home: Path) -> Tags:
+    """The page's elements after its scripts ran, in a window of 1200 pixels."""
+    return Tags(browse(path, home, "--window-size=1200,900"))
 
 
 @pytest.fixture(scope="module")
 def browsed(page, tmp_path_factory):
     """The page after a click on a heading of its first table, and one line of its own on what it then holds."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome on this machine to open the page in")
     probe = """<script>
       const body = document.querySelector("#results tbody");
       const rows = () => [...body.rows].map((row) => row.cells[2].dataset.value).join(" ");
@@ -154,7 +134,7 @@ def browsed(page, tmp_path_factory):
     </script></body>"""
     copy = page.with_name("clicked.html")
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
-    return browse(copy, tmp_path_factory.mktemp("chromium"))
+    return opened(copy, tmp_path_factory.mktemp("chromium"))
 
 
 def drawn(browsed):
@@ -201,18 +181,16 @@ def test_browser_sorts_by_value_both_ways(browsed, folder):
 
 @pytest.mark.slow
 def test_browser_draws_every_figure_of_every_data_set(mixed, tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome on this machine to open the page in")
     report.write(mixed, tmp_path / "report.html")
-    opened = browse(tmp_path / "report.html", tmp_path / "chromium")
-    places = {attrs["data-figure"]: attrs for tag, attrs in opened.tags if "data-figure" in attrs}
+    shown = opened(tmp_path / "report.html", tmp_path / "chromium")
+    places = {attrs["data-figure"]: attrs for tag, attrs in shown.tags if "data-figure" in attrs}
     classified = {"accuracy", "cost", "loss", "train_loss-1", "train_loss-2", "classes", "split-0", "time"}
     classified |= {"measured-taylor_failed"}
     wanted = classified | {f"{name}-2" for name in classified}
     wanted |= {f"{name}-3" for name in classified - {"accuracy", "classes"}}
     assert set(places) == wanted
-    assert len(opened.having("svg", role="img")) == len(wanted) + 6  # and a piece of line a method and data set
-    assert [a["id"] for a in opened.having("section", **{"class": "dataset"})] == ["data", "data-2", "data-3"]
+    assert len(shown.having("svg", role="img")) == len(wanted) + 6  # and a piece of line a method and data set
+    assert [a["id"] for a in shown.having("section", **{"class": "dataset"})] == ["data", "data-2", "data-3"]
 
 
 def test_page_is_no_wider_than_the_window(browsed):
@@ -221,8 +199,6 @@ def test_page_is_no_wider_than_the_window(browsed):
 
 @pytest.mark.slow
 def test_page_is_no_wider_than_a_phone(page, tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome on this machine to open the page in")
     # A window has a least width of its own, a frame has none.
     probe = """<script>
       const root = document.documentElement;
@@ -234,7 +210,7 @@ def test_page_is_no_wider_than_a_phone(page, tmp_path):
     frame = """<body><script>onmessage = (event) => { document.body.setAttribute("data-sizes", event.data); };</script>
       <iframe src="page.html" style="width: 390px; height: 3000px; border: 0"></iframe></body>"""
     (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
-    sizes = browse(tmp_path / "frame.html", tmp_path / "chromium").having("body")[0]["data-sizes"]
+    sizes = opened(tmp_path / "frame.html", tmp_path / "chromium").having("body")[0]["data-sizes"]
     shown, needed = map(int, sizes.split())
     assert needed == shown <= 390
 

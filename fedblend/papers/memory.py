@@ -17,7 +17,7 @@ from fedblend.core.setup import Setup
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Method
 from fedblend.experiment.make_setup import make_setup
-from fedblend.papers.measures.base import CellRun, Measure
+from fedblend.papers.measures import CellRun, Measure
 
 MEGABYTE = 10**6
 
