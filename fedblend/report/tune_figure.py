@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedblend.analysis import plotting
-from fedblend.experiment.tune_table import Interval
+from fedblend.experiment.study import Interval
 
 if TYPE_CHECKING:
     from fedblend.runs.tuning import MethodSearch

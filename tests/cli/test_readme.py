@@ -15,8 +15,7 @@ from helpers import each
 import fedblend
 from fedblend.cli.app import app
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.study import expand
-from fedblend.experiment.tune_table import read_tune
+from fedblend.experiment.study import expand, read_tune
 
 pytestmark = pytest.mark.slow
 
