@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import scaling
 
-from fedblend.experiment.reference import fill
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "site"))
+from reference import fill
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -10,6 +10,7 @@ numbers.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -85,8 +86,10 @@ from tables.xormixfl import (
     xor_target_claims,
 )
 
-from fedblend.experiment.reference import fill
 from fedblend.papers.items import all_papers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "site"))
+from reference import fill
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (

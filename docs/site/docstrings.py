@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
 
-from fedblend.experiment.reference import markdown
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import markdown
 
 
 class DocstringsAsMarkdown(griffe.Extension):

@@ -15,8 +15,7 @@ from fedblend.cli.console import Console
 from fedblend.core.errors import FedblendError, brief, did_you_mean
 from fedblend.core.paths import import_from
 from fedblend.experiment import presets
-from fedblend.experiment.entries import Entry
-from fedblend.experiment.index import index
+from fedblend.experiment.index import Entry, index
 
 LISTS = {"methods": None, "parts": None, "datasets": "dataset", "models": "model", "partitions": "partition"}
 """The overviews, and the kind of parts of each; ``None`` where an overview has no single kind."""

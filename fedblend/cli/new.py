@@ -15,8 +15,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, or_valid
 from fedblend.core.registry import LARGEST_FLOAT, LARGEST_INT
 from fedblend.experiment import presets
-from fedblend.experiment.entries import NOT_GIVEN
-from fedblend.experiment.index import index
+from fedblend.experiment.index import NOT_GIVEN, index
 
 TEXTS = ("shakespeare", "leaf-shakespeare")
 PARTITIONS = {

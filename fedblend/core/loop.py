@@ -80,7 +80,7 @@ class RoundLoop:
     def start(self, weights: dict[str, torch.Tensor] | None = None) -> StateAndRecord:
         """Return the state before the first round, and the record of the untrained model (round 0).
 
-        ``weights`` are the first weights, of another run, in a warm start (:mod:`fedblend.runs.warm_start`).
+        ``weights`` are the first weights, of another run, in a warm start (:mod:`fedblend.runs.runner`).
         """
         if weights is None and self.experiment.start is not None:
             raise FedblendError(f"start: '{self.experiment.start}': a run's rounds cannot be made again without it")

@@ -92,7 +92,7 @@ class Experiment(FrozenTable):
     """Allow methods that send raw samples, as upper bounds."""
     data: field_of_part("dataset", "data", features_of)  # type: ignore[valid-type]
     """The data set."""
-    scale: field_of_part("scale") = Field(default="standard", validate_default=True)  # type: ignore[valid-type]
+    scale: field_of_part("scale") = "standard"  # type: ignore[valid-type]
     """The scaling of stored values to the model's inputs."""
     partition: field_of_part("partition")  # type: ignore[valid-type]
     """The assignment of training samples to clients."""
@@ -104,7 +104,7 @@ class Experiment(FrozenTable):
     """Arrival of data during training (default: all data are available from the start)."""
     slow: Slow | None = None
     """Slow clients (default: each client makes all of its epochs)."""
-    model: field_of_part("model", before=no_module) = Field(default="lenet5", validate_default=True)  # type: ignore[valid-type]
+    model: field_of_part("model", before=no_module) = "lenet5"  # type: ignore[valid-type]
     """The network."""
     start: Annotated[str | None, BeforeValidator(_run_folder)] = None
     """The run whose last weights are the initial weights (a warm start): its folder, or the name of an earlier run of
@@ -114,15 +114,15 @@ class Experiment(FrozenTable):
     """Local training."""
     method: Method = Method()
     """The method: a name, or a table."""
-    selection: field_of_part("selection") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
+    selection: field_of_part("selection") = "uniform"  # type: ignore[valid-type]
     """The choice of the clients of each round."""
-    channel: field_of_part("channel") = Field(default="ideal", validate_default=True)  # type: ignore[valid-type]
+    channel: field_of_part("channel") = "ideal"  # type: ignore[valid-type]
     """The transmission between clients and server."""
-    protection: field_of_part("protection") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    protection: field_of_part("protection") = "none"  # type: ignore[valid-type]
     """The transformation of uploads before they leave a client."""
     delta: Annotated[Float, Field(gt=0, lt=1)] = 1e-5
     """The delta of differential privacy, the probability that epsilon does not hold; it should be below 1 / clients."""
-    adversary: field_of_part("adversary") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    adversary: field_of_part("adversary") = "none"  # type: ignore[valid-type]
     """Clients that send corrupted uploads, to test aggregators."""
     policy: Policy = Policy()
     """Payloads that a client refuses to send."""
@@ -177,28 +177,9 @@ class Experiment(FrozenTable):
 
     @pydantic.model_validator(mode="after")
     def _check_fields(self) -> Experiment:
-        method, train, validation = self.method, self.train, self.validation
-        checks.refuse(
-            checks.upload_faults(method, self.protection, self.adversary, self.convergence_tol),
-            checks.evaluation_faults(method, self.evaluate_model, validation),
-            checks.raw_sample_faults(method, self.policy, self.unsafe),
-        )
-        checks.check_sharing(method, self.channel)
-        checks.check_sums(method)
-        checks.refuse(
-            checks.training_faults(method, train, self.protection),
-            checks.selection_faults(method, self.selection),
-            checks.slow_faults(method, train, self.slow),
-            checks.client_part_faults(method, train, self.channel, self.protection),
-            checks.metric_faults(self.metrics, validation, self.target, self.target_metric, self.stop_at_target),
-        )
+        for fault in checks.faults(self):
+            raise ValueError(fault)
         require_own_files(self.callbacks)
-        if self.holdout + validation.clients >= 1:
-            both = f"validation.clients: {validation.clients:g} and holdout: {self.holdout:g}"
-            raise ValueError(f"{both} leave no samples to train on; valid: below 1 together")
-        if self.min_uploads > train.cohort:
-            both = f"min_uploads: {self.min_uploads} is more than train.cohort: {train.cohort}"
-            raise ValueError(f"{both}; no round could have enough uploads")
         return self
 
     # Defined after the other validators, so that it also handles their errors.
@@ -361,5 +342,5 @@ def as_table(experiment: Experiment) -> dict[str, Any]:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, (list, tuple)) else value

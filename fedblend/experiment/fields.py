@@ -22,7 +22,7 @@ LONGEST_NAME = 200  # Most characters of a name that is part of a folder's name;
 class FrozenTable(BaseModel):
     """Base of the tables of an experiment file: unknown keys are invalid, values cannot be changed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -93,15 +93,13 @@ def no_module(spec: Any) -> Any:
     if "torch.nn.modules.module.Module" not in bases or getattr(cls, "kind", None) == "model":
         return spec
     # A program or notebook, a function and PyTorch itself are no places that a run could import the user's class from.
-    found = "." not in cls.__qualname__ and cls.__module__ != "__main__" and not cls.__module__.startswith("torch.nn.")
-    name = "Net" if cls.__module__.startswith("torch.nn.") else cls.__name__
-    path = f"{cls.__module__ if found else 'my_parts'}:{name}"
+    of_torch = cls.__module__.startswith("torch.nn.")
+    found = "." not in cls.__qualname__ and cls.__module__ != "__main__" and not of_torch
+    path = f"{cls.__module__ if found else 'my_parts'}:{'Net' if of_torch else cls.__name__}"
     place = "" if found else "put the class in a file, such as my_parts.py, and "
-    what = f"{cls.__name__} is {'a class' if cls is spec else 'an object'} of torch's nn.Module"
-    write = (
-        f'write model = {{"name": "module", "path": "{path}"}}, with "arguments": {{...}} if its constructor takes any'
-    )
-    raise FedblendError(f"model: {what}, and a run needs a path; {place}{write}")
+    what = f"{cls.__name__} is {'a class' if cls is spec else 'an object'} of torch's nn.Module, and a run needs a path"
+    write = f'write model = {{"name": "module", "path": "{path}"}}, with "arguments": {{...}} if it takes any'
+    raise FedblendError(f"model: {what}; {place}{write}")
 
 
 class Train(FrozenTable):
@@ -130,9 +128,7 @@ class Train(FrozenTable):
     """Schedule of the learning rate over rounds, in place of `lr_decay`."""
     schedule_in_round: field_of_part("schedule", "train.schedule_in_round") | None = None  # type: ignore[valid-type]
     """Schedule of the learning rate over the steps of a client's round, which begins anew in each round."""
-    optimizer: field_of_part("optimizer", "train.optimizer", by_path("torch.optim", "torch")) = Field(  # type: ignore[valid-type]
-        default="sgd", validate_default=True
-    )
+    optimizer: field_of_part("optimizer", "train.optimizer", by_path("torch.optim", "torch")) = "sgd"  # type: ignore[valid-type]
     """Optimiser of the clients."""
     optimizer_state: Literal["reset", "keep"] = "reset"
     """State of the optimiser, such as momentum: each client begins with none in each round, or keeps its own from round
@@ -186,21 +182,21 @@ class Method(FrozenTable):
     """
     label: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
     """Name of the method in tables, figures and the run's folder (default: its name)."""
-    sharing: field_of_part("sharing", "method.sharing") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    sharing: field_of_part("sharing", "method.sharing") = "none"  # type: ignore[valid-type]
     """The data that clients share before training, and their use at the server."""
-    objective: field_of_part("objective", "method.objective") = Field(default="plain", validate_default=True)  # type: ignore[valid-type]
+    objective: field_of_part("objective", "method.objective") = "plain"  # type: ignore[valid-type]
     """The loss that a client minimises."""
     terms: parts_field("term", "method.terms") = ()  # type: ignore[valid-type]
     """Terms that are added to the loss: a list."""
-    personal: field_of_part("personal", "method.personal") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    personal: field_of_part("personal", "method.personal") = "none"  # type: ignore[valid-type]
     """The model that each client trains for itself beside the global one."""
-    upload: field_of_part("upload", "method.upload") = Field(default="model", validate_default=True)  # type: ignore[valid-type]
+    upload: field_of_part("upload", "method.upload") = "model"  # type: ignore[valid-type]
     """The payload that a client sends each round."""
     stateful_clients: bool = False
     """Clients continue from their own weights, and the server sends them no model (federated distillation)."""
-    aggregator: field_of_part("aggregator", "method.aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
+    aggregator: field_of_part("aggregator", "method.aggregator") = "mean"  # type: ignore[valid-type]
     """The combination of a round's uploads into one."""
-    server_step: field_of_part("server_step", "method.server_step") = Field(default="none", validate_default=True)  # type: ignore[valid-type]
+    server_step: field_of_part("server_step", "method.server_step") = "none"  # type: ignore[valid-type]
     """The server's computation on the aggregate."""
 
     @pydantic.model_validator(mode="before")

@@ -117,12 +117,10 @@ def _warn_of_noisy_variances(setup: Setup) -> None:
     if not getattr(experiment.protection, "size", 0.0) or not experiment.method.upload.is_model:
         return
     if variances := [name for name in setup.shared(setup.model.state_dict()) if name.endswith("running_var")]:
-        warnings.warn(
-            f"protection: batch norm's running statistics ({listed(variances)}, and their means) are clipped and "
-            "noised with the weights; a variance that noise makes negative counts as 0, and the layer's outputs are "
-            "then hundreds of times too large; better: group norm, or fedbn, whose batch norms stay at the clients",
-            stacklevel=3,
-        )
+        told = f"batch norm's running statistics ({listed(variances)}, and their means) are clipped and noised"
+        why = "a variance that noise makes negative counts as 0, and outputs are then hundreds of times too large"
+        better = "group norm, or fedbn, whose batch norms stay at the clients"
+        warnings.warn(f"protection: {told} with the weights; {why}; better: {better}", stacklevel=3)
 
 
 def _warn_of_factors(setup: Setup) -> None:
@@ -130,13 +128,11 @@ def _warn_of_factors(setup: Setup) -> None:
     trained = [name for name, p in setup.model.named_parameters() if p.requires_grad]
     first = {match[1].lower(): name for name in reversed(trained) if (match := FACTOR.search(name))}
     if setup.experiment.method.upload.is_model and len(first) == 2:
-        warnings.warn(
-            f"model: clients train both factors of its adapters ('{first['a']}', '{first['b']}'); the product of mean "
-            "factors is not the mean of the products, so that the average is biased; better: freeze A, which is the "
-            "same for all clients (FFA-LoRA), at half the bytes: requires_grad_(False) in the class, or "
-            'model.trainable = ["lora_B", ...] with the names of all else that is trained, such as a head',
-            stacklevel=3,
-        )
+        told = f"clients train both factors of its adapters ('{first['a']}', '{first['b']}'); the product of mean"
+        why = "factors is not the mean of the products, so that the average is biased"
+        better = "freeze A, which is the same for all clients (FFA-LoRA), at half the bytes: requires_grad_(False)"
+        how = 'in the class, or model.trainable = ["lora_B", ...] with the names of all else that is trained'
+        warnings.warn(f"model: {told} {why}; better: {better} {how}", stacklevel=3)
 
 
 class _Casts(TorchDispatchMode):
@@ -190,9 +186,8 @@ def _outputs(model: nn.Module, x: torch.Tensor, experiment: Experiment, hint: st
         with torch.no_grad(), evaluating(model):
             return model(x)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-        raise FedblendError(
-            f"model: {experiment.model.name} cannot take samples of shape {list(x.shape[1:])}: {error}{hint}"
-        ) from None
+        told = f"cannot take samples of shape {list(x.shape[1:])}: {error}{hint}"
+        raise FedblendError(f"model: {experiment.model.name} {told}") from None
 
 
 def _require_types(model: nn.Module, name: str) -> None:

@@ -19,8 +19,8 @@ from fedblend.core.setup import model_spec
 from fedblend.core.trees import bytes_of
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
-from fedblend.experiment.entries import NOT_GIVEN, Entry, Index, MethodEntry, Option
 from fedblend.experiment.fields import Method, Train
+from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import presets

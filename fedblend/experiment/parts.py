@@ -73,9 +73,8 @@ def require_usable(kind: str, name: str, cls: type) -> None:
     module, _, word = BASES[kind].partition(":")
     base = getattr(importlib.import_module(module), word)
     if not issubclass(cls, base):
-        raise FedblendError(
-            f"{what} does not inherit from {word}; valid: class {cls.__name__}({word}), with {word} from {module}"
-        )
+        valid = f"class {cls.__name__}({word}), with {word} from {module}"
+        raise FedblendError(f"{what} does not inherit from {word}; valid: {valid}")
     renamed = {old: new for one in base.__mro__ for old, new in vars(one).get("renamed", {}).items()}
     for old, new in renamed.items():
         if old in vars(cls):
@@ -111,17 +110,14 @@ def _require_callable(what: str, cls: type, attribute: str, expected: inspect.Si
         if inspect.isfunction(function):
             inspect.signature(function, follow_wrapped=False).bind(*given)
     except TypeError as error:
-        raise FedblendError(
-            f"{what}: {attribute} cannot be called: {error}; valid: {_definition(attribute, expected)}"
-        ) from None
+        valid = _definition(attribute, expected)
+        raise FedblendError(f"{what}: {attribute} cannot be called: {error}; valid: {valid}") from None
 
 
 def _definition(attribute: str, signature: inspect.Signature) -> str:
     """A function's first line without annotations."""
-    plain = [
-        one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in signature.parameters.values()
-    ]
-    return f"def {attribute}({', '.join(plain)})"
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return f"def {attribute}({', '.join(map(str, plain))})"
 
 
 def takes(cls: type, option: str, value: Any) -> bool:
@@ -176,7 +172,5 @@ def _plain(value: Any) -> Any:
     if getattr(type(value), "kind", None) in MODULES:  # a part within a part
         return dump(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -66,16 +66,15 @@ def families() -> dict[str, Presets]:
         )
         for name in AUGMENTED
     }
-    result = {family: dict(methods) for family, methods in FAMILIES.items()}
-    result["Mixed data"] |= with_views
+    result = FAMILIES | {"Mixed data": FAMILIES["Mixed data"] | with_views}
     with_prox = {
         f"fedprox+{name}": (f"FedProx with {name}", {**spec, "terms": [*spec.get("terms", []), PROXIMAL]})
         for family in WITH_PROXIMAL
         for name, (_, spec) in result[family].items()
         if spec.get("upload") != "nothing" and name != "fedavg"
     }
-    result["Averaging"]["fedprox"] = ("FedAvg with a proximal term (Li et al. 2020)", {"terms": [PROXIMAL]})
-    return result | {"With FedProx's term": with_prox}
+    fedprox = {"fedprox": ("FedAvg with a proximal term (Li et al. 2020)", {"terms": [PROXIMAL]})}
+    return result | {"Averaging": FAMILIES["Averaging"] | fedprox, "With FedProx's term": with_prox}
 
 
 def expand(spec: Mapping[str, Any], where: str = "method") -> dict[str, Any]:

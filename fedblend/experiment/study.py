@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
+from pydantic import Field
 
+from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
+from fedblend.core.registry import Count, Float, Int, Positive
 from fedblend.experiment.changes import change_field, override
 from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
-from fedblend.experiment.fields import LONGEST_NAME, Method
+from fedblend.experiment.fields import LONGEST_NAME, FrozenTable, Method
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.toml_tables import set_field
-from fedblend.experiment.tune_table import read_tune
 
 STUDY_KEYS = ("methods", "seeds", "grid", "variants", "tune")
 """Keys of a file that are of all its experiments together; all other keys apply to each of its experiments."""
@@ -83,9 +86,9 @@ def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stud
 
 
 def _same_folder(field: str, slug: str, *runs: Experiment) -> FedblendError:
-    labels = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label))
-    of, how = f", of the labels {' and '.join(labels)}", ", which differ in letters A to Z or digits"
-    of, how = (of, how) if len(labels) > 1 else ("", "")
+    labels, of, how = list(dict.fromkeys(brief(run.method.label) for run in runs if run.method.label)), "", ""
+    if len(labels) > 1:
+        of, how = f", of the labels {' and '.join(labels)}", ", which differ in letters A to Z or digits"
     return FedblendError(f"{field}: two runs would both be called '{slug}'{of}; give them labels of their own{how}")
 
 
@@ -118,10 +121,9 @@ def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mappi
         return
     missing = [e.method.label or e.method.name for e in resolved if not has_option(e, field)]
     if missing and len(missing) < len(resolved):
-        raise FedblendError(
-            f"grid: {field} is a field of some of this study's methods but not of {' or '.join(missing)}; write an "
-            "entry for each value of the methods that have it under [[methods]], or run the others from another file"
-        ) from None
+        told = f"is a field of some of this study's methods but not of {' or '.join(missing)}"
+        how = "write an entry for each value of the methods that have it under [[methods]], or run the others apart"
+        raise FedblendError(f"grid: {field} {told}; {how}") from None
 
 
 def _methods(
@@ -135,8 +137,8 @@ def _methods(
     if "method" in base:
         raise FedblendError("methods: cannot be combined with 'method'; give only one of them")
     if not isinstance(given, list) or not given or not all(isinstance(m, (str, Mapping)) for m in given):
-        valid = 'write a list, such as ["fedavg", "fedmix"] or [[methods]]'
-        raise FedblendError(f"methods: {brief(given)} is not valid: {valid}")
+        how = 'write a list, such as ["fedavg", "fedmix"] or [[methods]]'
+        raise FedblendError(f"methods: {brief(given)} is not valid: {how}")
     return [{"name": m} if isinstance(m, str) else dict(m) for m in given]
 
 
@@ -147,14 +149,9 @@ def _grid(given: Any) -> list[tuple[dict[str, Any], list[str]]]:
     if not isinstance(given, Mapping) or not all(isinstance(v, list) and v for v in given.values()):
         valid = 'write lists by field, such as "train.lr" = [0.01, 0.1]'
         raise FedblendError(f"grid: {brief(given)} is not valid: {valid}")
-    columns = [
-        list(zip(values, _words(path, values, LONGEST_NAME // (1 + len(given))), strict=True))
-        for path, values in given.items()
-    ]
-    return [
-        (dict(zip(given, (value for value, _ in cell), strict=True)), [word for _, word in cell])
-        for cell in itertools.product(*columns)
-    ]
+    words = [_words(path, values, LONGEST_NAME // (1 + len(given))) for path, values in given.items()]
+    cells = zip(itertools.product(*given.values()), itertools.product(*words), strict=True)
+    return [(dict(zip(given, values, strict=True)), list(chosen)) for values, chosen in cells]
 
 
 def _words(path: str, values: Sequence[Any], longest: int) -> list[str]:
@@ -181,8 +178,8 @@ def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
     seeds = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else []
     valid = seeds and all(isinstance(s, Integral) and not isinstance(s, bool) for s in seeds)
     if not valid or len(set(seeds)) != len(seeds):
-        told = "write a list of different whole numbers, such as [0, 1, 2]"
-        raise FedblendError(f"seeds: {brief(given)} is not valid: {told}")
+        how = "write a list of different whole numbers, such as [0, 1, 2]"
+        raise FedblendError(f"seeds: {brief(given)} is not valid: {how}")
     return [int(seed) for seed in seeds]
 
 
@@ -203,14 +200,15 @@ def _label(
         return label  # expand() raises the error of the invalid method
     same_name = method is not None and sum(m is not None and m.get("name") == method.get("name") for m in methods) > 1
     if not label and same_name and method:
-        label = " ".join([name, *_options({k: v for k, v in method.items() if k not in ("name", "label")})])
+        label = " ".join([name, *_options(method, ("name", "label"))])
     return label or (name if words else "")
 
 
-def _options(spec: Mapping[str, Any]) -> list[str]:
+def _options(spec: Mapping[str, Any], left_out: Sequence[str] = ("name",)) -> list[str]:
     words = []
     for key, value in spec.items():
-        words += _options(value) if isinstance(value, Mapping) else [f"{key}={_short(value)}"]
+        if key not in left_out:
+            words += _options(value, ()) if isinstance(value, Mapping) else [f"{key}={value}"]
     return words
 
 
@@ -220,9 +218,7 @@ def _short(value: Any) -> str:
 
 def _with_options(value: Any) -> str:
     """As :func:`_short`, with the options of a part."""
-    if not isinstance(value, Mapping):
-        return _short(value)
-    return " ".join([_short(value), *_options({k: v for k, v in value.items() if k != "name"})])
+    return " ".join([_short(value), *(_options(value) if isinstance(value, Mapping) else ())])
 
 
 def slugify(label: str) -> str:
@@ -232,3 +228,81 @@ def slugify(label: str) -> str:
     'fedmix-lambda-0.05'
     """
     return re.sub(r"[^A-Za-z0-9.+_]+", "-", label).strip("-.") or "run"
+
+
+# The table [tune] --------------------------------------------------------------------------------------------
+
+
+class Interval(FrozenTable):
+    """The values from ``low`` to ``high``: whole numbers if both are."""
+
+    low: Int | Float
+    """The least value."""
+    high: Int | Float
+    """The largest value."""
+    log: bool = False
+    """Whether values are drawn on a logarithmic scale, as suits learning rates."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_an_interval(self) -> Interval:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            bound = "above 0 and " if self.log else ""
+            raise ValueError(f"low {self.low:g}, high {self.high:g} is no interval; valid: low {bound}below high")
+        return self
+
+
+class Tune(FrozenTable):
+    """A search for the best values of fields, on validation samples. Every method has the same budget."""
+
+    fields: dict[str, list[Any] | Interval] = Field(min_length=1)
+    """The fields by their path, such as "train.lr": a list of values, or a table with `low`, `high` and `log`. A method
+    without a field is searched over the others. At least one method must have each field.
+    """
+    search: Literal["random", "grid", "tpe"] = "random"
+    """How values are chosen: at random, all combinations of lists, or by a tree of Parzen estimators (Optuna's TPE)."""
+    trials: Count | None = None
+    """Most trials of a method (default: 20, in a grid all)."""
+    rounds: Count | None = None
+    """Most rounds of a method over all its trials; no further trial begins after them."""
+    minutes: Positive | None = None
+    """Most minutes of a method over all its trials, those before an interruption too; no further trial begins after
+    them.
+    """
+    halving: bool = False
+    """End trials once, after a third of the rounds, that are not among the best third at that round (the first step of
+    successive halving). All others make all their rounds.
+    """
+
+    @pydantic.model_validator(mode="after")
+    def _require_values(self) -> Tune:
+        for field, values in self.fields.items():
+            if field == "seed":
+                valid = "seeds = [0, 1, 2] for the best values"
+                raise ValueError(f"fields.seed: a search would choose the seed; valid: {valid}")
+            if values == []:
+                raise ValueError(f"fields.{field}: [] is not valid: at least one value is needed")
+            if self.search == "grid" and isinstance(values, Interval):
+                raise ValueError(f"fields.{field}: search = 'grid' needs a list of values, not an interval")
+        return self
+
+    def trials_of(self, fields: Mapping[str, Any]) -> int:
+        """Most trials of a method with these of the fields."""
+        if self.search != "grid":
+            return self.trials or 20
+        cells = math.prod(len(values) for values in fields.values())
+        return min(cells, self.trials or cells)
+
+
+def read_tune(table: Mapping[str, Any]) -> Tune:
+    """The table ``tune`` of a file. Raises :class:`FedblendError` if it is missing or invalid."""
+    given = table.get("tune")
+    if not isinstance(given, Mapping):
+        example = '"train.lr" = { low = 0.001, high = 1.0, log = true }'
+        raise FedblendError(f"tune: is missing; say what to search, such as [tune.fields] with {example}")
+    for key in ("grid", "variants"):
+        if key in table:
+            raise FedblendError(f"{key}: not valid beside 'tune'; write its fields under [tune.fields]")
+    try:
+        return Tune(**given)
+    except pydantic.ValidationError as error:
+        raise FedblendError(registry.explain(error, "tune")) from None

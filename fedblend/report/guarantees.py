@@ -10,8 +10,7 @@ from typing import Any
 from fedblend.analysis.privacy.statements import Statement, statements
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.entries import Entry
-from fedblend.experiment.index import index
+from fedblend.experiment.index import Entry, index
 from fedblend.runs.directory import CONFIG
 from fedblend.runs.groups import Group, Outcome
 

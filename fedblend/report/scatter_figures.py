@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from fedblend.analysis import plotting
 from fedblend.analysis.advice import Advice, front
 from fedblend.analysis.privacy.membership import standard_error
-from fedblend.experiment.tune_table import Interval
+from fedblend.experiment.study import Interval
 from fedblend.report.figures import plain_legend
 
 if TYPE_CHECKING:

@@ -119,10 +119,8 @@ def _require_callbacks(given: object) -> None:
         if isinstance(callback, type):
             raise FedblendError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
         if not isinstance(callback, Callback):
-            raise FedblendError(
-                f"callbacks: {brief(callback)} is no Callback object; valid: a list of these (the experiment's own "
-                "field `callbacks` takes names)"
-            )
+            valid = "a list of these (the experiment's own field `callbacks` takes names)"
+            raise FedblendError(f"callbacks: {brief(callback)} is no Callback object; valid: {valid}")
 
 
 def _one_experiment(given: object) -> Experiment:
@@ -344,10 +342,9 @@ def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -
         change(only, field)
         table["methods"] = [only["method"]]
     else:
-        raise FedblendError(
-            f"{field}: the file lists several methods, and it is not clear which one is meant; set it in the file's "
-            "'methods', such as {name = \"fedmix\", objective = {lambda = 0.1}}, or replace them all: --set methods=..."
-        )
+        how = "set it in the file's 'methods', such as {name = \"fedmix\", objective = {lambda = 0.1}}"
+        told = f"the file lists several methods, and it is not clear which one is meant; {how}"
+        raise FedblendError(f"{field}: {told}, or replace them all: --set methods=...")
     variants = table.get("variants")
     for variant in variants if isinstance(variants, list) else ():
         if not isinstance(variant, dict) or first not in variant:

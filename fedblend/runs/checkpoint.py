@@ -69,14 +69,9 @@ def write(folder: Path, state: RunState) -> None:
     tensors["holders"] = torch.from_numpy(np.packbits(state.has_pool))
     if state.shared_round >= 0:
         tensors["shared_sizes"] = torch.from_numpy(state.shared_sizes)
-    scalars = {
-        "version": VERSION,
-        "round": state.round,
-        "shared_round": state.shared_round,
-        "clients": len(state.has_pool),
-    }
-    texts = {"ended_by": state.ended_by, "frozen": checksum}
-    write_table(folder / NAME, scalars | {name: text for name, text in texts.items() if text}, tensors)
+    scalars = {"version": VERSION, "round": state.round, "shared_round": state.shared_round}
+    texts = {name: text for name, text in (("ended_by", state.ended_by), ("frozen", checksum)) if text}
+    write_table(folder / NAME, scalars | {"clients": len(state.has_pool)} | texts, tensors)
 
 
 def _frozen_of(folder: Path) -> tuple[list[str], str]:
@@ -144,10 +139,8 @@ def read(folder: Path) -> RunState | None:
             tensors |= add_prefix("weights/", read_table(folder / FROZEN)[1])
         return replace(_make_state(scalars, tensors), ended_by=ended_by)
     except DAMAGED as error:
-        raise FedblendError(
-            f"{path}: is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it: "
-            "restore the file, or begin again in another folder"
-        ) from None
+        told = f"is not a checkpoint of fedblend or is damaged: {legible(error)}; the run cannot resume from it"
+        raise FedblendError(f"{path}: {told}: restore the file, or begin again in another folder") from None
 
 
 def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:

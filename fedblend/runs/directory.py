@@ -118,8 +118,7 @@ class RunDirectory:
         """
         from fedblend.experiment.config import resolve
 
-        if not self.is_run(self.path):
-            raise FedblendError(f"{self.path}: is not a run directory (it lacks {CONFIG}, or all other files of a run)")
+        self.require_run()
         table = read_toml(self.path / CONFIG)
         if registry.trusts_all():
             import_from(self.import_from())
@@ -129,6 +128,11 @@ class RunDirectory:
             raise
         except FedblendError as error:
             raise FedblendError(f"{self.path / CONFIG}: {error}") from None
+
+    def require_run(self) -> None:
+        """Raise :class:`FedblendError` if the folder is no run directory."""
+        if not self.is_run(self.path):
+            raise FedblendError(f"{self.path}: is not a run directory (it lacks {CONFIG}, or all other files of a run)")
 
     def config(self) -> dict[str, Any]:
         """Return the configuration as plain data, readable without PyTorch and without parts of the user's own."""
@@ -163,20 +167,17 @@ class RunDirectory:
     def require_samples_here(self) -> None:
         """Raise :class:`FedblendError` if the clients' samples are at real sites."""
         if self.is_of_sites:
-            raise FedblendError(
-                f"{self.path}: clients were sites with data of their own, whose samples are not here, so nothing about "
-                "them can be measured; valid: a simulation, or a federation on the data of its experiment"
-            )
+            told = "clients were sites with data of their own, whose samples are not here, so nothing can be measured"
+            valid = "a simulation, or a federation on the data of its experiment"
+            raise FedblendError(f"{self.path}: {told}; valid: {valid}")
 
     def require_same_data(self, data: Dataset) -> None:
         """Raise :class:`FedblendError` if files of the data have changed since the run began and noted their sums."""
         then, now = self.facts().get("data", {}).get("files", {}), data.facts.get("files", {})
         if then and sorted(then.values()) != sorted(now.values()):
             new = next((name for name, digest in now.items() if digest not in then.values()), "a file")
-            raise FedblendError(
-                f"{self.path}: the data have changed since this run began: {new} is not what its SHA-256 in {FACTS} "
-                "says; valid: the data as they were, or a new run in another folder"
-            )
+            told = f"the data have changed since this run began: {new} is not what its SHA-256 in {FACTS} says"
+            raise FedblendError(f"{self.path}: {told}; valid: the data as they were, or a new run in another folder")
 
     def load_setup(self) -> Setup:
         """Load the data and build the model again, as they were when the run began."""
@@ -204,10 +205,8 @@ class RunDirectory:
         try:
             with open(self.path / LOCK, encoding="utf-8", opener=without_waiting) as handle:
                 lock(handle, shared=True)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
         return False
 
     def set_status(self, state: str, round: int, reason: str = "") -> None:
@@ -320,11 +319,8 @@ def how_to_resume(path: Path, facts: Mapping[str, Any]) -> str:
 
 def write_study(folder: Path, name: str, experiments: dict[str, dict[str, Any]]) -> None:
     """Write a locked study's experiments by their folders' names; its name and other experiments stay unchanged."""
-    study = read_json(folder / STUDY, forms.Study)
-    write_json(
-        folder / STUDY,
-        {"name": study.get("name", name), "experiments": {**study.get("experiments", {}), **experiments}},
-    )
+    study = {"name": name, "experiments": {}, **read_json(folder / STUDY, forms.Study)}
+    write_json(folder / STUDY, {"name": study["name"], "experiments": study["experiments"] | experiments})
 
 
 def remove_study(folder: Path, created: list[Path]) -> None:

@@ -22,12 +22,17 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
+OF_DEFAULT: dict[type, Any] = {int: Whole, float: Amount, list: list[str], dict: dict[str, str]}
+"""The type of a field by its default, where another type than the default's own is meant."""
+
+
 def _form(name: str, base: type[Table] = Table, /, **fields: Any) -> Any:
     """A form. A field is given by its type if a file must have it, or by its default, or by both as a pair."""
     pairs: dict[str, Any] = {}
     for field, given in fields.items():
         is_type = isinstance(given, type) or get_origin(given) is not None
-        pairs[field] = (given, ...) if is_type else given if isinstance(given, tuple) else (type(given), given)
+        of_default = OF_DEFAULT.get(type(given), type(given))
+        pairs[field] = (given, ...) if is_type else given if isinstance(given, tuple) else (of_default, given)
     return pydantic.create_model(name, __base__=base, **pairs)
 
 
@@ -52,22 +57,22 @@ MethodConfig = _form(
 )
 TrainConfig = _form(
     "TrainConfig",
-    cohort=(Whole, 1),
-    epochs=(Whole, 1),
+    cohort=1,
+    epochs=1,
     steps=(Whole | None, None),
-    batch_size=(Whole, 1),
-    lr=(Amount, 0.0),
-    accumulate=(Whole, 1),
+    batch_size=1,
+    lr=0.0,
+    accumulate=1,
     optimizer=Named(name="sgd"),
     augment=(list[Named], []),
 )
-ValidationConfig = _form("ValidationConfig", server=(Amount, 0.0), clients=(Amount, 0.0))
+ValidationConfig = _form("ValidationConfig", server=0.0, clients=0.0)
 Config = _form(
     "Config",
     name="",
     seed=Whole,
     rounds=Whole,
-    eval_every=(Whole, 1),
+    eval_every=1,
     method=MethodConfig,
     data=Named,
     partition=Named,
@@ -76,7 +81,7 @@ Config = _form(
     channel=Named(name="ideal"),
     protection=Named(name="none"),
     train=TrainConfig,
-    holdout=(Amount, 0.0),
+    holdout=0.0,
     validation=ValidationConfig(),
     target=(Number | None, None),
     target_metric="accuracy",
@@ -86,28 +91,11 @@ Config = _form(
 
 # facts.json
 DataFacts = _form(
-    "DataFacts",
-    name="",
-    kind="",
-    train=(Whole, 0),
-    test=(Whole, 0),
-    shape=(list[Whole], []),
-    classes=(list[str], []),
-    labels=(list[str], []),
-    outputs=(Whole, 0),
-    files=(dict[str, str], {}),
+    "DataFacts", name="", kind="", train=0, test=0, shape=(list[Whole], []), classes=[], labels=[], outputs=0, files={}
 )
 ScaleFacts = _form("ScaleFacts", inverted=False, factor=(list[float], []), offset=(list[float], []))
-ClientFacts = _form(
-    "ClientFacts",
-    number=(Whole, 0),
-    holding=(Whole, 0),
-    samples=(Whole, 0),
-    smallest=(Whole, 0),
-    median=(Amount, 0.0),
-    largest=(Whole, 0),
-)
-ModelFacts = _form("ModelFacts", name="", parameters=(Whole, 0))
+ClientFacts = _form("ClientFacts", number=0, holding=0, samples=0, smallest=0, median=0.0, largest=0)
+ModelFacts = _form("ModelFacts", name="", parameters=0)
 NoiseFacts = _form(
     "NoiseFacts",
     distribution=Literal["gaussian", "laplace"],
@@ -121,15 +109,15 @@ PrivacyFacts = _form("PrivacyFacts", raw_samples=bool, noise=(NoisesFacts | None
 Facts = _form(
     "Facts",
     command="",
-    versions=(dict[str, str], {}),
-    machine=(dict[str, str], {}),
+    versions={},
+    machine={},
     data=DataFacts(),
     scale=ScaleFacts(),
     model=ModelFacts(),
     clients=ClientFacts(),
     partition=(dict[str, Any], {}),
     metrics=(dict[str, bool], {}),
-    import_from=(list[str], []),
+    import_from=[],
     engine=(EngineChoice | None, None),
     privacy=(PrivacyFacts | None, None),
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedblend.core.errors import FedblendError, legible
 from fedblend.core.record import RoundRecord
-from fedblend.runs.directory import CONFIG, METRICS, OWN_DATA, RunDirectory, how_to_resume
+from fedblend.runs.directory import METRICS, OWN_DATA, RunDirectory, how_to_resume
 
 NOT_COMPARED = ("seed", "name", "checkpoint_every")  # Fields that say nothing about a run's numbers
 
@@ -159,8 +159,7 @@ class Group:
 
 def read(run: RunDirectory) -> Outcome:
     """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
-    if not RunDirectory.is_run(run.path):
-        raise FedblendError(f"{run.path}: is not a run directory (it lacks {CONFIG}, or all other files of a run)")
+    run.require_run()
     config = run.config()
     records, status = run.records(), run.status()
     if status["state"] == "done" and not records:
@@ -216,17 +215,13 @@ def _data_key(outcome: Outcome) -> str:
 def _make_groups(outcomes: Iterable[Outcome]) -> list[Group]:
     by_key: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        by_key[outcome.label, _fingerprint(outcome.config)].append(outcome)
+        compared = {k: v for k, v in outcome.config.items() if k not in (*NOT_COMPARED, *EXECUTION)}
+        by_key[outcome.label, json.dumps(compared, sort_keys=True, default=str)].append(outcome)
     seed_groups = [part for outcomes in by_key.values() for part in _split_repeated_seeds(outcomes)]
-    by_label: dict[str, list[list[Outcome]]] = defaultdict(list)
-    for outcomes in seed_groups:
-        by_label[outcomes[0].label].append(outcomes)
-    names = {
-        id(outcomes): name
-        for alike in by_label.values()
-        for outcomes, name in zip(alike, _group_names(alike), strict=True)
-    }
-    return [Group(names[id(o)], sorted(o, key=lambda one: one.seed)) for o in seed_groups]
+    names: dict[str, Iterator[str]] = {}
+    for label in {outcomes[0].label for outcomes in seed_groups}:
+        names[label] = iter(_group_names([outcomes for outcomes in seed_groups if outcomes[0].label == label]))
+    return [Group(next(names[o[0].label]), sorted(o, key=lambda one: one.seed)) for o in seed_groups]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -249,23 +244,18 @@ def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f for f in fields if f not in NOT_COMPARED and any(one.get(f) != flat[0].get(f) for one in flat)]
 
 
-def _fingerprint(config: Mapping[str, Any]) -> str:
-    compared = {k: v for k, v in config.items() if k not in (*NOT_COMPARED, *EXECUTION)}
-    return json.dumps(compared, sort_keys=True, default=str)
-
-
 def _split_repeated_seeds(outcomes: list[Outcome]) -> list[list[Outcome]]:
     """Return one list, or one for each folder if a seed occurs twice: a repeated run is not a second seed."""
-    if len({o.seed for o in outcomes}) == len(outcomes):
+
+    def all_differ(some: Sequence[Outcome]) -> bool:
+        return len({one.seed for one in some}) == len(some)
+
+    if all_differ(outcomes):
         return [outcomes]
     by_folder: dict[Path, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_folder[outcome.path.resolve().parent].append(outcome)
-    return [
-        part
-        for inside in by_folder.values()
-        for part in ([inside] if len({o.seed for o in inside}) == len(inside) else [[o] for o in inside])
-    ]
+    return [part for some in by_folder.values() for part in ([some] if all_differ(some) else [[one] for one in some])]
 
 
 def _group_names(groups: list[list[Outcome]]) -> list[str]:

@@ -37,8 +37,15 @@ from fedblend.runs.directory import RunDirectory, has_runs, locked_study, remove
 from fedblend.runs.faults import describe_fault, user_error
 from fedblend.runs.groups import EXECUTION
 from fedblend.runs.run_callbacks import Listener
-from fedblend.runs.runner import SAME_EXPERIMENT, execute, first_difference, is_ended_by, keep_failure, require_no_run
-from fedblend.runs.warm_start import source_run
+from fedblend.runs.runner import (
+    SAME_EXPERIMENT,
+    execute,
+    first_difference,
+    is_ended_by,
+    keep_failure,
+    require_no_run,
+    source_run,
+)
 
 OnRecord = Callable[[str, RoundRecord], None]
 
@@ -59,12 +66,10 @@ def run_all(
 ) -> dict[str, str]:
     """Run every experiment of a study in ``folder``; return the error message of each failed run, by its name.
 
-    ``jobs`` is the number of parallel runs (default: processors divided by the largest number of ranks, at most
-    the number of runs). Runs with
-    parts from the user's main script run one after another in this process, with a warning. A failed run does not stop
-    the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
-    :class:`FedblendError` before the first run if a run to resume has another experiment, or ``folder`` is itself a
-    run.
+    ``jobs`` is the number of parallel runs (default: processors divided by the largest number of ranks, at most the
+    number of runs). Runs with parts from the user's main script run one after another in this process, with a warning.
+    A failed run does not stop the others. Ctrl-C raises :class:`Stopped`; all runs can then be resumed. Raises
+    :class:`FedblendError` before the first run if a run to resume has another experiment, or ``folder`` is a run.
     """
     require_no_run(folder)
     ranks = max((e.ranks or 1 for e in study.experiments.values()), default=1)
@@ -126,9 +131,8 @@ def _run_locked(
     except (KeyboardInterrupt, Stopped):
         if not has_runs(folder):
             raise Stopped("stopped before the first run began") from None
-        raise Stopped(
-            f"stopped; each run is kept up to its last checkpoint. Go on with: fedblend resume {folder}"
-        ) from None
+        how = f"fedblend resume {folder}"
+        raise Stopped(f"stopped; each run is kept up to its last checkpoint. Go on with: {how}") from None
 
 
 def waves(study: Study) -> list[Study]:
@@ -174,9 +178,8 @@ def _has_ended(run: RunDirectory, experiment: Experiment) -> bool:
     """Whether a run ended early by what the experiment still has: it would make one round more in each resume."""
     if not RunDirectory.is_run(run.path) or (status := run.status())["state"] != "done":
         return False
-    reason = str(status.get("reason", ""))
-    ended = reason.startswith("ended by ")
-    return ended and is_ended_by(reason.removeprefix("ended by "), run.experiment(), experiment)
+    before, _, names = str(status.get("reason", "")).partition("ended by ")
+    return bool(names) and not before and is_ended_by(names, run.experiment(), experiment)
 
 
 def processors() -> int:
@@ -187,16 +190,11 @@ def processors() -> int:
 def _run_sequentially(
     study: Study, folder: Path, resume: bool, on_record: OnRecord, on_step: OnRunStep, processors: int
 ) -> dict[str, str]:
-    failed: dict[str, str] = {}
-    for slug, experiment in study.experiments.items():
-
-        def listen(record: RoundRecord, slug: str = slug) -> None:
-            on_record(slug, record)
-
-        message = run_one(experiment, folder / slug, resume, listen, processors, partial(on_step, slug))
-        if message:
-            failed[slug] = message
-    return failed
+    messages = {
+        slug: run_one(one, folder / slug, resume, partial(on_record, slug), processors, partial(on_step, slug))
+        for slug, one in study.experiments.items()
+    }
+    return {slug: message for slug, message in messages.items() if message}
 
 
 def run_one(
@@ -218,14 +216,10 @@ def run_one(
         traceback.print_exc()
         return f"{type(error).__name__}: {error} (the traceback is above)"
     finally:
-        _return_memory()
+        # glibc keeps freed memory, and a study of many runs would come to hold gigabytes.
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
     return ""
-
-
-def _return_memory() -> None:
-    """Give freed memory back to the system. glibc keeps it, and a study of many runs would come to hold gigabytes."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _run_in_parallel(
@@ -324,20 +318,16 @@ def _run_in_worker(
             sent = time.monotonic()
             parent.send({"step": [what, done, total]})
 
+    def send_record(record: RoundRecord) -> None:
+        parent.send({"record": record.as_dict()})
+
     ended = "stopped"
     try:
         signal.signal(signal.SIGINT, interrupt)
         try:
             # The signal may have come before its handler.
             if not stopped.is_set():
-                ended = run_one(
-                    resolve(table),
-                    Path(path),
-                    resume,
-                    lambda record: parent.send({"record": record.as_dict()}),
-                    processors,
-                    send_step,
-                )
+                ended = run_one(resolve(table), Path(path), resume, send_record, processors, send_step)
         finally:
             # The signal may still come while this line is executed.
             signal.signal(signal.SIGINT, signal.SIG_IGN)

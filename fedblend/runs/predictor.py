@@ -100,27 +100,28 @@ class Predictor:
         """The predictor of a finished run."""
         data, scale = setup.data, setup.scale.describe()
         facts = {"name": data.name, "kind": data.kind, "shape": data.train.x.shape[1:], "classes": data.classes}
-        facts |= {"labels": data.labels}
         facts |= {name: data.facts[name] for name in ("table", "backbone") if name in data.facts}
-        net = setup.model
-        net.load_state_dict(dict(weights))
-        return _predictor(setup.experiment, facts, scale, net, round)
+        setup.model.load_state_dict(dict(weights))
+        return _predictor(setup.experiment, facts | {"labels": data.labels}, scale, setup.model, round)
 
     @staticmethod
     def of_run(directory: RunDirectory, trust: bool = False, best: bool = False) -> Predictor:
         """The predictor of a run's last checkpoint, or of its best model (callback ``keep-best``).
 
-        The run's data are not read.
-
-        Raises :class:`FedblendError` for a run without a checkpoint, one whose clients keep their own models, or one
-        that names code of its own, unless ``trust``.
+        The run's data are not read. Raises :class:`FedblendError` for a run without a checkpoint, one whose clients
+        keep their own models, or one that names code of its own, unless ``trust``.
         """
         with reading([directory], trust):
             experiment, facts = directory.experiment(), directory.facts()
             if not directory.has_begun(directory.path):
                 raise FedblendError(f"{directory.path}: failed before it began: {directory.status()['reason']}")
             forms.require_sound(facts, forms.FactsOfModel, directory.path / FACTS)
-            round, weights = _weights_of(directory.path, best)
+            if best:
+                round, weights = checkpoint.read_best(directory.path)
+            elif (state := checkpoint.read(directory.path)) is not None:
+                round, weights = state.round, state.weights
+            else:
+                raise FedblendError(f"{directory.path}: has no checkpoint yet; run it first")
             require_one_model(experiment, directory.path)
             data, scale = facts["data"], facts["scale"]
             inputs = (*data["shape"], scale["vocabulary"]) if "vocabulary" in scale else tuple(data["shape"])
@@ -136,11 +137,8 @@ class Predictor:
     def predict_proba(self, x: Any) -> np.ndarray:
         """Probabilities float32 [n, C] of samples as stored (array or tensor [n, ...]); in regression, numbers [n, q].
 
-        A run on a table's texts takes a list of texts, too.
-
-        The probabilities of labels are independent of each other; those of classes have the sum 1.
-
-        Raises :class:`FedblendError` for samples of another shape, and for NaN and infinity.
+        A run on a table's texts takes a list of texts, too. The probabilities of labels are independent of each other;
+        those of classes have the sum 1. Raises :class:`FedblendError` for another shape, and for NaN and infinity.
         """
         samples = self._samples(x)
         with torch.no_grad():
@@ -183,15 +181,13 @@ class Predictor:
         if kind == "image" and array.ndim == len(shape) and shape[0] == 1:
             array = array[:, None]
         if array.dtype.kind not in ("iu" if kind == "tokens" else "biuf") or array.shape[1:] != shape:
-            raise FedblendError(
-                f"samples: {array.dtype} of shape {list(array.shape)}; valid: {_number_type(kind)} of shape "
-                f"{['n', *shape]}, as the data set '{self.description['data']}' has them"
+            valid = (
+                f"{_number_type(kind)} of shape {['n', *shape]}, as the data set '{self.description['data']}' has them"
             )
+            raise FedblendError(f"samples: {array.dtype} of shape {list(array.shape)}; valid: {valid}")
         if kind == "image" and array.dtype != np.uint8:
-            raise FedblendError(
-                f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255 (of pictures in [0, 1], which "
-                "fedblend.from_torch stores as pixels: (255 * x).round() as uint8)"
-            )
+            how = "of pictures in [0, 1], which fedblend.from_torch stores as pixels: (255 * x).round() as uint8"
+            raise FedblendError(f"samples: {array.dtype}; valid: pixels as uint8, 0 to 255 ({how})")
         with np.errstate(over="ignore"):
             samples = torch.from_numpy(np.ascontiguousarray(array, np.dtype(_number_type(kind))))
         if bad := int((~samples.flatten(1).isfinite().all(1)).sum()):
@@ -232,29 +228,17 @@ class Predictor:
                 if suffix == ".pt2":
                     torch.export.save(program, buffer, extra_files={"fedblend.json": json.dumps(self.description)})
                 else:
-                    onnx = torch.onnx.export(
-                        program, (example,), input_names=["stored"], output_names=["outputs"], dynamo=True
-                    )
+                    names: dict[str, Any] = {"input_names": ["stored"], "output_names": ["outputs"]}
+                    onnx = torch.onnx.export(program, (example,), dynamo=True, **names)
                     assert onnx is not None
                     onnx.model.metadata_props["fedblend"] = json.dumps(self.description)
                     buffer.write(onnx.model_proto.SerializeToString())
         except ImportError as error:
             raise missing_package("a model in the format .onnx", str(error.name), "onnx") from None
         except Exception as error:  # of the many kinds that tracing a network of one's own may raise
-            raise FedblendError(
-                f"model: {self.description['model']} cannot be traced as a program ({legible(error)}); valid: the "
-                "weights alone, as .safetensors"
-            ) from None
+            told = f"{self.description['model']} cannot be traced as a program ({legible(error)})"
+            raise FedblendError(f"model: {told}; valid: the weights alone, as .safetensors") from None
         return buffer.getvalue()
-
-
-def _weights_of(folder: Path, best: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    if best:
-        return checkpoint.read_best(folder)
-    state = checkpoint.read(folder)
-    if state is None:
-        raise FedblendError(f"{folder}: has no checkpoint yet; run it first")
-    return state.round, state.weights
 
 
 def _predictor(
@@ -266,9 +250,8 @@ def _predictor(
     factors, offsets = (scale.get(name, []) for name in ("factor", "offset"))
     is_affine = "vocabulary" not in scale and data["kind"] != "tokens"
     if is_affine and not len(factors) == len(offsets) == shape[0]:
-        raise FedblendError(
-            f"scale: {len(factors)} factors and {len(offsets)} offsets for samples of shape {shape}; the run is damaged"
-        )
+        told = f"{len(factors)} factors and {len(offsets)} offsets for samples of shape {shape}"
+        raise FedblendError(f"scale: {told}; the run is damaged")
     if is_affine:
         column = (-1, *[1] * (len(shape) - 1))
         factor, offset = (torch.tensor(one, dtype=torch.float32).reshape(column) for one in (factors, offsets))
@@ -276,17 +259,15 @@ def _predictor(
     if backbone:
         encoder, digest = experiment.data.encoder(backbone["raw"])
         if digest != backbone["digest"]:
-            raise FedblendError(
-                f"data.features: the weights or inputs of {experiment.data.model} are not those of the run; valid: the "
-                "backbone as it was (its file of weights, its package's version)"
-            )
+            told = f"the weights or inputs of {experiment.data.model} are not those of the run"
+            valid = "the backbone as it was (its file of weights, its package's version)"
+            raise FedblendError(f"data.features: {told}; valid: {valid}")
         data, shape = data | backbone["raw"], backbone["raw"]["shape"]
     table, source = data.get("table", {}), getattr(experiment.data, "of", experiment.data)
     tokens = source.tokens if "pangram" in table else None
     if tokens and tokens([PANGRAM])[0, 0].tolist() != table["pangram"]:
-        raise FedblendError(
-            f"data.tokenizer: '{source.tokenizer}' makes other tokens than in the run; valid: the tokenizer as it was"
-        )
+        told = f"'{source.tokenizer}' makes other tokens than in the run"
+        raise FedblendError(f"data.tokenizer: {told}; valid: the tokenizer as it was")
     module = Deployed(net, factor, offset, scale.get("vocabulary", 0), task, encoder)
     description: dict[str, Any] = {
         "name": experiment.name,

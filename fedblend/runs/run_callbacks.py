@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedblend.core.state import RunState
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 from fedblend.runs.groups import flatten
-from fedblend.runs.trackers import CSVTable, MLflow, TensorBoard, WandB, numbers_of
+from fedblend.runs.trackers import CSVTable, MLflow, Noting, TensorBoard, WandB, folder_of, numbers_of
 
 __all__ = ["CSVTable", "Checkpoints", "Listener", "MLflow", "MetricsLog", "RecordListener", "TensorBoard", "WandB"]
 
@@ -31,11 +31,14 @@ Listener = Callable[[RoundRecord], Any]
 
 
 class PeakMemory(Callback):
-    """Add the process's peak memory to each record, where the system tells it."""
+    """Add the process's peak memory to each record, in bytes, where the system tells it (not on Windows)."""
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        if (memory := peak_memory()) is not None:
-            record.machine["peak_memory"] = memory
+        with contextlib.suppress(ImportError):
+            import resource
+
+            unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
+            record.machine["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return None
 
 
@@ -102,18 +105,16 @@ class StopAtAccuracy(Callback):
 Mode = Literal["max", "min"]
 """Whether the highest or the lowest value of a monitored number is the best."""
 
-
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""
 
 OF_TRAINING = ("uploads", "train_loss")  # Numbers that only rounds in which clients train have
 
-
 BYTES = ("weights", "extras", "keys", "questions", "answers")
 """Kinds of bytes that any run may count, beside those of its upload and its sharing."""
 
 
-class Monitor(Callback):
+class Monitor(Noting):
     """Base of callbacks that follow one number of the record; a round that lacks it does not count.
 
     A resumed run counts on from its earlier records.
@@ -129,19 +130,14 @@ class Monitor(Callback):
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
         """Read the earlier rounds. Raises :class:`FedblendError`."""
-        if self.monitor in OF_TRAINING and not setup.experiment.method.upload.trains:
-            raise FedblendError(
-                f"callbacks: monitor: '{self.monitor}' is not measured in this run, in which no client trains; valid: "
-                "loss, or another number of the evaluation"
-            )
+        method, told = setup.experiment.method, f"callbacks: monitor: '{self.monitor}' is not measured in this run"
+        if self.monitor in OF_TRAINING and not method.upload.trains:
+            valid = "loss, or another number of the evaluation"
+            raise FedblendError(f"{told}, in which no client trains; valid: {valid}")
         way, _, kind = (self.monitor or "").partition(".")
-        method = setup.experiment.method
         kinds = dict.fromkeys([*BYTES, method.upload.bytes_kind, method.sharing.bytes_kind])
         if way in ("bytes_up", "bytes_down") and kind not in kinds:
-            raise FedblendError(
-                f"callbacks: monitor: '{self.monitor}' is not measured in this run; valid: {way}. with one of "
-                f"{', '.join(kinds)}"
-            )
+            raise FedblendError(f"{told}; valid: {way}. with one of {', '.join(kinds)}")
         self.seen.clear()
         if setup.folder is not None and state.round:
             for record in RunDirectory(setup.folder).records():
@@ -216,21 +212,17 @@ class KeepBest(Monitor):
         gone do not count, with a warning.
         """
         super().on_run_begin(setup, state)
-        if setup.folder is None:
-            raise FedblendError("callbacks: keep-best needs a run with a folder")
-        self._folder.append(setup.folder)
-        kept = checkpoint.round_of_best(setup.folder, self._why)
+        self.open["folder"] = folder = folder_of(self, setup)
+        kept = checkpoint.round_of_best(folder, self._why)
         # The rounds up to the model's are made again where it is of a later round than the checkpoint.
         lost = self.seen and self.best()[0] not in (kept, state.round) and (kept or 0) <= state.round
         if lost:
-            warnings.warn(
-                f"callbacks: keep-best was added or changed after round {self.best()[0]}, the best one so far, whose "
-                f"model is gone; rounds count from {state.round} on",
-                stacklevel=2,
-            )
+            since = f"round {self.best()[0]}, the best one so far, whose model is gone"
+            told = f"callbacks: keep-best was added or changed after {since}; rounds count from {state.round} on"
+            warnings.warn(told, stacklevel=2)
             self.seen[:] = [one for one in self.seen if one[0] == state.round]
         if lost or kept is None:
-            (setup.folder / checkpoint.BEST).unlink(missing_ok=True)
+            (folder / checkpoint.BEST).unlink(missing_ok=True)
         # The run may have been cut between the round's checkpoint and its best model.
         if self.seen and self.best() == self.seen[-1] and self.seen[-1][0] == state.round:
             self._write(state)
@@ -241,19 +233,15 @@ class KeepBest(Monitor):
         return None
 
     def _write(self, state: RunState) -> None:
-        checkpoint.write_best(self._folder[-1], state, {"value": self.seen[-1][1], **self._why})
+        checkpoint.write_best(self.open["folder"], state, {"value": self.seen[-1][1], **self._why})
 
     @property
     def _why(self) -> dict[str, Any]:
         return {"monitor": self.monitor, "mode": self.mode}
 
-    @functools.cached_property
-    def _folder(self) -> list[Path]:
-        return []
-
 
 @part("callback", "time-limit")
-class TimeLimit(Callback):
+class TimeLimit(Noting):
     """End the run after the first round that ends later than ``minutes`` after its start, or after it was resumed."""
 
     counts_anew = True
@@ -262,21 +250,7 @@ class TimeLimit(Callback):
     """Minutes on the clock, with everything that a round takes."""
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
-        self._started.append(time.monotonic())
+        self.open["started"] = time.monotonic()
 
     def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        return time.monotonic() - self._started[-1] >= 60 * self.minutes
-
-    @functools.cached_property
-    def _started(self) -> list[float]:
-        return []
-
-
-def peak_memory() -> int | None:
-    """Return the peak memory of this process in bytes; ``None`` where the system does not tell (Windows)."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    # Kilobytes on Linux, bytes on macOS.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return time.monotonic() - self.open["started"] >= 60 * self.minutes

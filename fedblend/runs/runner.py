@@ -24,6 +24,7 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.record import EngineChoice, RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
+from fedblend.core.trees import differing, in_order
 from fedblend.data.measures import class_counts, noniid_measures
 from fedblend.engines.autotune import EnginePlan
 from fedblend.experiment.config import Experiment, as_table
@@ -32,9 +33,9 @@ from fedblend.experiment.privacy_facts import privacy_facts
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import METRICS, RunDirectory, how_to_resume, is_federated
 from fedblend.runs.groups import EXECUTION, flatten
+from fedblend.runs.predictor import require_one_model
 from fedblend.runs.run_callbacks import Checkpoints, KeepBest, Listener, MetricsLog, PeakMemory, RecordListener
 from fedblend.runs.trackers import Tracker
-from fedblend.runs.warm_start import first_weights
 
 Federate = Callable[[Setup], tuple[Setup, Engine, EnginePlan]]
 """Returns the engine of a real federation, and the setup with its participating clients."""
@@ -80,9 +81,8 @@ def execute(
     directory = RunDirectory(path)
     exists = RunDirectory.has_begun(path)
     if exists and not resume:
-        raise FedblendError(
-            f"{path}: already holds a run; resume it (fedblend resume; resume=True), or give another folder"
-        )
+        how = "resume it (fedblend resume; resume=True), or give another folder"
+        raise FedblendError(f"{path}: already holds a run; {how}")
     if exists and (field := first_difference(directory, experiment)):
         raise FedblendError(f"{field} in {path}; {SAME_EXPERIMENT}")
     require_own_files([*experiment.callbacks, *callbacks])
@@ -136,14 +136,10 @@ def keep_failure(path: Path, experiment: Experiment, reason: str) -> None:
 
 def require_no_run(folder: Path) -> None:
     """Raise :class:`FedblendError` if a folder for several runs is itself a run directory."""
-    directory = RunDirectory(folder)
-    if not RunDirectory.is_run(folder):
-        return
-    _require_no_federation(directory)
-    raise FedblendError(
-        f"{folder}: is itself a run directory, and no folder for runs; go on with its run (fedblend resume {folder}), "
-        "or name another folder with --out"
-    )
+    if RunDirectory.is_run(folder):
+        _require_no_federation(RunDirectory(folder))
+        how = f"go on with its run (fedblend resume {folder}), or name another folder with --out"
+        raise FedblendError(f"{folder}: is itself a run directory, and no folder for runs; {how}")
 
 
 def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -> None:
@@ -161,10 +157,8 @@ def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -
 def _require_no_federation(directory: RunDirectory) -> None:
     """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
     if is_federated(directory.facts()):
-        raise FedblendError(
-            f"{directory.path}: is a run of a real federation; resume it as it was started, with flwr run or "
-            "fedblend federation up"
-        )
+        how = "resume it as it was started, with flwr run or fedblend federation up"
+        raise FedblendError(f"{directory.path}: is a run of a real federation; {how}")
 
 
 def _choose_plan(directory: RunDirectory, setup: Setup, processors: int, on_step: OnStep) -> EnginePlan:
@@ -276,19 +270,15 @@ def _start_or_resume(
     else:
         state = checkpoint.match_model(state, setup.weights(), len(setup.population), directory.path)
         if setup.frozen and "frozen" not in directory.facts()["model"]:
-            warnings.warn(
-                f"{directory.path}: was begun by a version that sent frozen tensors; from round {state.round + 1} they "
-                "do not travel, and frozen batch norms keep their statistics, so that bytes and accuracies change; "
-                "begin again to compare",
-                stacklevel=2,
-            )
+            told = f"was begun by a version that sent frozen tensors; from round {state.round + 1} they do not travel"
+            why = "frozen batch norms keep their statistics, so that bytes and accuracies change"
+            warnings.warn(f"{directory.path}: {told}, and {why}; begin again to compare", stacklevel=2)
         records = directory.truncate_metrics(state.round)
         # Length first: a damaged checkpoint may contain a round number beyond any list.
         if len(records) != state.round + 1 or any(record.round != i for i, record in enumerate(records)):
-            raise FedblendError(
-                f"{directory.path / METRICS}: rounds are missing below the checkpoint's, {state.round}; the log was "
-                "damaged. Restore the file, or remove this run and begin again"
-            )
+            told = f"rounds are missing below the checkpoint's, {state.round}; the log was damaged"
+            remedy = "Restore the file, or remove this run and begin again"
+            raise FedblendError(f"{directory.path / METRICS}: {told}. {remedy}")
         record = records[-1]
         for callback in watching:
             if isinstance(callback, RecordListener):
@@ -300,6 +290,38 @@ def _start_or_resume(
             checkpoint.write(directory.path, state)
     directory.set_status("running", state.round)
     return state, record
+
+
+def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
+    """Return the weights of the run that ``start`` names, for a run in ``folder``; ``None`` without ``start``.
+
+    Raises :class:`FedblendError` if that run has no checkpoint, is not done, has no one model, or has another one.
+    """
+    if setup.experiment.start is None:
+        return None
+    # A name alone is a run of the same study. An absolute path stays unchanged when joined.
+    path, field = folder.parent / source_run(setup.experiment), f"start: '{setup.experiment.start}'"
+    state = checkpoint.read(path)
+    if state is None:
+        valid = "the folder of an earlier run, or the name of an earlier run of this study"
+        raise FedblendError(f"{field}: {path} has no checkpoint; valid: {valid}")
+    source = RunDirectory(path)
+    if source.status().get("state") != "done":
+        raise FedblendError(f"{field}: {path} is not done; finish it first with: {how_to_resume(path, source.facts())}")
+    try:
+        require_one_model(source.experiment(), path)
+    except FedblendError as error:
+        raise FedblendError(f"{field}: {error}; valid: a run of another method") from None
+    own = setup.weights()
+    if different := differing(own, state.weights):
+        raise FedblendError(f"{field}: the model of {path} is another ('{different[0]}' differs); use the same")
+    # The file has tensors in order of name; all code expects the model's order.
+    return in_order(state.weights, own)
+
+
+def source_run(experiment: Experiment) -> str:
+    """Return the run that an experiment starts from, with its seed filled in; empty without a warm start."""
+    return (experiment.start or "").replace("{seed}", str(experiment.seed))
 
 
 def _process_facts() -> dict[str, Any]:
@@ -358,15 +380,12 @@ def describe_split(setup: Setup) -> dict[str, Any]:
 
     Counts and measures are empty for data without classes, and if the samples are at real sites.
     """
-    split: dict[str, Any] = {
-        "classes": [],
-        "counts": [],
+    classes = [] if setup.population.elsewhere else list(setup.data.classes)
+    counts = class_counts(setup.population, setup.data.train.y.numpy(), len(classes)) if classes else np.empty((0, 0))
+    return {
+        "classes": classes,
+        "counts": counts[:SPLIT_CLIENTS].tolist(),
         "sizes": setup.population.sizes[:SPLIT_CLIENTS].tolist(),
         "names": setup.population.names(setup.data)[:SPLIT_CLIENTS],
-        "measures": {},
+        "measures": noniid_measures(counts) if classes else {},
     }
-    if setup.data.classes and not setup.population.elsewhere:
-        counts = class_counts(setup.population, setup.data.train.y.numpy(), len(setup.data.classes))
-        split["classes"], split["counts"] = list(setup.data.classes), counts[:SPLIT_CLIENTS].tolist()
-        split["measures"] = noniid_measures(counts)
-    return split

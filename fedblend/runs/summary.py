@@ -192,21 +192,16 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
             reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
             by_seed[o.seed] = next(reached, None)
     reached_in = [round for round in by_seed.values() if round is not None]
-    sent = [_bytes_until(o, round) for o in counted if (round := by_seed.get(o.seed)) is not None]
+    spent = [_totals(r for r in o.records if r.round <= round) for o in counted if (round := by_seed.get(o.seed))]
     return {
         "target": target if target is not None and recorded else math.nan,
         "target_metric": metric,
         "target_on_validation": on_validation,
         **_over_seeds("target_round", reached_in),
         "target_reached": len(reached_in),
-        "target_bytes": _mean(sent),
+        "target_bytes": _mean([total["bytes_up"] + total["bytes_down"] for total in spent]),
         "target_by_seed": by_seed,
     }
-
-
-def _bytes_until(outcome: Outcome, round: int) -> float:
-    total = _totals(record for record in outcome.records if record.round <= round)
-    return total["bytes_up"] + total["bytes_down"]
 
 
 def _chosen(counted: Sequence[Outcome], measure: str) -> dict[str, Any]:

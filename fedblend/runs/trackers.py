@@ -34,12 +34,28 @@ def numbers_of(record: RoundRecord) -> dict[str, float]:
     >>> numbers_of(RoundRecord(3, loss=0.5, accuracy=None, cohort=[1, 2], bytes_up={"weights": 8}))
     {'loss': 0.5, 'bytes_up.weights': 8.0}
     """
-    flat = flatten(record.as_dict())
-    is_number = {name: isinstance(value, (int, float)) and not isinstance(value, bool) for name, value in flat.items()}
-    return {name: float(value) for name, value in flat.items() if is_number[name] and name != "round"}
+    flat = {name: value for name, value in flatten(record.as_dict()).items() if not isinstance(value, bool)}
+    return {name: float(value) for name, value in flat.items() if isinstance(value, int | float) and name != "round"}
 
 
-class Tracker(Callback):
+class Noting(Callback):
+    """Base of callbacks that note something during a run; parts are frozen."""
+
+    @functools.cached_property
+    def open(self) -> dict[str, Any]:
+        """What is noted, such as an open file."""
+        return {}
+
+
+def folder_of(callback: Callback, setup: Setup) -> Path:
+    """Return the run's folder. Raises :class:`FedblendError` for a run without one, as in a trial."""
+    if setup.folder is None:
+        name = getattr(callback, "name", type(callback).__name__)
+        raise FedblendError(f"callbacks: {name} needs a run with a folder")
+    return setup.folder
+
+
+class Tracker(Noting):
     """Base of trackers. A tracker that a run has from its start gets the untrained model's record (round 0), too."""
 
     def begin(self, folder: Path, setup: Setup, round: int) -> bool:
@@ -54,10 +70,9 @@ class Tracker(Callback):
 
     def on_run_begin(self, setup: Setup, state: RunState) -> None:
         """Open the log; a log that is new gets all earlier rounds."""
-        if setup.folder is None:
-            raise FedblendError(f"callbacks: {getattr(self, 'name', type(self).__name__)} needs a run with a folder")
-        if self.begin(setup.folder, setup, state.round):
-            for record in RunDirectory(setup.folder).records():
+        folder = folder_of(self, setup)
+        if self.begin(folder, setup, state.round):
+            for record in RunDirectory(folder).records():
                 if record.round <= state.round:
                     self.log(record.round, numbers_of(record))
 
@@ -67,11 +82,6 @@ class Tracker(Callback):
 
     def on_run_end(self, state: RunState) -> None:
         self.end()
-
-    @functools.cached_property
-    def open(self) -> dict[str, Any]:
-        """What is open during a run; parts are frozen."""
-        return {}
 
 
 @part("callback", "csv")
@@ -146,9 +156,8 @@ class WandB(Tracker):
                 settings=wandb.Settings(silent=True),
             )
         except Exception as error:  # of wandb's own kinds: no account, no network
-            raise FedblendError(
-                f"callbacks: wandb cannot begin a run ({legible(error)}); valid: mode = 'offline'"
-            ) from None
+            told = f"callbacks: wandb cannot begin a run ({legible(error)}); valid: mode = 'offline'"
+            raise FedblendError(told) from None
         return is_new
 
     def log(self, round: int, numbers: dict[str, float]) -> None:

@@ -26,9 +26,8 @@ from fedblend.core.record import RoundRecord
 from fedblend.experiment.changes import change_field
 from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
-from fedblend.experiment.study import expand, slugify
+from fedblend.experiment.study import Interval, Tune, expand, read_tune, slugify
 from fedblend.experiment.toml_tables import write_toml
-from fedblend.experiment.tune_table import Interval, Tune, read_tune
 from fedblend.runs import forms
 from fedblend.runs.directory import RunDirectory, locked_study, read_json
 from fedblend.runs.run_callbacks import RecordListener
@@ -113,10 +112,8 @@ def tune(
     if not foreign_fields:
         _require_known(settings.fields, experiments)
     if not all(experiment.validation.active for experiment in experiments):
-        raise FedblendError(
-            "validation: no samples are kept for validation, so that values would be chosen on the test samples; "
-            "add [validation] with server = 0.1 or clients = 0.1"
-        )
+        told = "no samples are kept for validation, so that values would be chosen on the test samples"
+        raise FedblendError(f"validation: {told}; add [validation] with server = 0.1 or clients = 0.1")
     one = {key: value for key, value in plain.items() if key not in ("methods", "seeds")}
     with locked_study(folder):
         searches = [
@@ -133,24 +130,16 @@ def tune(
 def _require_known(fields: Iterable[str], experiments: Sequence[Experiment]) -> None:
     for path in fields:
         if not any(has_option(experiment, path) for experiment in experiments):
-            known = [one for experiment in experiments for one in _paths(as_table(experiment))]
-            raise FedblendError(
-                f"tune.fields: no method of the file has '{path}'"
-                + (
-                    did_you_mean(path, known)
-                    or "; valid: paths such as train.lr, method.objective.lambda or method.terms.proximal.mu"
-                )
-            )
+            meant = did_you_mean(path, [one for experiment in experiments for one in _paths(as_table(experiment))])
+            valid = "; valid: paths such as train.lr, method.objective.lambda or method.terms.proximal.mu"
+            raise FedblendError(f"tune.fields: no method of the file has '{path}'{meant or valid}")
 
 
 def _paths(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The paths of all options in an experiment's table; parts of a list stand by their names."""
     found = []
     for key, value in table.items():
-        if isinstance(value, list) and not all(isinstance(part, Mapping) and "name" in part for part in value):
-            found.append(f"{prefix}{key}")
-            continue
-        if isinstance(value, list):
+        if isinstance(value, list) and all(isinstance(part, Mapping) and "name" in part for part in value):
             value = {str(part["name"]): part for part in value}
         found += _paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
     return found
@@ -180,12 +169,12 @@ def _search(
     seconds: dict[str, float] = {}
     for _ in range(most):
         rounds = sum(trial.rounds for trial in search.trials)
-        if (settings.rounds and rounds >= settings.rounds) or (
-            settings.minutes and sum(seconds.values()) >= 60 * settings.minutes
-        ):
+        if rounds >= (settings.rounds or math.inf) or sum(seconds.values()) >= 60 * (settings.minutes or math.inf):
             break
         asked, values = chooser.ask()
-        path = place / _folder_name(values)
+        # Named after its values, so that the same values are not run twice.
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        path = place / f"trial-{digest[:10]}"
         before, begun = _recorded_seconds(path), time.monotonic()
         trial = _run(_with(table, values), path, values, search, chooser.prunes(asked))
         # A trial that an earlier call finished takes no time now, and counts with what it took then.
@@ -209,11 +198,6 @@ def _recorded_seconds(folder: Path) -> float:
         return sum(sum(record.machine.get("seconds", {}).values()) for record in RunDirectory(folder).records())
     except FedblendError:
         return 0.0
-
-
-def _folder_name(values: Mapping[str, Any]) -> str:
-    """The name of a trial's folder: of its values, so that the same values are not run twice."""
-    return f"trial-{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]}"
 
 
 def _run(
@@ -286,18 +270,15 @@ class _Chooser:
         chooses_by_model = settings.search == "tpe"
         sampler = optuna.samplers.TPESampler(seed=seed) if chooses_by_model else optuna.samplers.RandomSampler(seed)
         # Earlier rounds say little of non-IID clients: at first the accuracy jumps from round to round.
-        self.third, self.rounds = max(1, experiment.rounds // 3), experiment.rounds
-        pruner = (
-            optuna.pruners.SuccessiveHalvingPruner(self.third, 3) if settings.halving else optuna.pruners.NopPruner()
-        )
-        self.fields = fields
+        self.fields, self.third, self.rounds = fields, max(1, experiment.rounds // 3), experiment.rounds
+        halving, never = optuna.pruners.SuccessiveHalvingPruner(self.third, 3), optuna.pruners.NopPruner()
+        pruner = halving if settings.halving else never
         self.study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
         self.states = optuna.trial.TrialState
         if settings.search == "grid":
             # A value of a list is given by its place: values may be tables.
-            cells = list(
-                itertools.product(*(range(len(values)) for values in fields.values() if isinstance(values, list)))
-            )
+            lists = [values for values in fields.values() if isinstance(values, list)]
+            cells = list(itertools.product(*(range(len(values)) for values in lists)))
             for place in stream(experiment.seed, "tune", 1).permutation(len(cells)):
                 self.study.enqueue_trial(dict(zip(fields, cells[place], strict=True)))
 

@@ -13,8 +13,7 @@ import fedblend
 from fedblend.core import registry
 from fedblend.experiment import presets
 from fedblend.experiment.config import resolve
-from fedblend.experiment.entries import MethodEntry
-from fedblend.experiment.index import index
+from fedblend.experiment.index import MethodEntry, index
 from fedblend.experiment.options import kind_entries, method_entry
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

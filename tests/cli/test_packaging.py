@@ -22,15 +22,16 @@ from cli_helpers import PATIENCE_S, here, refused
 from helpers import each
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from script_helpers import script
 from torch.distributed.run import get_args_parser
 
 import fedblend
-from fedblend.experiment.reference import filled
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REFERENCE = script("docs/site/reference.py")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LOCAL = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reproductions")
 """What lies in a checkout beside its files; `fedblend/runs` and `tests/runs` are packages."""
@@ -145,7 +146,9 @@ def test_links_lead_to_files_and_headings(page):
     broken = []
     for path, anchor in links(page):
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in headings(filled(target.read_text(encoding="utf-8")))):
+        if not target.exists() or (
+            anchor and anchor not in headings(REFERENCE.filled(target.read_text(encoding="utf-8")))
+        ):
             broken.append(f"{path}#{anchor}")
 
     assert broken == []

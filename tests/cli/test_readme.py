@@ -16,8 +16,7 @@ from script_helpers import ROOT, script
 import fedblend
 from fedblend.cli.app import app
 from fedblend.experiment.config import Experiment, resolve
-from fedblend.experiment.study import expand
-from fedblend.experiment.tune_table import read_tune
+from fedblend.experiment.study import expand, read_tune
 from fedblend.report.columns import method_rows
 from fedblend.report.verdict import verdict
 from fedblend.runs.directory import find_runs

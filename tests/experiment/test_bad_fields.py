@@ -52,13 +52,9 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
         ("validation = 0.1", "validation: 0.1 is not valid: write a table with any of server, clients, metric"),
         ('model = {name = "mlp", hidden = 64}', "model.hidden: 64 is not valid: write a list, such as [64]"),
         ('model = {name = "mlp", hidden = "64"}', "model.hidden: '64' is not valid: write a list"),
-        (
-            f'name = "{"a" * 201}"',
-            f"name: '{'a' * 76} ... {'a' * 37}' is not valid: string should have at most 200 characters",
-        ),
-        (
-            f'method = {{label = "{"a" * 201}"}}',
-            f"method.label: '{'a' * 76} ... {'a' * 37}' is not valid: string should have at most 200 characters",
+        *(
+            (text, f"{field}: '{'a' * 76} ... {'a' * 37}' is not valid: string should have at most 200 characters")
+            for field, text in (("name", f'name = "{"a" * 201}"'), ("method.label", f'method.label = "{"a" * 201}"'))
         ),
         *(
             (
@@ -127,15 +123,16 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
                 ("FashionMNIST", "fashion-mnist"),
             )
         ),
-        (
-            'methods = [{name = "fedavg", label = "方"}, {name = "fedmix", label = "方法"}]',
-            "methods: two runs would both be called 'run-seed0', of the labels '方' and '方法'; give them labels of "
-            "their own, which differ in letters A to Z or digits",
-        ),
-        (
-            'method = {label = "方"}\n[[variants]]\nmethod = {label = "方法"}',
-            "variants: two runs would both be called 'run-seed0', of the labels '方' and '方法'; give them labels of "
-            "their own, which differ in letters A to Z or digits",
+        *(
+            (
+                text,
+                f"{field}: two runs would both be called 'run-seed0', of the labels '方' and '方法'; give them labels "
+                "of their own, which differ in letters A to Z or digits",
+            )
+            for field, text in (
+                ("methods", 'methods = [{name = "fedavg", label = "方"}, {name = "fedmix", label = "方法"}]'),
+                ("variants", 'method = {label = "方"}\n[[variants]]\nmethod = {label = "方法"}'),
+            )
         ),
     ],
 )
@@ -219,21 +216,7 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
         ({"arrival": {"portion": 2}}, ("arrival.portion: 2", "less than or equal to 1")),
         ({"partition": {"name": "iid", "clients": 0}}, ("partition.clients: 0", "greater than or equal to 1")),
-    ],
-)
-def test_a_field_that_is_not_valid_is_told_with_what_is(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    refused_at_once(run(changes), *words)
-
-
-def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range() -> None:
-    outcome = run({"partition": {"name": "counts", "counts": [[0] * 10] * 4}})
-    refused_at_once(outcome, "hold samples")
-    assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
-
-
-@each(
-    ("changes", "words"),
-    [
+        # Methods that cannot be.
         ({"method": "fedmix-hidden"}, ("method.objective.layer: 2", "mlp has 2 layers", "valid: 1 to 1")),
         (fedmix(sharing={"threshold": 5000}), ("method.sharing.threshold: 5000", "holds 360", "valid: 1 to 360")),
         ({**fedmix(), "policy": {"min_mean": 400}}, ("policy.min_mean: 400", "more than 360", "valid: 2 to 360")),
@@ -255,8 +238,14 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
         ),
     ],
 )
-def test_methods_that_cannot_be(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_field_that_is_not_valid_is_told_with_what_is(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     refused_at_once(run(changes), *words)
+
+
+def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range() -> None:
+    outcome = run({"partition": {"name": "counts", "counts": [[0] * 10] * 4}})
+    refused_at_once(outcome, "hold samples")
+    assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
 
 
 def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
@@ -363,7 +352,7 @@ def test_a_methods_name_that_is_no_text(name: Any) -> None:
         resolve({**TINY, "method": {"name": name}})
 
 
-@pytest.mark.parametrize("number", [10**30, 2**63, -(2**63) - 1, 10**400])
+@each("number", [10**30, 2**63, -(2**63) - 1, 10**400])
 def test_whole_numbers_have_64_bits(number: int) -> None:
     for field in ("seed", "rounds", "stack"):
         with pytest.raises(FedblendError, match=rf"^{field}: .* is not valid: input should be"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from cli_helpers import here, refused, succeeded
 from helpers import each, slow_except
+from script_helpers import script
 
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
@@ -26,23 +28,27 @@ from fedblend.experiment.options import (
     part_entry,
     table_entries,
 )
-from fedblend.experiment.reference import filled, part_pages
 from fedblend.experiment.study import expand
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+REFERENCE = script("docs/site/reference.py")
 
 ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in kind_entries(kind))]
 """Everything that has options."""
 
 
+def test_examples_of_the_reference_give_what_they_show() -> None:
+    assert not doctest.testmod(REFERENCE).failed
+
+
 @pytest.mark.slow
 def test_the_page_begins_with_links_to_all_tables_and_parts() -> None:
-    begin, _, rest = filled(PAGE.read_text(encoding="utf-8")).partition("## How a file is laid out")
+    begin, _, rest = REFERENCE.filled(PAGE.read_text(encoding="utf-8")).partition("## How a file is laid out")
     links = set(re.findall(r"\]\((\S+?)\)", begin))
     heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^##+ (.+)$", rest, re.M)]
     parts = {
         f"reference/{kind}.md#{name}"
-        for kind, page in part_pages().items()
+        for kind, page in REFERENCE.part_pages().items()
         for name in re.findall("^## `(.+)`", page, re.M)
     }
     assert parts == {link for link in links if link.startswith("reference/") and "#" in link}
@@ -55,7 +61,7 @@ def test_each_family_of_methods_has_a_page_that_says_what_leaves_a_client() -> N
     families = [name for text in texts for name in re.findall(r"<!-- methods: (.+) -->", text)]
     assert sorted(families) == sorted(set(presets.families()) - {"With FedProx's term"})
 
-    rows = "".join(map(filled, texts)).splitlines()
+    rows = "".join(map(REFERENCE.filled, texts)).splitlines()
     leaves = {row.split("`")[1]: row.split(" | ")[-1].rstrip(" |") for row in rows if row.startswith("| `")}
     told = {
         "fedavg": "`weights`, each round",

@@ -178,9 +178,9 @@ def test_a_damaged_status_or_configuration_is_told(tiny, tmp_path):
     run = copy_of(tiny, tmp_path)
     (run / "status.json").write_text('{"state": "do')
     refused(here("inspect", run), "status.json", "damaged")
-    (run / "config.toml").write_text("rounds = ")
-    refused(here("resume", run), "config.toml", "TOML")
-    for text, told in (("", "data: is missing"), ('data = "digits"\nrunds = 3', "runds: unknown key")):
+    other = 'data = "digits"\nrunds = 3'
+    mistakes = {"rounds = ": "is not valid TOML", "": "data: is missing", other: "runds: unknown key"}
+    for text, told in mistakes.items():
         (run / "config.toml").write_text(text)
         refused(here("resume", run), f"{run}/config.toml: {told}")
 

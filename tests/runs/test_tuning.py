@@ -12,8 +12,8 @@ import fedblend
 from fedblend.cli.tune import begin_search, lines_of_ends, told_how_to_go_on
 from fedblend.core.errors import FedblendError, Stopped
 from fedblend.experiment.config import as_table, resolve
+from fedblend.experiment.study import Tune
 from fedblend.experiment.toml_tables import read_toml
-from fedblend.experiment.tune_table import Tune
 from fedblend.runs import api, runner, tuning
 from fedblend.runs.directory import RunDirectory, folders_of_parts, locked_study, runs_in
 from fedblend.runs.tuning import MethodSearch, Trial, _best_file, _Chooser, tune
@@ -177,9 +177,8 @@ def test_a_best_value_at_an_end_of_its_list_is_told():
         trials = [Trial(Path(), {"train.lr": one}, float(one == best), 1, 1) for one in values]
         return MethodSearch("fedavg", {"train.lr": values}, trials=trials)
 
-    assert found([0.3, 0.01, 0.1], 0.3).at_an_end == {"train.lr": "largest"}
-    assert found([0.3, 0.01, 0.1], 0.01).at_an_end == {"train.lr": "smallest"}
-    assert not found([0.3, 0.01, 0.1], 0.1).at_an_end
+    ends = [found([0.3, 0.01, 0.1], one).at_an_end.get("train.lr") for one in (0.3, 0.01, 0.1)]
+    assert ends == ["largest", "smallest", None]
     assert not found([0.3, 0.01], 0.3).at_an_end  # of two, each one is at an end
     assert not found(["a", "b", "c"], "c").at_an_end
     assert not MethodSearch("fedavg", {"train.lr": [1, 2, 3]}).at_an_end
@@ -273,12 +272,13 @@ def test_bad_searches_end_in_one_message(changes, said, tmp_path):
 
 
 def test_defaults_of_trials():
-    assert Tune(fields={"a": [1, 2, 3]}, search="grid").trials_of({"a": [1, 2, 3]}) == 3
-    assert Tune(fields={"a": [1]}).trials_of({"a": [1]}) == 20
+    assert [Tune(fields={"a": [1, 2, 3]}, search=way).trials_of({"a": [1, 2, 3]}) for way in ("grid", "tpe")] == [3, 20]
 
 
-def test_a_search_does_not_go_on_with_trials_of_another_experiment(tmp_path):
+def test_a_search_does_not_go_on_with_trials_of_another_experiment_nor_beside_another_search(tmp_path):
     tune(search(), tmp_path)
+    with locked_study(tmp_path), pytest.raises(FedblendError, match="in use by another process"):
+        tune(search(), tmp_path)
     with pytest.raises(FedblendError, match=r"train\.batch_size: 5 differs from .* a run goes on with the experiment"):
         tune(search(train={"batch_size": 5}), tmp_path)
 
@@ -339,11 +339,6 @@ def test_a_method_of_ones_own_needs_no_name(tmp_path):
     assert list(made) == ["fedmix-seed0", "near-seed0"]
     near = as_table(made["near-seed0"])["method"]
     assert (near["objective"]["name"], near["terms"]) == ("plain", terms)
-
-
-def test_two_searches_cannot_share_a_folder(tmp_path):
-    with locked_study(tmp_path), pytest.raises(FedblendError, match="in use by another process"):
-        tune(search(), tmp_path)
 
 
 def test_the_best_file_runs_where_it_lies(tmp_path):

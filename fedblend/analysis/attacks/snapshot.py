@@ -17,8 +17,7 @@ from fedblend.core.state import ClientState, RunState
 from fedblend.engines.autotune import EnginePlan
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
-from fedblend.runs.runner import one_thread
-from fedblend.runs.warm_start import first_weights
+from fedblend.runs.runner import first_weights, one_thread
 
 Watch = Callable[[int, int], None]
 """Called with the number of repeated rounds and their total."""

@@ -16,8 +16,7 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.objectives.augmix import LARGE, AugMix
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.runner import one_thread
-from fedblend.runs.warm_start import first_weights
+from fedblend.runs.runner import first_weights, one_thread
 
 
 @dataclass(frozen=True)

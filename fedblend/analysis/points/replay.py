@@ -18,8 +18,7 @@ from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.engines.autotune import EnginePlan
-from fedblend.runs.runner import one_thread
-from fedblend.runs.warm_start import first_weights
+from fedblend.runs.runner import first_weights, one_thread
 
 Row = dict[str, float]
 

@@ -11,8 +11,8 @@ from typing import Any
 from fedblend.core import registry
 from fedblend.data.measures import noniid_measures, smoothed
 from fedblend.experiment import presets
-from fedblend.experiment.entries import NOT_GIVEN, Entry
 from fedblend.experiment.fields import Method
+from fedblend.experiment.index import NOT_GIVEN, Entry
 from fedblend.experiment.options import kind_entries, table_entries
 
 
