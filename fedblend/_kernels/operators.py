@@ -235,7 +235,7 @@ class _Form(torch.autograd.Function):
             whole = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
             return whole.flatten(0, 1)
 
-        result = cls.apply(*map(stacked, arguments, in_dims))  # type: ignore[no-untyped-call]
+        result = cls.apply(*map(stacked, arguments, in_dims))
         if isinstance(result, tuple):
             return tuple(t.unflatten(0, (size, -1)) for t in result), (0,) * len(result)
         return result.unflatten(0, (size, -1)), 0
