@@ -20,6 +20,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 TILE = {"ROWS": 128, "OUTPUTS_EACH": 128, "CHANNELS_EACH": 32, "num_warps": 8, "num_stages": 3}
 """Pixels and output channels of a tile of outputs, and the input channels of each product; fewer if there are fewer."""
@@ -115,7 +116,7 @@ def spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) -> tor
 def _run_pool(kernel, pooled, x, y, which, height: int, width: int, channels: int) -> None:
     if pooled.numel():
         grid = (triton.cdiv(pooled.numel(), POOLED),)
-        kernel[grid](x, y, which, pooled.numel(), height, width, height // 2, width // 2, channels, POOLED)
+        kernel[grid](x, y, which, pooled.numel(), height, width, channels, POOLED)
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +135,7 @@ def _is_exact() -> bool:
 
 
 @triton.jit
-def _add_product(a, b, total, EXACT: tl.constexpr):
+def _add_product(a, b, total, EXACT: constexpr):
     if EXACT:
         return tl.dot(a, b, total, input_precision="tf32x3")
     a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
@@ -150,35 +151,35 @@ def _conv_kernel(
     w,
     y,
     images,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    ABOVE: tl.constexpr,
-    LEFT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    EXACT: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS_EACH: tl.constexpr,
-    CHANNELS_EACH: tl.constexpr,
+    HEIGHT: constexpr,
+    WIDTH: constexpr,
+    OUT_HEIGHT: constexpr,
+    OUT_WIDTH: constexpr,
+    ABOVE: constexpr,
+    LEFT: constexpr,
+    CHANNELS: constexpr,
+    OUTPUTS: constexpr,
+    KERNEL_HEIGHT: constexpr,
+    KERNEL_WIDTH: constexpr,
+    ADJOINT: constexpr,
+    EXACT: constexpr,
+    ROWS: constexpr,
+    OUTPUTS_EACH: constexpr,
+    CHANNELS_EACH: constexpr,
 ):
     client = tl.program_id(1).to(tl.int64)
     rows = images * OUT_HEIGHT * OUT_WIDTH
     x += client * images * (HEIGHT * WIDTH * CHANNELS)
     w += client * (KERNEL_HEIGHT * KERNEL_WIDTH * OUTPUTS * CHANNELS)
     y += client * rows * OUTPUTS
-    tiles: tl.constexpr = (OUTPUTS + OUTPUTS_EACH - 1) // OUTPUTS_EACH
+    tiles: constexpr = (OUTPUTS + OUTPUTS_EACH - 1) // OUTPUTS_EACH
     m = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(0) % tiles * OUTPUTS_EACH + tl.arange(0, OUTPUTS_EACH)
     row = m // OUT_WIDTH % OUT_HEIGHT - ABOVE
     column = m % OUT_WIDTH - LEFT
     image = m // (OUT_WIDTH * OUT_HEIGHT)
     first = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
-    blocks: tl.constexpr = (CHANNELS + CHANNELS_EACH - 1) // CHANNELS_EACH
+    blocks: constexpr = (CHANNELS + CHANNELS_EACH - 1) // CHANNELS_EACH
     total = tl.zeros((ROWS, OUTPUTS_EACH), dtype=tl.float32)
     for i in range(KERNEL_HEIGHT * KERNEL_WIDTH * blocks):
         place = i // blocks
@@ -210,29 +211,29 @@ def _weight_kernel(
     g,
     w,
     images,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    ABOVE: tl.constexpr,
-    LEFT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    EXACT: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS_EACH: tl.constexpr,
-    WEIGHTS_EACH: tl.constexpr,
+    HEIGHT: constexpr,
+    WIDTH: constexpr,
+    OUT_HEIGHT: constexpr,
+    OUT_WIDTH: constexpr,
+    ABOVE: constexpr,
+    LEFT: constexpr,
+    CHANNELS: constexpr,
+    OUTPUTS: constexpr,
+    KERNEL_HEIGHT: constexpr,
+    KERNEL_WIDTH: constexpr,
+    STEPS: constexpr,
+    EXACT: constexpr,
+    ROWS: constexpr,
+    OUTPUTS_EACH: constexpr,
+    WEIGHTS_EACH: constexpr,
 ):
-    PLACES: tl.constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
+    PLACES: constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
     client = tl.program_id(2).to(tl.int64)
     rows = images * OUT_HEIGHT * OUT_WIDTH
     x += client * images * (HEIGHT * WIDTH * CHANNELS)
     g += client * rows * OUTPUTS
     w += (client * tl.num_programs(1) + tl.program_id(1)) * (OUTPUTS * PLACES * CHANNELS)
-    tiles: tl.constexpr = (PLACES * CHANNELS + WEIGHTS_EACH - 1) // WEIGHTS_EACH
+    tiles: constexpr = (PLACES * CHANNELS + WEIGHTS_EACH - 1) // WEIGHTS_EACH
     o = tl.program_id(0) // tiles * OUTPUTS_EACH + tl.arange(0, OUTPUTS_EACH)
     j = tl.program_id(0) % tiles * WEIGHTS_EACH + tl.arange(0, WEIGHTS_EACH)
     place = j // CHANNELS
@@ -266,28 +267,17 @@ def _weight_kernel(
 
 
 @triton.jit
-def _corner(i, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr):
-    """The first of the four values [N, HEIGHT, WIDTH, C] that are pooled into value i [N, ROWS, COLUMNS, C]."""
-    pixel = i // C
-    row, column = pixel // COLUMNS % ROWS, pixel % COLUMNS
-    return ((pixel // (COLUMNS * ROWS) * HEIGHT + 2 * row) * WIDTH + 2 * column) * C + i % C
+def _corner(i, HEIGHT: constexpr, WIDTH: constexpr, C: constexpr):
+    """The first of the four values [N, HEIGHT, WIDTH, C] that are pooled into value i."""
+    pixel, rows, columns = i // C, HEIGHT // 2, WIDTH // 2
+    row, column = pixel // columns % rows, pixel % columns
+    return ((pixel // (columns * rows) * HEIGHT + 2 * row) * WIDTH + 2 * column) * C + i % C
 
 
 @triton.jit
-def _pool_kernel(
-    x,
-    y,
-    which,
-    count,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    POOLED: tl.constexpr,
-):
+def _pool_kernel(x, y, which, count, HEIGHT: constexpr, WIDTH: constexpr, C: constexpr, POOLED: constexpr):
     i = tl.program_id(0).to(tl.int64) * POOLED + tl.arange(0, POOLED)
-    first = x + _corner(i, HEIGHT, WIDTH, ROWS, COLUMNS, C)
+    first = x + _corner(i, HEIGHT, WIDTH, C)
     best = tl.load(first, mask=i < count)
     of = tl.zeros((POOLED,), dtype=tl.int32)
     for k in tl.static_range(1, 4):
@@ -300,40 +290,18 @@ def _pool_kernel(
 
 
 @triton.jit
-def _pick_kernel(
-    x,
-    y,
-    which,
-    count,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    POOLED: tl.constexpr,
-):
+def _pick_kernel(x, y, which, count, HEIGHT: constexpr, WIDTH: constexpr, C: constexpr, POOLED: constexpr):
     i = tl.program_id(0).to(tl.int64) * POOLED + tl.arange(0, POOLED)
     of = tl.load(which + i, mask=i < count, other=0).to(tl.int32)
-    places = _corner(i, HEIGHT, WIDTH, ROWS, COLUMNS, C) + (of // 2 * WIDTH + of % 2) * C
+    places = _corner(i, HEIGHT, WIDTH, C) + (of // 2 * WIDTH + of % 2) * C
     tl.store(y + i, tl.load(x + places, mask=i < count), mask=i < count)
 
 
 @triton.jit
-def _spread_kernel(
-    x,
-    y,
-    which,
-    count,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    POOLED: tl.constexpr,
-):
+def _spread_kernel(x, y, which, count, HEIGHT: constexpr, WIDTH: constexpr, C: constexpr, POOLED: constexpr):
     i = tl.program_id(0).to(tl.int64) * POOLED + tl.arange(0, POOLED)
     of = tl.load(which + i, mask=i < count, other=0).to(tl.int32)
     value = tl.load(y + i, mask=i < count, other=0.0)
-    first = x + _corner(i, HEIGHT, WIDTH, ROWS, COLUMNS, C)
+    first = x + _corner(i, HEIGHT, WIDTH, C)
     for k in tl.static_range(4):
         tl.store(first + (k // 2 * WIDTH + k % 2) * C, tl.where(of == k, value, 0.0), mask=i < count)

@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -173,22 +173,13 @@ def run_spread(g: torch.Tensor, which: torch.Tensor, height: int, width: int) ->
     return x
 
 
-_conv = opaque("conv", run_conv)
-_conv_input = opaque("conv_input", run_conv_input)
-_conv_weight = opaque("conv_weight", run_conv_weight)
-_pool = opaque("pool", run_pool)
-_pick = opaque("pool_pick", run_pick)
-_spread = opaque("pool_spread", run_spread)
-
 RAW: dict[Any, Any] = {
-    _conv: run_conv,
-    _conv_input: run_conv_input,
-    _conv_weight: run_conv_weight,
-    _pool: run_pool,
-    _pick: run_pick,
-    _spread: run_spread,
+    opaque(run.__name__.removeprefix("run_"), run): run
+    for run in (run_conv, run_conv_input, run_conv_weight, run_pool, run_pick, run_spread)
 }
 """Operator -> its function, which a traced step calls without PyTorch's dispatcher."""
+
+_conv, _conv_input, _conv_weight, _pool, _pick, _spread = RAW
 
 
 def join_pools(graph: Graph, node: Node) -> None:
@@ -200,8 +191,9 @@ def join_pools(graph: Graph, node: Node) -> None:
     first = node.args[0] if node.args else None
     if isinstance(first, Node) and _is_on_gpu(first.meta.get("val")):
         return
-    if node.target is _pool and isinstance(first, Node) and _is_read_by(first, _conv, {_pool}):
-        node.target, node.args = run_conv_pool, first.args
+    if node.target is _pool and isinstance(first, Node) and first.target is _conv:
+        if all(user.target is _pool for user in first.users):
+            node.target, node.args = run_conv_pool, first.args
     elif node.target is _spread and all(_reads_as_gradient(user, node) for user in node.users):
         g, which, *_ = node.args
         for reader in list(node.users):
@@ -229,106 +221,55 @@ def makes(node: Node) -> bool:
     return node.target in RAW
 
 
-def _is_read_by(node: Node, target: Any, readers: Collection[Any]) -> bool:
-    """Whether a node calls ``target``, and only ``readers`` read its result."""
-    return node.target is target and all(user.target in readers for user in node.users)
+class _Form(torch.autograd.Function):
+    """Base of the forms: vmap makes their stacks longer, from [K, ...] to [size * K, ...]."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, *arguments: Any) -> Any:
+        """Call the form once for all stacks."""
+        size = info.batch_size
+
+        def stacked(argument: Any, dim: int | None) -> Any:
+            if not isinstance(argument, torch.Tensor):
+                return argument
+            whole = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
+            return whole.flatten(0, 1)
+
+        result = cls.apply(*map(stacked, arguments, in_dims))
+        if isinstance(result, tuple):
+            return tuple(t.unflatten(0, (size, -1)) for t in result), (0,) * len(result)
+        return result.unflatten(0, (size, -1)), 0
 
 
-def _stack(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """A stacked argument of a nested vmap as a longer stack: [size, K, ...] to [size * K, ...]."""
-    whole = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return whole.flatten(0, 1)
+class _Conv(_Form):
+    """The derivative of <g, conv(x, w)>, which is linear in x, g and w, by ``missing`` of them, at the other two."""
 
-
-class _Bilinear(torch.autograd.Function):
-    """Base of the three forms: each saves its two arguments, and vmap makes their stacks longer."""
-
-    generate_vmap_rule = False
+    @staticmethod
+    def forward(
+        a: Any, b: Any, missing: str, padding: int, winograd: int, image: Sequence[int], kernel: Sequence[int]
+    ) -> Any:
+        if missing == "g":
+            return _conv(a, b, padding, winograd)
+        derivative, size = (_conv_input, image) if missing == "x" else (_conv_weight, kernel)
+        return derivative(a, b, padding, *size, None, winograd)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        first, second, *sizes = inputs
+        first, second, ctx.missing, *ctx.sizes = inputs
         ctx.save_for_backward(first, second)
-        ctx.sizes = sizes
-
-
-def _vmap_of(function: Any, tensors: int) -> Any:
-    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        unstacked, sizes = arguments[:tensors], arguments[tensors:]
-        stacked = [_stack(t, d, info.batch_size) for t, d in zip(unstacked, in_dims[:tensors], strict=True)]
-        result = function().apply(*stacked, *sizes)
-        if isinstance(result, tuple):
-            return tuple(t.unflatten(0, (info.batch_size, -1)) for t in result), (0,) * len(result)
-        return result.unflatten(0, (info.batch_size, -1)), 0
-
-    return staticmethod(rule)
-
-
-class _Conv(_Bilinear):
-    @staticmethod
-    def forward(x: Any, w: Any, padding: int, winograd: int) -> Any:
-        return _conv(x, w, padding, winograd)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        x, w = ctx.saved_tensors
-        padding, winograd = ctx.sizes
-        need_x, need_w = ctx.needs_input_grad[:2]
-        return (
-            _ConvInput.apply(g, w, padding, *x.shape[-2:], winograd) if need_x else None,
-            _ConvWeight.apply(x, g, padding, *w.shape[-2:], winograd) if need_w else None,
-            None,
-            None,
-        )
-
-    vmap = _vmap_of(lambda: _Conv, 2)
-
-
-class _ConvInput(_Bilinear):
-    @staticmethod
-    def forward(g: Any, w: Any, padding: int, height: int, width: int, winograd: int) -> Any:
-        return _conv_input(g, w, padding, height, width, None, winograd)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
-        g, w = ctx.saved_tensors
-        padding, *_, winograd = ctx.sizes
-        need_g, need_w = ctx.needs_input_grad[:2]
-        return (
-            _Conv.apply(v, w, padding, winograd) if need_g else None,
-            _ConvWeight.apply(v, g, padding, *w.shape[-2:], winograd) if need_w else None,
-            None,
-            None,
-            None,
-            None,
-        )
-
-    vmap = _vmap_of(lambda: _ConvInput, 2)
+        others = "xgw".replace(ctx.missing, "")
+        known = {**dict(zip(others, ctx.saved_tensors, strict=True)), ctx.missing: v}
+        gradients = [
+            _Conv.apply(*(known[one] for one in "xgw" if one != wanted), wanted, *ctx.sizes) if needed else None
+            for wanted, needed in zip(others, ctx.needs_input_grad[:2], strict=True)
+        ]
+        return (*gradients, *[None] * 5)
 
 
-class _ConvWeight(_Bilinear):
-    @staticmethod
-    def forward(x: Any, g: Any, padding: int, height: int, width: int, winograd: int) -> Any:
-        return _conv_weight(x, g, padding, height, width, None, winograd)
-
-    @staticmethod
-    def backward(ctx: Any, v: Any) -> Any:
-        x, g = ctx.saved_tensors
-        padding, *_, winograd = ctx.sizes
-        need_x, need_g = ctx.needs_input_grad[:2]
-        return (
-            _ConvInput.apply(g, v, padding, *x.shape[-2:], winograd) if need_x else None,
-            _Conv.apply(x, v, padding, winograd) if need_g else None,
-            None,
-            None,
-            None,
-            None,
-        )
-
-    vmap = _vmap_of(lambda: _ConvWeight, 2)
-
-
-class _Pool(torch.autograd.Function):
+class _Pool(_Form):
     @staticmethod
     def forward(x: Any) -> Any:
         return _pool(x)
@@ -342,53 +283,32 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any, _: Any) -> Any:
-        (which,) = ctx.saved_tensors
-        return _Spread.apply(g, which, *ctx.size)
-
-    vmap = _vmap_of(lambda: _Pool, 1)
+        return _Move.apply(g, *ctx.saved_tensors, True, *ctx.size)
 
 
-class _Spread(torch.autograd.Function):
+class _Move(_Form):
+    """Spread pooled numbers to the places ``which`` in an image, or pick the image's numbers there: adjoint maps."""
+
     @staticmethod
-    def forward(g: Any, which: Any, height: int, width: int) -> Any:
-        return _spread(g, which, height, width)
+    def forward(numbers: Any, which: Any, spreads: bool, height: int, width: int) -> Any:
+        return _spread(numbers, which, height, width) if spreads else _pick(numbers, which)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.size = inputs[2:]
+        _, which, ctx.spreads, *ctx.size = inputs
+        ctx.save_for_backward(which)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
-        (which,) = ctx.saved_tensors
-        return _Pick.apply(v, which), None, None, None
-
-    vmap = _vmap_of(lambda: _Spread, 2)
-
-
-class _Pick(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Any, which: Any) -> Any:
-        return _pick(x, which)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.size = inputs[0].shape[-2:]
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (which,) = ctx.saved_tensors
-        return _Spread.apply(g, which, *ctx.size), None
-
-    vmap = _vmap_of(lambda: _Pick, 2)
+        return _Move.apply(v, *ctx.saved_tensors, not ctx.spreads, *ctx.size), None, None, None, None
 
 
 def conv(x: torch.Tensor, w: torch.Tensor, padding: int, winograd: int = 0) -> torch.Tensor:
     """Convolution with stride 1 of x [B, C, H, W] with w [O, C, kh, kw]; stacks under ``torch.vmap``."""
     # Not indexed by 0, since the derivative of an index fills a tensor with zeros first.
     # In float32 at any precision of the other layers: the kernels take no other type.
-    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), padding, winograd).squeeze(0)
+    sizes = (tuple(x.shape[-2:]), tuple(w.shape[-2:]))
+    return _Conv.apply(x.float().unsqueeze(0), w.float().unsqueeze(0), "g", padding, winograd, *sizes).squeeze(0)
 
 
 def max_pool(x: torch.Tensor) -> torch.Tensor:

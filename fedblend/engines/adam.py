@@ -10,45 +10,36 @@ import torch
 from fedblend._kernels.lowrank import Weights
 from fedblend.core.optimizer import Training
 from fedblend.engines.sgd import (
+    ClientOptimizer,
     Gradient,
     ProximalStep,
     StackedOptimizer,
     broadcast,
-    clipped,
     clipped_by_client,
     keep_inactive,
     sum_of_products,
 )
 
 
-class Adam:
-    """Adam for one client, as ``torch.optim.Adam`` and ``AdamW`` define it, with clipping; the loop engine uses it.
+class Adam(ClientOptimizer):
+    """Adam for one client, as ``torch.optim.Adam`` and ``AdamW`` define it.
 
-    A gradient may be ``None``; each parameter counts its own steps. ``torch.optim`` itself is not used here, because
-    its first step imports PyTorch's compiler.
+    Each parameter counts its own steps. ``torch.optim`` itself is not used here, because its first step imports
+    PyTorch's compiler.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
-        self.params, self.train = list(params), train
-        self.lr = train.lr_in(round)
+        super().__init__(params, train, round)
         self.means, self.squares = ([torch.zeros_like(p) for p in self.params] for _ in range(2))
         self.steps = [0] * len(self.params)
 
-    @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
-        """Update the parameters in place."""
-        train, rule = self.train, self.train.optimizer
-        used = [i for i, g in enumerate(gradients) if g is not None]
-        if not used:
-            return
+    def _update(self, used: list[int], grads: list[torch.Tensor]) -> None:
+        decay, rule = self.train.weight_decay, self.train.optimizer
         params, means, squares = ([ts[i] for i in used] for ts in (self.params, self.means, self.squares))
-        grads = [g for g in gradients if g is not None]
-        if train.clip_norm is not None:
-            grads = clipped(grads, train.clip_norm)
-        if train.weight_decay and rule.decoupled:
-            torch._foreach_mul_(params, 1 - self.lr * train.weight_decay)
-        elif train.weight_decay:
-            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
+        if decay and rule.decoupled:
+            torch._foreach_mul_(params, 1 - self.lr * decay)
+        elif decay:
+            grads = list(torch._foreach_add(grads, params, alpha=decay))
         for i in used:
             self.steps[i] += 1
         torch._foreach_lerp_(means, grads, 1 - rule.beta1)
@@ -60,12 +51,10 @@ class Adam:
         torch._foreach_addcdiv_(params, means, divisors, [-self.lr / (1 - rule.beta1 ** self.steps[i]) for i in used])
 
     def state(self) -> dict[str, list[torch.Tensor]]:
-        """Return what the optimiser keeps, by key, in the order of the parameters."""
         steps = [torch.tensor(float(t)) for t in self.steps]
         return {"exp_avg": self.means, "exp_avg_sq": self.squares, "step": steps}
 
     def load(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
-        """Go on from a state."""
         self.means, self.squares = ([t.clone() for t in state[key]] for key in ("exp_avg", "exp_avg_sq"))
         self.steps = [int(t) for t in state["step"]]
 

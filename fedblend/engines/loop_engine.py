@@ -54,6 +54,7 @@ from fedblend.engines.nets import EagerNet
 from fedblend.engines.sgd import (
     SGD,
     Accumulator,
+    ClientOptimizer,
     ProximalStep,
     TorchOptimizer,
     computing_in,
@@ -315,7 +316,7 @@ class LoopEngine:
         mean_loss, measured = float(total) / seen, {name: float(n) / seen for name, n in loss.context.counts.items()}
         step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
         outputs, kept = means.of() if means else None, {}
-        if self.keeps_optimizer(task) and not isinstance(optimizer, TorchOptimizer):
+        if self.keeps_optimizer(task):
             kept = {
                 f"{key}/{name}": tensor.cpu().clone()
                 for key, tensors in optimizer.state().items()
@@ -332,12 +333,11 @@ class LoopEngine:
         """Whether clients keep their optimiser's state after this task; that of personal models is not kept."""
         return bool(self.setup.training.optimizer_state == "keep") and not task.personal
 
-    def _optimizer(self, task: TrainTask, kept: Tensors) -> SGD | Adam | TorchOptimizer:
+    def _optimizer(self, task: TrainTask, kept: Tensors) -> ClientOptimizer:
         """Return a client's optimiser, with the state that it has ``kept``."""
         settings = self.setup.training
-        if settings.optimizer.steps == "torch":
-            return TorchOptimizer(self.params, settings, task.round)
-        optimizer = (SGD if settings.optimizer.steps == "sgd" else Adam)(self.params, settings, task.round)
+        kind = {"sgd": SGD, "adam": Adam, "torch": TorchOptimizer}[settings.optimizer.steps]
+        optimizer: ClientOptimizer = kind(self.params, settings, task.round)
         if self.keeps_optimizer(task):
             optimizer.load({key: [kept[f"{key}/{name}"] for name in self.names] for key in settings.state_keys})
         return optimizer
@@ -435,7 +435,7 @@ class LoopEngine:
         local: LocalLoss,
         batch: Batch,
         drawn: dict[str, torch.Tensor],
-        optimizer: SGD | Adam | TorchOptimizer,
+        optimizer: ClientOptimizer,
         means: LabelMeans | None = None,
         frozen: Collection[int] = (),
         accumulator: Accumulator | None = None,

@@ -62,74 +62,78 @@ class ProximalStep(NamedTuple):
     """The round's first weights w_start; they broadcast over the tensors of a stack."""
 
 
-class SGD:
-    """SGD for one client, as :class:`torch.optim.SGD` defines it, with clipping; the loop engine uses it.
-
-    A step takes all gradients as a list and makes one fused call; a gradient may be ``None``.
-    """
+class ClientOptimizer:
+    """Base of the optimisers for one client, with clipping; the loop engine uses them."""
 
     def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
-        self.params = list(params)
-        self.train = train
-        self.lr = train.lr_in(round)
-        self.velocity: list[torch.Tensor] | None = None
+        self.params, self.train, self.lr = list(params), train, train.lr_in(round)
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
-        """Update the parameters in place; only plain SGD (:func:`is_plain`) takes a ``proximal`` step."""
-        train = self.train
+        """Update the parameters in place; one without a gradient does not change.
+
+        Only plain SGD (:func:`is_plain`) takes a ``proximal`` step.
+        """
         if proximal is not None:
             torch._foreach_lerp_(self.params, list(proximal.toward), self.lr * proximal.mu)
-        params = [p for p, g in zip(self.params, gradients, strict=True) if g is not None]
+        used = [i for i, g in enumerate(gradients) if g is not None]
         grads = [g for g in gradients if g is not None]
         if not grads:
             return  # the layers whose turn it is may all be frozen
-        if train.clip_norm is not None:
-            grads = clipped(grads, train.clip_norm)
-        if train.weight_decay:
-            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
-        if train.momentum:
-            grads = self._with_momentum(gradients, grads)
-        torch._foreach_add_(params, grads, alpha=-self.lr)
+        if self.train.clip_norm is not None:
+            grads = clipped(grads, self.train.clip_norm)
+        self._update(used, grads)
 
-    def _with_momentum(self, gradients: Sequence[torch.Tensor | None], grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.velocity is None:
-            self.velocity = [torch.zeros_like(p) for p in self.params]
-        moving = [v for v, g in zip(self.velocity, gradients, strict=True) if g is not None]
-        torch._foreach_mul_(moving, self.train.momentum)
-        torch._foreach_add_(moving, grads)
-        return moving
+    def _update(self, used: list[int], grads: list[torch.Tensor]) -> None:
+        """Make a step by the gradients of the parameters at the positions ``used``."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, list[torch.Tensor]]:
         """Return what the optimiser keeps, by key, in the order of the parameters."""
-        return {"momentum_buffer": self.velocity or [torch.zeros_like(p) for p in self.params]}
+        return {}
 
     def load(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Go on from a state."""
+
+
+class SGD(ClientOptimizer):
+    """SGD for one client, as :class:`torch.optim.SGD` defines it: a step is one fused call."""
+
+    def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
+        super().__init__(params, train, round)
+        self.velocity = [torch.zeros_like(p) for p in self.params] if train.momentum else []
+
+    def _update(self, used: list[int], grads: list[torch.Tensor]) -> None:
+        train, params = self.train, [self.params[i] for i in used]
+        if train.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=train.weight_decay))
+        if train.momentum:
+            moving = [self.velocity[i] for i in used]
+            torch._foreach_mul_(moving, train.momentum)
+            torch._foreach_add_(moving, grads)
+            grads = moving
+        torch._foreach_add_(params, grads, alpha=-self.lr)
+
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        return {"momentum_buffer": self.velocity}
+
+    def load(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
         self.velocity = [v.clone() for v in state["momentum_buffer"]]
 
 
-class TorchOptimizer:
-    """An optimiser of ``torch.optim`` for one client, with clipping; the loop engine uses it."""
+class TorchOptimizer(ClientOptimizer):
+    """An optimiser of ``torch.optim`` for one client; its state is not kept."""
 
     def __init__(self, params: Sequence[torch.Tensor], train: Training, round: int) -> None:
-        self.params, self.train = list(params), train
-        self.lr = train.lr_in(round)
+        super().__init__(params, train, round)
         self.inner = train.optimizer.make(self.params, self.lr)
 
-    @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor | None], proximal: ProximalStep | None = None) -> None:
-        """Update the parameters in place."""
-        if all(gradient is None for gradient in gradients):
-            return
+    def _update(self, used: list[int], grads: list[torch.Tensor]) -> None:
         for group in self.inner.param_groups:
             group["lr"] = self.lr
-        if self.train.clip_norm is not None:
-            scaled = iter(clipped([g for g in gradients if g is not None], self.train.clip_norm))
-            gradients = [None if g is None else next(scaled) for g in gradients]
-        for param, gradient in zip(self.params, gradients, strict=True):
+        for i, gradient in zip(used, grads, strict=True):
             # A copy: two parameters may have one tensor as their gradient.
-            param.grad = None if gradient is None else gradient.clone()
+            self.params[i].grad = gradient.clone()
         self.inner.step()
         self.inner.zero_grad()
 

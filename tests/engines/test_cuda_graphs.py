@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedblend._kernels import build
+from fedblend.core.engine import TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState, RunState, to_tensors
@@ -172,8 +173,6 @@ def test_stacks_of_every_size_share_a_trainer_and_its_recorded_steps() -> None:
 
 
 def test_a_stack_does_not_change_the_results_of_the_stack_before() -> None:
-    from fedblend.core.engine import TrainTask
-
     made = ragged()
     engine = StackedEngine(made, stack=2, recorder=NoRecorder())
     task = TrainTask(0, made.weights(), None, made.sizes(0))
@@ -187,8 +186,6 @@ def test_a_stack_does_not_change_the_results_of_the_stack_before() -> None:
 
 
 def test_clients_that_go_on_from_their_own_model_have_a_trainer_of_their_own() -> None:
-    from fedblend.core.engine import TrainTask
-
     made = ragged("fedprox")
     weights = made.weights()
     # As after a lost downlink: FedProx's term measures from one model in one stack, from each client's in the other.
@@ -246,35 +243,23 @@ def test_smaller_batches_of_one_size_are_one_step() -> None:
     same_up_to_rounding(stacked.weights, loop.weights, steps=50)
 
 
-class WaitCounter(TorchDispatchMode):
-    """Records operations that make the host wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAITS:
-            self.found.append(str(func))
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("method", slow_except(["localmix"], ["fedprox+fedmix", "localmix", "fd"]))
 def test_no_step_waits_for_the_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ragged(method, **HARD)
     engine = StackedEngine(made, stack=4)
     fed = RoundLoop(made, engine)
     state, _ = run(fed, 2)
-    waits, plain = WaitCounter(), Stack._step
+    plain, captures = Stack._step, []
 
     def watched(stack: Stack, step: int) -> None:
-        with waits:
+        captures.append(Capture())
+        with captures[-1]:  # fails where an operation waits
             plain(stack, step)
 
     monkeypatch.setattr(Stack, "_step", watched)
     run(fed, 1, state)
 
-    assert waits.found == []
+    assert captures
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")

@@ -44,16 +44,8 @@ RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list
 
 LENET = {"model": "lenet5", "scale": "standard"}
 MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
-LENET_METHODS = [
-    "fedavg",
-    "naivemix",
-    "fedmix",
-    "global-mixup",
-    "fedmix-hidden",
-    "fedprox+fedmix",
-    "fed-augmix",
-    "fedprox+fed-augmix",
-]
+LENET_METHODS = ["fedavg", "naivemix", "fedmix", "global-mixup", "fedmix-hidden", "fed-augmix"]
+LENET_METHODS += ["fedprox+fedmix", "fedprox+fed-augmix"]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
 
 
@@ -83,6 +75,10 @@ def ragged(method: Any = "fedavg", model: dict[str, Any] | None = None, **train:
     return setup(images(side=side), RAGGED, method=method, unsafe=True, train=settings, **needs)
 
 
+def task_of(made: Setup, round: int = 0) -> TrainTask:
+    return TrainTask(round, made.weights(), None, made.sizes(round))
+
+
 def difference(a: Tensors, b: Tensors) -> float:
     """The largest relative difference of two sets of weights, tensor by tensor."""
     return max(float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-12)) for n in b)
@@ -90,6 +86,13 @@ def difference(a: Tensors, b: Tensors) -> float:
 
 def after(made: Setup, engine: engines.Engine, rounds: int = 3) -> tuple[RunState, list[dict[str, Any]]]:
     return run(RoundLoop(made, engine), rounds)
+
+
+def agree(made: Setup, engine: LoopEngine | None = None, bound: float = 1e-5, rounds: int = 3) -> None:
+    """Assert that an engine, by default stacks of four clients, gives the loop's weights."""
+    loop, _ = after(made, LoopEngine(made), rounds)
+    other, _ = after(made, engine or StackedEngine(made, stack=4), rounds)
+    assert difference(other.weights, loop.weights) < bound
 
 
 @pytest.mark.slow
@@ -105,9 +108,7 @@ def test_stacked_gives_the_loops_weights_for_every_method_and_clients_of_any_siz
         assert ("train_loss" in a) == ("train_loss" in b) == made.experiment.method.upload.trains
         if "train_loss" in a:
             assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
-        assert [a.get(k) for k in ("cohort", "bytes_up", "bytes_down")] == [
-            b.get(k) for k in ("cohort", "bytes_up", "bytes_down")
-        ]
+        assert all(a.get(key) == b.get(key) for key in ("cohort", "bytes_up", "bytes_down"))
 
 
 LOW_RANK = ["fedavg", "fedmix", "fedmix-hidden", "fedprox+fedmix", "fed-augmix", "fd", "fedprox+fd"]
@@ -121,13 +122,9 @@ def test_large_layers_as_low_rank_updates_give_the_loops_weights(
     monkeypatch.setattr(lowrank, "LEAST", 64 * 64)
     made = ragged(method, {"model": {"name": "mlp", "hidden": [64, 64]}})  # with room for 16 samples
 
-    loop, _ = after(made, LoopEngine(made))
     engine = StackedEngine(made, stack=stack)
-    stacked, _ = after(made, engine)
-
-    taken = {place for program in engine.programs.values() for place in program.low_rank}
-    assert taken == {2}
-    assert difference(stacked.weights, loop.weights) < 1e-5
+    agree(made, engine)
+    assert {place for program in engine.programs.values() for place in program.low_rank} == {2}
 
 
 SECOND = {"name": "fedmix", "objective": {"remedy": "second"}}
@@ -137,18 +134,14 @@ SECOND = {"name": "fedmix", "objective": {"remedy": "second"}}
 @pytest.mark.parametrize("method", [*LENET_METHODS, SECOND])
 def test_stacked_gives_the_loops_weights_after_three_rounds_of_lenet(method: Any) -> None:
     made = ragged(method, LENET)
-    loop, _ = after(made, LoopEngine(made))
-    stacked, _ = after(made, StackedEngine(made, stack=6))
-    assert difference(stacked.weights, loop.weights) < 1e-4
+    agree(made, StackedEngine(made, stack=6), 1e-4)
 
 
 @pytest.mark.parametrize("method", slow_except(["fedmix"], ["fedmix", "fedmix-hidden", "fedprox+localmix"]))
 @pytest.mark.parametrize("stack", slow_except([2], [1, 2, 5]))
 def test_momentum_decay_and_clipping_are_each_clients_own(method: str, stack: int) -> None:
     made = ragged(method, **HARD)
-    loop, _ = after(made, LoopEngine(made))
-    stacked, _ = after(made, StackedEngine(made, stack=stack))
-    assert difference(stacked.weights, loop.weights) < 1e-5
+    agree(made, StackedEngine(made, stack=stack))
 
 
 PASSES = ["fedmix", "fed-augmix", SECOND, "virtual-means", "flea", "moon", "fedntd", "pfedme"]
@@ -156,19 +149,13 @@ PASSES = ["fedmix", "fed-augmix", SECOND, "virtual-means", "flea", "moon", "fedn
 
 @pytest.mark.parametrize("method", slow_after_first(PASSES))
 def test_each_pass_draws_the_loops_dropout_masks(method: Any) -> None:
-    made = ragged(method, {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}})
-    loop, _ = after(made, LoopEngine(made))
-    stacked, _ = after(made, StackedEngine(made, stack=4))
-    assert difference(stacked.weights, loop.weights) < 1e-5
+    agree(ragged(method, {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}}))
 
 
 @pytest.mark.parametrize("method", slow_after_first(["localmix", "fedmix", "fedprox+localmix"]))
 def test_short_batches_taken_together_leave_out_what_was_drawn_for_a_longer_one(method: str) -> None:
     has_pool = [list(range(0, 9)), list(range(9, 15)), list(range(15, 21))]
-    made = setup(images(side=4), has_pool, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP)
-    loop, _ = after(made, LoopEngine(made))
-    stacked, _ = after(made, StackedEngine(made, stack=3))
-    assert difference(stacked.weights, loop.weights) < 1e-5
+    agree(setup(images(side=4), has_pool, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP))
 
 
 @pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}])
@@ -189,15 +176,9 @@ def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, A
 
 @pytest.mark.slow
 def test_regression_and_text_models_stack_too() -> None:
-    settings = {"cohort": 4, "epochs": 2, "batch_size": 4}
-    regression = setup(
-        numbers(), method="fedmix", train=settings, model={"name": "mlp", "hidden": [4]}, scale="standard"
-    )
-    text = setup(images(side=4), method="fedavg", train=settings, model={"name": "module", "path": "helpers:RowsLSTM"})
-    for made in (regression, text):
-        loop, _ = after(made, LoopEngine(made))
-        stacked, _ = after(made, StackedEngine(made, stack=4))
-        assert difference(stacked.weights, loop.weights) < 1e-5
+    fields = {"train": {"cohort": 4, "epochs": 2, "batch_size": 4}}
+    agree(setup(numbers(), method="fedmix", model={"name": "mlp", "hidden": [4]}, scale="standard", **fields))
+    agree(setup(images(side=4), method="fedavg", model={"name": "module", "path": "helpers:RowsLSTM"}, **fields))
 
 
 @pytest.mark.slow
@@ -213,7 +194,7 @@ def test_fedmix_trains_fused_attention_as_attention_that_is_not_fused(engine: An
 
 def test_clients_of_one_stack_do_not_change_each_other() -> None:
     made = ragged("fedavg")
-    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    task = task_of(made)
     alone = {t.client: t for t in StackedEngine(made, stack=1).train(task, range(6))}
     for trained in StackedEngine(made, stack=6).train(task, [4, 0, 5, 3, 1, 2]):
         assert difference(trained.weights, alone[trained.client].weights) < 1e-6
@@ -225,7 +206,7 @@ def test_a_client_that_diverges_does_not_change_others_of_its_stack() -> None:
     poisoned = made.data.train.x.clone().float()
     poisoned[34:] = torch.inf  # the samples of the last client
     data = replace(made.data, train=replace(made.data.train, x=poisoned))
-    task = TrainTask(0, made.weights(), None, made.sizes(0))
+    task = task_of(made)
     clean = {t.client: t.weights for t in StackedEngine(made, stack=6).train(task, range(6))}
 
     for trained in StackedEngine(replace(made, data=data), stack=6).train(task, range(6)):
@@ -243,7 +224,7 @@ def test_an_inactive_client_is_not_changed_by_its_overflowing_gradient(large: in
     x[34:] = 0.0
     x[large] = 1e18
     made = replace(made, data=replace(made.data, train=replace(made.data.train, x=x)))
-    task, order = TrainTask(0, made.weights(), None, made.sizes(0)), [5, 4, 3, 2, 1, 0]
+    task, order = task_of(made), [5, 4, 3, 2, 1, 0]
     loop = next(LoopEngine(made).train(task, order)).weights
     stacked = next(StackedEngine(made, stack=6).train(task, order)).weights
 
@@ -273,28 +254,29 @@ def test_a_stacked_run_gives_the_same_bits_again() -> None:
     assert same(first.weights, again.weights)
 
 
-class WritesBuffer(nn.Module):
+class WritesBuffer(nn.Linear):
     """A model that writes into its own tensor, and so cannot be stacked."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.flat, self.last = nn.Flatten(), nn.Linear(16, 3)
-        self.last_input: torch.Tensor | None = None
+        super().__init__(16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         buffer = torch.zeros(len(x), 16)
-        buffer += self.flat(x)
-        return self.last(buffer)
+        buffer += x.flatten(1)
+        return super().forward(buffer)
 
 
+@pytest.mark.usefixtures("all_timed")
 @pytest.mark.parametrize(
     ("path", "reason"), [("helpers:BatchNormNet", "batch norm"), ("test_engines:WritesBuffer", "cannot stack")]
 )
-def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, reason: str) -> None:
-    made = setup(model={"name": "module", "path": path}, engine="stacked")
+def test_a_model_that_cannot_be_stacked_trains_in_the_loop_and_is_refused_elsewhere(path: str, reason: str) -> None:
+    model = {"name": "module", "path": path}
+    made = setup(model=model, engine="stacked")
     assert reason in unstackable(made)
     with pytest.raises(FedblendError, match="engine: 'stacked' cannot be used here"):
         engines.make(made, engines.plan_engine(made, 1, 10))
+    assert engines.plan_engine(setup(model=model), 2, 10).engine == "loop"
 
 
 @pytest.mark.parametrize(
@@ -307,12 +289,6 @@ def test_models_that_cannot_be_stacked_are_refused_with_the_reason(path: str, re
 def test_batch_norm_where_it_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FedblendError, match=message):
         run(federation(model={"name": "module", "path": "helpers:BatchNormNet"}, **changes), 1)
-
-
-@pytest.mark.usefixtures("all_timed")
-def test_auto_chooses_the_loop_where_a_model_cannot_be_stacked() -> None:
-    made = setup(model={"name": "module", "path": "helpers:BatchNormNet"})
-    assert engines.plan_engine(made, 2, 10).engine == "loop"
 
 
 @pytest.mark.usefixtures("all_timed")
@@ -392,10 +368,8 @@ def test_layers_are_timed_on_the_shapes_of_a_batch() -> None:
 
     assert chosen is not None
     assert set(chosen) <= {"stages.0.0", "stages.0.2", "stages.1.0", "stages.1.2"}
-    loop, _ = after(made, LoopEngine(made), 1)
     for kernels in (chosen, {}, {"stages.1.0": "direct"}):
-        stacked, _ = after(made, StackedEngine(made, stack=4, kernels=kernels), 1)
-        assert difference(stacked.weights, loop.weights) < 1e-4
+        agree(made, StackedEngine(made, stack=4, kernels=kernels), 1e-4, rounds=1)
 
 
 @needs_kernels
@@ -406,11 +380,8 @@ def test_winograds_layers_give_the_loops_weights(way: str, method: str) -> None:
     layers = dict(made.model.named_modules())
     kernels = {name: way if way in own_ways(layers[name]) else "direct" for name in own_layers(made.model)}
 
-    loop, _ = after(made, LoopEngine(made), 1)
-    stacked, _ = after(made, StackedEngine(made, stack=4, kernels=kernels), 1)
-
     assert way in kernels.values()
-    assert difference(stacked.weights, loop.weights) < 1e-4
+    agree(made, StackedEngine(made, stack=4, kernels=kernels), 1e-4, rounds=1)
 
 
 def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,28 +398,20 @@ def test_auto_times_a_few_steps_however_many_a_client_makes(monkeypatch: pytest.
     assert 1 <= len(made) <= 200
 
 
-def test_where_no_client_trains_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_where_no_client_trains_or_the_engine_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", lambda *_: 1 / 0)
-    plan = engines.plan_engine(ragged("xormixfl"), 2, 1000)
-    assert (plan.engine, plan.stack, plan.ranks, plan.why) == ("stacked", 1, 1, "no client trains")
+    for made, stack, why in (
+        (ragged("xormixfl"), 1, "no client trains"),
+        (setup(engine="stacked", stack=3), 3, "as asked for"),
+    ):
+        assert engines.plan_engine(made, 2, 1000) == EnginePlan("stacked", stack, 1, "contiguous", why)
 
 
-def test_an_engine_set_in_the_experiment_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.engines.autotune.seconds_per_step", lambda *_: 1 / 0)
-    assert engines.plan_engine(setup(engine="stacked", stack=3), 2, 1000) == EnginePlan(
-        "stacked", 3, 1, "contiguous", "as asked for"
-    )
+POOLS = ["virtual-xor", "vhl", {"objective": "naivemix", "sharing": "secure-means"}]
+POOLS += [{"objective": "virtual-samples", "sharing": {"name": "mixed-target-seeds", "server": 3}}]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "virtual-xor",
-        {"objective": "virtual-samples", "sharing": {"name": "mixed-target-seeds", "server": 3}},
-        {"objective": "naivemix", "sharing": "secure-means"},
-        "vhl",
-    ],
-)
+@pytest.mark.parametrize("method", POOLS)
 def test_a_trial_has_the_pool_that_clients_receive(method: Any) -> None:
     made = ragged(method)
     pool = make_trial(LoopEngine(made), 2, batches=1)[0].pool
@@ -519,7 +482,7 @@ def test_what_cannot_be_timed_within_its_share_of_a_run_is_not_begun(monkeypatch
 def test_an_exception_names_clients_round_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plain, "loss", lambda *_: 1 / 0)
     made = setup(train={"cohort": 2})
-    task = TrainTask(4, made.weights(), None, made.sizes(0))
+    task = task_of(made, 4)
     with pytest.raises(ZeroDivisionError) as caught:
         list(StackedEngine(made).train(task, [2, 0]))
     assert caught.value.__notes__ == ["while training clients 2, 0 in round 5, batch 1"]

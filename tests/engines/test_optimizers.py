@@ -63,33 +63,35 @@ ALL = {
 }
 
 
+def of_torch(params: list[torch.Tensor], settings: Train) -> torch.optim.Optimizer:
+    """The optimiser of ``torch.optim`` with the settings."""
+    if settings.optimizer.steps == "sgd":
+        return torch.optim.SGD(params, lr=0.3, momentum=0.9, weight_decay=settings.weight_decay)
+    kind = torch.optim.AdamW if settings.optimizer.decoupled else torch.optim.Adam
+    return kind(params, lr=0.3, betas=(0.8, 0.95), eps=EPS, weight_decay=settings.weight_decay)
+
+
+def step_of_torch(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], gradients: list[Any]) -> None:
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = None if gradient is None else gradient.clone()
+    optimizer.step()
+
+
 @each("train", [{"optimizer": ADAM}, {"optimizer": ADAMW}, {"momentum": 0.9}])
 @each("decay", [0.0, 0.1])
 def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], decay: float) -> None:
     settings = Train(lr=0.3, weight_decay=decay, **train)
-    stack, steps = 3, 7
-    generator = torch.Generator().manual_seed(0)
-    start = [
-        torch.randn(stack, 4, 3, generator=generator).double(),
-        torch.randn(stack, 5, generator=generator).double(),
-    ]
+    stack, generator = 3, torch.Generator().manual_seed(0)
+    start = [torch.randn(stack, *shape, generator=generator).double() for shape in ((4, 3), (5,))]
     params = [p.clone() for p in start]
-    kind = StackedSGD if settings.optimizer.steps == "sgd" else StackedAdam
-    mine = kind(settings)
+    mine = (StackedSGD if settings.optimizer.steps == "sgd" else StackedAdam)(settings)
     mine.begin(0)
     state = [
         torch.zeros(stack) if key == "step" else torch.zeros_like(p) for key in settings.state_keys for p in params
     ]
     alone = [[p[k].clone().requires_grad_() for p in start] for k in range(stack)]
-    wanted = [
-        torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=decay)
-        if settings.optimizer.steps == "sgd"
-        else (torch.optim.AdamW if settings.optimizer.decoupled else torch.optim.Adam)(
-            ps, lr=0.3, betas=(0.8, 0.95), eps=EPS, weight_decay=decay
-        )
-        for ps in alone
-    ]
-    for step in range(steps):
+    wanted = [of_torch(ps, settings) for ps in alone]
+    for step in range(7):
         # Client 1 misses every second step, and the second tensor is not used in step 3.
         active = torch.tensor([True, step % 2 == 0, True])
         grads = [torch.randn(p.shape, generator=generator).double() for p in params]
@@ -97,9 +99,7 @@ def test_a_stack_steps_as_torch_does_for_each_client(train: dict[str, Any], deca
         mine.step(params, state, used, None if active.all() else active)
         for k in range(stack):
             if active[k]:
-                for p, g in zip(alone[k], used, strict=True):
-                    p.grad = None if g is None else g[k].clone()
-                wanted[k].step()
+                step_of_torch(wanted[k], alone[k], [None if g is None else g[k] for g in used])
     for i, param in enumerate(params):
         torch.testing.assert_close(param, torch.stack([ps[i].detach() for ps in alone]), rtol=1e-6, atol=1e-7)
 
@@ -109,16 +109,11 @@ def test_one_client_steps_as_torch_does(optimizer: dict[str, Any]) -> None:
     settings = Train(lr=0.3, weight_decay=0.1, optimizer=optimizer)
     generator = torch.Generator().manual_seed(0)
     mine, theirs = ([torch.ones(4, 3), torch.ones(5)] for _ in range(2))
-    decoupled = settings.optimizer.decoupled
-    cls = torch.optim.AdamW if decoupled else torch.optim.Adam
-    wanted = cls(theirs, lr=0.3, betas=(0.8, 0.95), eps=EPS, weight_decay=0.1)
-    ours = Adam(mine, settings, 0)
+    wanted, ours = of_torch(theirs, settings), Adam(mine, settings, 0)
     for step in range(6):
         grads = [None if step == 2 else torch.randn(4, 3, generator=generator), torch.randn(5, generator=generator)]
-        for p, g in zip(theirs, grads, strict=True):
-            p.grad = None if g is None else g.clone()
+        step_of_torch(wanted, theirs, grads)
         ours.step(grads)
-        wanted.step()
         if step == 3:
             again = Adam(mine, settings, 0)
             again.load(ours.state())
@@ -223,17 +218,13 @@ def test_scaffolds_control_variate_measures_gradients_at_every_rate() -> None:
     schedule = {"name": "exponential", "gamma": 0.5}
     train = {"epochs": 1, "batch_size": 4, "lr": 0.1, "schedule_in_round": schedule, "accumulate": 2}
     made = setup(images(40), method="scaffold", train=train)
-    (update,) = engine_of(made).train(task_of_scaffold(made), [0])
-    # 10 samples: 3 batches, 2 steps, at 0.1 and 0.05.
     start = made.weights()
+    zeros = {f"terms.0/{n}": torch.zeros_like(t) for n, t in start.items()}
+    (update,) = engine_of(made).train(replace(task_of(made), server_state=zeros), [0])
+    # 10 samples: 3 batches, 2 steps, at 0.1 and 0.05.
     for name, control in update.state.parts.items():
         moved = start[name.removeprefix("terms.0/")] - update.weights[name.removeprefix("terms.0/")]
         torch.testing.assert_close(control, moved / 0.15)
-
-
-def task_of_scaffold(made: Setup) -> TrainTask:
-    zeros = {f"terms.0/{n}": torch.zeros_like(t) for n, t in made.weights().items()}
-    return replace(task_of(made), server_state=zeros)
 
 
 def torch_rates(make: Any, steps: int = 20) -> list[float]:
@@ -335,6 +326,9 @@ ON_GRADIENTS = {"name": "noise", "on": "gradients", "scale": 0.1}
     [
         ({"train": {"optimizer": "adan"}}, "train.optimizer.name: unknown optimizer 'adan'.*'adam'"),
         ({"train": {"optimizer": {"name": "adam", "beta": 0.9}}}, "train.optimizer.beta: unknown key.*did you mean"),
+        ({"train": {"optimizer": {"name": "adam", "beta1": 1.0}}}, "train.optimizer.beta1: 1"),
+        ({"train": {"optimizer": {"name": "adam", "beta2": -0.1}}}, "train.optimizer.beta2: -0.1"),
+        ({"train": {"optimizer": {"name": "adam", "eps": 0.0}}}, "train.optimizer.eps: 0"),
         ({"train": {"optimizer": "adam", "momentum": 0.9}}, "train.momentum: 0.9 is of SGD"),
         ({"train": {"optimizer": "torch.optim:SGD", "weight_decay": 0.1}}, "train.weight_decay: 0.1: give it in"),
         ({"train": {"optimizer_state": "keep"}}, "train.optimizer_state: 'keep', but the optimizer 'sgd' has no"),
@@ -368,19 +362,6 @@ def test_bad_fields_end_in_one_message(changes: dict[str, Any], words: str) -> N
 def test_what_is_no_optimizer_is_refused(spec: Any, words: str) -> None:
     with pytest.raises(FedblendError, match=words):
         next(iter(engine_of(made := setup(train={"optimizer": spec})).train(task_of(made), [0])))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"beta1": 1.0}, "train.optimizer.beta1: 1"),
-        ({"beta2": -0.1}, "train.optimizer.beta2: -0.1"),
-        ({"eps": 0.0}, "train.optimizer.eps: 0"),
-    ],
-)
-def test_options_of_adam_outside_their_range_are_refused(changes: dict[str, float], words: str) -> None:
-    with pytest.raises(FedblendError, match=words):
-        resolve({**BASE, "train": {"optimizer": {"name": "adam", **changes}}})
 
 
 def test_a_path_of_torch_is_a_name() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_a_library_is_compiled_once_into_a_folder_of_its_owner(source: Path, cac
     (compiled,) = cache.iterdir()
     before = compiled.stat().st_mtime_ns
     build._load.cache_clear()
-    assert build.missing(source) == ""
+    assert build.missing(source) == build.all_missing() == ""
     assert compiled.stat().st_mtime_ns == before
     assert cache.stat().st_mode & 0o777 == 0o700
 
@@ -161,12 +161,6 @@ def test_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert build.all_missing() == build.missing(source)
 
 
-@needs_compiler
-def test_nothing_is_missing_where_kernels_are_used(source: Path) -> None:
-    assert build.library(source) is not None
-    assert build.all_missing() == ""
-
-
 @pytest.mark.slow
 def test_a_command_says_once_why_it_uses_no_kernels_and_each_run_keeps_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,10 +181,43 @@ def test_a_command_says_once_why_it_uses_no_kernels_and_each_run_keeps_the_reaso
     assert "not used: no C++ compiler was found" in succeeded(here("inspect", tmp_path / "out")).out
 
 
-def test_a_compiler_that_is_not_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def read_only(*_: object, **__: object) -> None:
+    """A folder that cannot be made: not by its mode, since root may write to every folder."""
+    raise OSError(30, "Read-only file system")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (lambda patch, at: patch.setenv("CXX", f"{at}/absent"), "the C++ compiler '{at}/absent' cannot be run"),
+        (lambda patch, at: patch.setattr(build, "CPUINFO", at / "cpuinfo"), "{at}/cpuinfo, which identifies the proc"),
+        (
+            lambda patch, at: (patch.delenv("XDG_CACHE_HOME"), patch.setattr(Path, "home", no_home)),
+            "the home directory is unknown",
+        ),
+        (
+            lambda patch, at: (at / "cache").write_text("a file"),
+            "kernels cannot be stored in or loaded from {at}/cache/",
+        ),
+        (lambda patch, at: patch.setattr(Path, "mkdir", read_only), "kernels cannot be stored in or loaded from {at}/"),
+    ],
+    ids=["compiler", "processor", "home", "a file as the cache", "a cache that cannot be written to"],
+)
+def test_each_reason_for_no_kernels_names_what_is_missing(
+    changes: Callable[[pytest.MonkeyPatch, Path], object],
+    reason: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "g++")
+    changes(monkeypatch, tmp_path)
     assert build.library(source) is None
-    assert f"compiler '{tmp_path / 'nothing-here'}' cannot be run" in build.missing(source)
+    assert build.missing(source).startswith(reason.format(at=tmp_path))
 
 
 @needs_compiler
@@ -198,38 +225,3 @@ def test_a_source_that_does_not_compile(source: Path) -> None:
     source.write_text("no C++")
     assert build.library(source) is None
     assert "failed with exit code 1" in build.missing(source)
-
-
-def test_a_processor_that_is_unknown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "g++")
-    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
-    assert build.library(source) is None
-    assert build.missing(source).startswith(f"{tmp_path / 'cpuinfo'}, which identifies the processor, cannot be read")
-
-
-def test_without_a_home_directory(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setenv("CXX", "g++")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", home)
-    assert build.library(source) is None
-    assert build.missing(source).startswith("the home directory is unknown")
-
-
-@pytest.mark.parametrize("fault", ["file", "read-only"])
-def test_a_cache_that_cannot_be_written_to(
-    fault: str, source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "g++")
-    if fault == "file":
-        cache.parent.write_text("a file where the folder should be")
-    else:
-        # Not by its mode, since root may write to every folder.
-        def mkdir(*_: object, **__: object) -> None:
-            raise OSError(30, "Read-only file system", str(cache))
-
-        monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert build.library(source) is None
-    assert build.missing(source).startswith(f"kernels cannot be stored in or loaded from {cache} (")

@@ -227,7 +227,7 @@ def test_a_spread_that_is_a_convolutions_input_is_not_fused() -> None:
     which = torch.randint(0, 4, small.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 
     def read(small: torch.Tensor, which: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
-        image = torch.ops.fedblend.pool_spread(small, which, 8, 8)
+        image = torch.ops.fedblend.spread(small, which, 8, 8)
         return [torch.ops.fedblend.conv_weight(image, g, 0, 3, 3)]
 
     graph = trace(read, small, which, g)

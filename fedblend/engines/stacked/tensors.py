@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,27 +116,28 @@ class ClientSlots:
         """Return the parameters of the first ``clients`` rows."""
         return [p.make()[:clients] if isinstance(p, LowRank) else p[:clients] for p in self.params]
 
+    def _mapped(self, change: Callable[[Any], Any], first: int | torch.Tensor) -> ClientSlots:
+        params, state, sums = ([change(t) for t in ts] for ts in (self.params, self.state, self.sums))
+        client_tensors = {name: change(values) for name, values in self.client_tensors.items()}
+        return ClientSlots(params, state, client_tensors, change(self.losses), sums, first)
+
     def rows(self, rows: slice) -> ClientSlots:
         """Return views of some rows."""
-        params, state, sums = ([t[rows] for t in ts] for ts in (self.params, self.state, self.sums))
-        client_tensors = {name: values[rows] for name, values in self.client_tensors.items()}
-        return ClientSlots(params, state, client_tensors, self.losses[rows], sums, rows.start)
+        return self._mapped(lambda tensor: tensor[rows], rows.start)
 
     def select(self, row: torch.Tensor) -> ClientSlots:
         """Return a copy of one ``row``, int64 [1]."""
-        lists = (self.params, self.state, self.sums)
-        params, state, sums = ([t.index_select(0, row) for t in ts] for ts in lists)
-        client_tensors = {name: values.index_select(0, row) for name, values in self.client_tensors.items()}
-        return ClientSlots(params, state, client_tensors, self.losses.index_select(0, row), sums, row)
+        return self._mapped(lambda tensor: tensor.index_select(0, row), row)
 
     def write_back(self, row: torch.Tensor, selected: ClientSlots) -> None:
         """Copy the result of :meth:`select` back into its ``row``."""
-        kept = [name for name in self.client_tensors if name.startswith((OBJECTIVE, COUNTS))]
-        targets = (*self.params, *self.state, *self.sums, self.losses, *(self.client_tensors[n] for n in kept))
-        chosen = (*selected.params, *selected.state, *selected.sums, selected.losses)
-        sources = (*chosen, *(selected.client_tensors[n] for n in kept))
-        for target, source in zip(targets, sources, strict=True):
+        for target, source in zip(self._written(), selected._written(), strict=True):
             target.index_copy_(0, row, source)
+
+    def _written(self) -> list[Any]:
+        """Return the tensors that steps write to."""
+        kept = [t for name, t in self.client_tensors.items() if name.startswith((OBJECTIVE, COUNTS))]
+        return [*self.params, *self.state, *self.sums, self.losses, *kept]
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,7 +12,7 @@ from fedblend._kernels import Convolution
 from fedblend._kernels.lowrank import LowRank, is_worth_it
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.module import train_mode
-from fedblend.core.objective import Context, Objective, Term
+from fedblend.core.objective import Context
 from fedblend.core.setup import Setup
 from fedblend.engines.adam import StackedAdam
 from fedblend.engines.loop_engine import LoopEngine
@@ -47,8 +47,10 @@ STACK = 16
 MAX_TRAINERS = 4
 """Trainers with recorded steps to keep: for clients with and without a pool, each for the new and the old pool."""
 
+Kind = tuple[Any, ...]
+Known = TypeVar("Known")
 
-@dataclass
+
 class StackTrainer:
     """Trains stacks of one kind.
 
@@ -56,51 +58,19 @@ class StackTrainer:
     stack after another, and records its steps.
     """
 
-    engine: TracedEngine
-    objective: Objective
-    terms: Sequence[tuple[str, Term]]
-    """Terms that are added to the objective, with their slots."""
-    loss_kind: Hashable
-    """Key of the loss (:attr:`StackInputs.loss_kind`)."""
-    slots: ClientSlots
-    """The clients' training state."""
-    shared_tensors: dict[str, torch.Tensor]
-    """Tensors for the objective that all clients share."""
-    optimizer: StackedSGD | StackedAdam
-    means: LabelMeans | None
-    """Mean outputs by label, where the upload needs them."""
-    recorder: Recorder | None = None
-    recorded: dict[Any, tuple[StepBatch, torch.Tensor, RecordedWork]] = field(default_factory=dict)
-    """Recorded steps by shapes: the fixed batch, the fixed row of a single client, and the work."""
-    sources: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    """The tensor, and its version, that each shared tensor was last copied from."""
-
-    @property
-    def tracked(self) -> list[str]:
-        """Names of what the objective keeps at the clients, where its steps renew that."""
-        return [name for name in self.slots.client_tensors if name.startswith(OBJECTIVE) and self.objective.tracks]
-
-    @property
-    def counted(self) -> list[str]:
-        """Names of the counts of samples that its steps add to."""
-        return [name for name in self.slots.client_tensors if name.startswith(COUNTS)]
-
-    @staticmethod
-    def create(engine: TracedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> StackTrainer:
-        """Create a trainer for a stack; with a ``recorder``, with rows for the engine's largest stack."""
+    def __init__(self, engine: TracedEngine, inputs: StackInputs, recorder: Recorder | None = None) -> None:
         train, device = engine.setup.training, engine.device
-        shared = {name: to_device(tensor, device) for name, tensor in inputs.shared_tensors.items()}
-        inputs = replace(inputs, shared_tensors=shared)
+        self.engine, self.recorder = engine, recorder
+        self.objective, self.terms, self.loss_kind = inputs.objective, inputs.terms, inputs.loss_kind
+        inputs = replace(inputs, shared_tensors={n: to_device(t, device) for n, t in inputs.shared_tensors.items()})
         if recorder:
             # No step reads more rows than the current stack has filled.
             inputs = inputs.widened(engine.stack)
+        self.shared_tensors = dict(inputs.shared_tensors)
         params, rows = inputs.params, len(inputs.params[0])
         low_rank = recorder is None and device.type == "cpu" and is_plain(train)
-        last = engine.channels_last
-        weights = [
-            LowRank(p) if low_rank and is_worth_it(p.shape, train.batch_size) else clone_weights(p, last)
-            for p in params
-        ]
+        last, size = engine.channels_last, train.batch_size
+        weights = [LowRank(p) if low_rank and is_worth_it(p.shape, size) else clone_weights(p, last) for p in params]
         state = [clone(t) for t in inputs.optimizer_state] or [
             torch.zeros(rows, device=device) if key == "step" else torch.zeros_like(p)
             for key in train.state_keys
@@ -108,20 +78,22 @@ class StackTrainer:
         ]
         losses = torch.zeros(rows, device=device)
         sums = [*(torch.zeros_like(p) for p in params), torch.zeros_like(losses)] if train.accumulate > 1 else []
-        slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
-        watches = engine.setup.method.upload.content == "outputs"
+        self.slots = ClientSlots(weights, state, dict(inputs.client_tensors), losses, sums)
         rate = torch.zeros((), device=device) if recorder or device.type == "cuda" else None
-        return StackTrainer(
-            engine,
-            inputs.objective,
-            inputs.terms,
-            inputs.loss_kind,
-            slots,
-            dict(inputs.shared_tensors),
-            StackedSGD(train, rate) if train.optimizer.steps == "sgd" else StackedAdam(train, rate),
-            LabelMeans(engine.setup.task.outputs, device, rows) if watches else None,
-            recorder,
-        )
+        self.optimizer = (StackedSGD if train.optimizer.steps == "sgd" else StackedAdam)(train, rate)
+        watches = engine.setup.method.upload.content == "outputs"
+        self.means = LabelMeans(engine.setup.task.outputs, device, rows) if watches else None
+        """Mean outputs by label, where the upload needs them."""
+        self.recorded: dict[Any, tuple[StepBatch, torch.Tensor, RecordedWork]] = {}
+        """Recorded steps by shapes: the fixed batch, the fixed row of a single client, and the work."""
+        self.sources: dict[str, tuple[torch.Tensor, int]] = {}
+        """The tensor, and its version, that each shared tensor was last copied from."""
+        self.tracked = [
+            name for name in self.slots.client_tensors if self.objective.tracks and name.startswith(OBJECTIVE)
+        ]
+        """Names of what the objective keeps at the clients, where its steps renew that."""
+        self.counted = [name for name in self.slots.client_tensors if name.startswith(COUNTS)]
+        """Names of the counts of samples that its steps add to."""
 
     def load(self, inputs: StackInputs) -> None:
         """Copy another stack of K clients into the first K rows, and clear the optimisers' state or copy it, too."""
@@ -180,7 +152,10 @@ class StackTrainer:
             return [()] * len(self.objective.phases())
         slots = self.slots.rows(rows)
         phases = [self._phase(number, slots, batch, {}) for number in range(len(self.objective.phases()))]
-        return [self.engine.drops(step, (self.loss_kind, i), inputs) for i, (step, inputs) in enumerate(phases)]
+        known = self.engine.known_drops
+        return [
+            self.engine.once(known, step.drops, (self.loss_kind, i), inputs) for i, (step, inputs) in enumerate(phases)
+        ]
 
     def _phase(
         self, number: int, slots: ClientSlots, batch: StepBatch, masks: Mapping[str, torch.Tensor]
@@ -189,23 +164,26 @@ class StackTrainer:
         engine, experiment, phases = self.engine, self.engine.setup.experiment, self.objective.phases()
         last = number == len(phases) - 1
         stored, tracks = experiment.method.sharing.plan.is_stored, self.objective.tracks
-        context = Context(engine.setup.task, engine.scale, pool_stored=stored, renews=tracks)
         terms, _ = split_proximal(self.terms if last else (), experiment.train)
-        watches = last and self.means is not None
-        names = [name.removeprefix(OBJECTIVE) for name in self.tracked]
-        counts = [name.removeprefix(COUNTS) for name in self.counted]
-        options = (experiment.precision, watches, names, counts)
-        step = Step(engine.stacked, engine.names, phases[number], terms, context, *options)
-        inputs = Inputs(
-            slots.params, batch.x, batch.y, batch.drawn, dict(masks), slots.client_tensors, self.shared_tensors
+        step = Step(
+            engine.stacked,
+            engine.names,
+            phases[number],
+            terms,
+            Context(engine.setup.task, engine.scale, pool_stored=stored, renews=tracks),
+            experiment.precision,
+            last and self.means is not None,
+            [name.removeprefix(OBJECTIVE) for name in self.tracked],
+            [name.removeprefix(COUNTS) for name in self.counted],
         )
-        return step, inputs
+        tables = (batch.drawn, dict(masks), slots.client_tensors, self.shared_tensors)
+        return step, Inputs(slots.params, batch.x, batch.y, *tables)
 
     def _step(self, slots: ClientSlots, batch: StepBatch) -> None:
         """Make one step in place: one update for each phase of the objective."""
         for number, masks in enumerate(batch.masks):
             step, inputs = self._phase(number, slots, batch, masks)
-            program = self.engine.program(step, (self.loss_kind, number), inputs)
+            program = self.engine.once(self.engine.programs, step.trace, (self.loss_kind, number), inputs)
             inputs = inputs.plain(but=program.low_rank)
             gradients, results = program(inputs)
             active = batch.active
@@ -302,16 +280,16 @@ class TracedEngine(LoopEngine):
         """Whether any layer of the model drops numbers."""
         state = self.stacked.state_dict(keep_vars=True)
         self.untrained = {name: tensor for name, tensor in state.items() if name not in self.names}
-        self.programs: dict[tuple[Any, ...], Program] = {}
-        self.known_drops: dict[tuple[Any, ...], list[Drop]] = {}
+        self.programs: dict[Kind, Program] = {}
+        self.known_drops: dict[Kind, Sequence[Drop]] = {}
         self.forwards: dict[tuple[str, ...], TracedFunction] = {}
 
     def trainer_for(self, inputs: StackInputs) -> StackTrainer:
         """Return a trainer loaded with a stack's inputs; with a recorder, one that later stacks reuse."""
         if self.recorder is None:
-            return StackTrainer.create(self, inputs)
+            return StackTrainer(self, inputs)
         # Removed and inserted again, so that the least recently used trainer comes first.
-        trainer = self.trainers.pop(inputs.kind, None) or StackTrainer.create(self, inputs, self.recorder)
+        trainer = self.trainers.pop(inputs.kind, None) or StackTrainer(self, inputs, self.recorder)
         self.trainers[inputs.kind] = trainer
         if len(self.trainers) > MAX_TRAINERS:
             del self.trainers[next(iter(self.trainers))]
@@ -322,18 +300,10 @@ class TracedEngine(LoopEngine):
         """Return the bytes of all outputs in the largest step traced so far: an upper bound of its memory."""
         return max((program.bytes for program in self.programs.values()), default=0)
 
-    def program(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Program:
-        """Return a step's program for inputs of these shapes, traced when these shapes first occur."""
+    def once(self, known: dict[Kind, Known], make: Callable[[Inputs], Known], kind: Kind, inputs: Inputs) -> Known:
+        """Return what is ``known`` of a step for inputs of these shapes, made when these shapes first occur."""
         key = (*kind, inputs.shapes())
-        if key not in self.programs:
+        if key not in known:
             train_mode(self.stacked)
-            self.programs[key] = step.trace(inputs)
-        return self.programs[key]
-
-    def drops(self, step: Step, kind: tuple[Any, ...], inputs: Inputs) -> Sequence[Drop]:
-        """Return a step's calls of dropout layers, found out when inputs of these shapes first occur."""
-        key = (*kind, inputs.shapes())
-        if key not in self.known_drops:
-            train_mode(self.stacked)
-            self.known_drops[key] = step.drops(inputs)
-        return self.known_drops[key]
+            known[key] = make(inputs)
+        return known[key]
