@@ -41,11 +41,9 @@ TYPES = (
 
 MOST_ROUNDS = 2**31  # Bound of the rounds of a message
 
-MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]
-"""Fields and tensors."""
+MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]  # Fields and tensors
 
-Form = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""Name, type and shape of each tensor of a payload."""
+Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # Name, type and shape of each tensor of a payload
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:

@@ -26,20 +26,16 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{0,128}$")]
 Numbers = TypeAliasType("Numbers", "list[Numbers] | float")
 Mark = Annotated[str, Field(pattern=r"^[0-9]{1,10}-[0-9]{1,20}$")]
 """The mark of what a client keeps: ``ROUND-DIGEST`` (:func:`~fedblend.flower.messages.mark_text`)."""
-Round = Annotated[int, Field(ge=0, lt=MOST_ROUNDS)]
-"""Counted from 0."""
+Round = Annotated[int, Field(ge=0, lt=MOST_ROUNDS)]  # Counted from 0
 Quantity = Literal["models", "means"]
 
 
 class Start(StrEnum):
     """What a client's training begins with. From the first two, which the server sent, protection sizes its noise."""
 
-    ROUND = "round"
-    """The round's model, in this message."""
-    SHARED = "shared"
-    """The round's model, which came with the request to share."""
-    OWN = "own"
-    """The client's own weights of an earlier round, or of its first."""
+    ROUND = "round"  # The round's model, in this message
+    SHARED = "shared"  # The round's model, which came with the request to share
+    OWN = "own"  # The client's own weights of an earlier round, or of its first
 
 
 class Form(BaseModel):

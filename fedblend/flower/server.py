@@ -36,8 +36,7 @@ from fedblend.flower.sites import PEERS, MessageGrid, Sites
 from fedblend.runs.directory import CONFIG, OWN_DATA, STATUS, RunDirectory
 from fedblend.runs.runner import FinishedRun, execute, keep_failure
 
-Counts = Mapping[int, Mapping[str, Any]]
-"""Numbers of samples by client and by :data:`COUNTS`."""
+Counts = Mapping[int, Mapping[str, Any]]  # Numbers of samples by client and by :data:`COUNTS`
 
 COUNTS = ("samples", "holds_out", "validates")  # Samples to train on, held out, and kept for validation
 CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")  # Numbers of clients in a message

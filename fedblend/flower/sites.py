@@ -76,10 +76,8 @@ class Reply:
 
     fields: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    fault: str | None = None
-    """Why the reply cannot be used, or why there is none."""
-    is_late: bool = False
-    """Whether there was no reply before the deadline."""
+    fault: str | None = None  # Why the reply cannot be used, or why there is none
+    is_late: bool = False  # Whether there was no reply before the deadline
 
 
 class Sites:
@@ -116,16 +114,12 @@ class Sites:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
         self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
         self.setup_fields, self.server_client, self.peers = setup_fields, server_client, peers
-        self.nodes: dict[int, int] = {}
-        """Node of each connected client."""
-        self.hello_fields: dict[int, dict[str, Any]] = {}
-        """Fields of each client's reply to the first query."""
+        self.nodes: dict[int, int] = {}  # Node of each connected client
+        self.hello_fields: dict[int, dict[str, Any]] = {}  # Fields of each client's reply to the first query
         self.excluded: dict[int, str] = {}
         """Clients that have broken a protocol in this run, with the reason; they receive nothing more."""
-        self._late: Counter[int] = Counter()
-        """Exchanges in a row without a reply, by client."""
-        self._resting: dict[int, int] = {}
-        """Round from which a client that did not reply is sent messages again."""
+        self._late: Counter[int] = Counter()  # Exchanges in a row without a reply, by client
+        self._resting: dict[int, int] = {}  # Round from which a client that did not reply is sent messages again
         self._queried: set[int] = set()
         self._failed_hellos: Counter[int] = Counter()
         self._refusals: dict[int, tuple[int | None, str]] = {}
@@ -133,8 +127,7 @@ class Sites:
         self._looks, self._times_refused = 0, Counter[int]()
         self._again: dict[int, int] = {}
         """By node that was refused, the look at the nodes at which it is queried again: its site may be corrected."""
-        self._duplicates: dict[int, int] = {}
-        """Nodes that claim a client that another node is, with that client."""
+        self._duplicates: dict[int, int] = {}  # Nodes that claim a client that another node is, with that client
 
     def wait_until_connected(self, sites: int | None = None) -> None:
         """Wait until ``sites`` sites are connected (default: ``min_sites``), or until the deadline.

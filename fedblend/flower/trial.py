@@ -49,8 +49,7 @@ class LoopbackTrial:
         self.keys, self._own_keys = keys or self.folder / "credentials", keys is None
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.mark = secrets.token_hex(16)
-        """Value of the variable by which the guard finds the processes of this trial."""
+        self.mark = secrets.token_hex(16)  # Value of the variable by which the guard finds the processes of this trial
         self._guard: subprocess.Popen[bytes] | None = None
         self._handled_signals: list[signal.Signals] = []
 

@@ -42,8 +42,7 @@ from fedblend.flower.secure_aggregation.masking_site import (
 from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
-CURVE = 100
-"""Steps in which a site tells what share of its held-out samples is right."""
+CURVE = 100  # Steps in which a site tells what share of its held-out samples is right
 
 LACKS = "lacks"
 """Field of a reply: what the client received earlier and no longer has, because its SuperNode was restarted."""

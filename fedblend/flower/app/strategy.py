@@ -71,10 +71,8 @@ class Strategy(FlowerStrategy):
         self.state: dict[str, torch.Tensor] = {}
         self._start: dict[str, torch.Tensor] = {}
         self._pool_digest: str | None = None
-        self._pool_owners: dict[int, int] = {}
-        """Owner number in the pool of each node that shared."""
-        self._has_pool: set[int] = set()
-        """Nodes that have received the pool."""
+        self._pool_owners: dict[int, int] = {}  # Owner number in the pool of each node that shared
+        self._has_pool: set[int] = set()  # Nodes that have received the pool
         if self.method.server_step.active:
             no_rate = getattr(self.method.server_step, "lr", None) is None
             if self.model is None or (lr is None and no_rate):
