@@ -83,6 +83,9 @@ class _Sent(_Line):
     begun: bool = False
 
 
+_LINES: dict[str, type[_Line]] = {"refused": _Refused, "accepted": _Accepted, "sent": _Sent}
+
+
 class AuditFault(FedblendError):
     """An audit log that is not the one that the site wrote."""
 
@@ -158,11 +161,11 @@ def tagged(line: dict[str, Any], secret: bytes, before: bytes) -> dict[str, Any]
 def _parsed(raw: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         line: dict[str, Any] = json.loads(raw.decode("utf-8-sig", "replace"))
-        form = _Refused if "refused" in line else _Accepted if "accepted" in line else _Sent
-        form.model_validate(line)
+        kind = next((word for word in ("refused", "accepted") if word in line), "sent")
+        _LINES[kind].model_validate(line)
     except pydantic.ValidationError as error:
         raise FedblendError(
-            f"{path}: line {number}: {explain(error)}; the file is damaged, or no audit log; {COUNTED}"
+            f"{path}: line {number}: {explain(error, kind)}; the file is damaged, or no audit log; {COUNTED}"
         ) from None
     except (ValueError, RecursionError, TypeError):
         raise FedblendError(f"{path}: line {number} is damaged; {COUNTED}") from None
@@ -368,10 +371,8 @@ class AuditLog:
                 self._count_new()
             except AuditFault as fault:
                 log.error("fedblend: %s", fault)
-                raise FedblendError(
-                    "this site's audit log is not as the site wrote it, and nothing leaves; the site's log states what "
-                    "to do"
-                ) from None
+                told = "this site's audit log is not as the site wrote it, and nothing leaves; the site's log states"
+                raise FedblendError(f"{told} what to do") from None
             yield
 
     @contextmanager
@@ -384,12 +385,11 @@ class AuditLog:
             known, end = counts.end(), End()
             found = {"lines": 0, "payloads": 0, "gaps": 0}
             fits = known is None or not known.lines
-            with open_log(self._path) as file:
-                for line, end in read_chain(file, self._path, self._secret):
-                    found["lines"] += 1
-                    found["payloads"] += "tensors" in line
-                    found["gaps"] += "accepted" in line
-                    fits = fits or (known is not None and (end.lines, end.chain) == (known.lines, known.chain))
+            for line, end in self._chain():
+                found["lines"] += 1
+                found["payloads"] += "tensors" in line
+                found["gaps"] += "accepted" in line
+                fits = fits or (known is not None and (end.lines, end.chain) == (known.lines, known.chain))
             if end.misfit:
                 raise AuditFault(self._path, f"line {end.misfit} does not fit the lines before it")
             if known is None:
@@ -411,22 +411,21 @@ class AuditLog:
                 known, end = counts.end(), End()
             else:
                 raise FedblendError(f"{self.path}: nothing to accept: its lines fit, and all are counted")
-            with open_log(self._path) as file:
-                for one in read_chain(file, self._path, self._secret):
-                    end = one[1]
+            for one in self._chain():
+                end = one[1]
             was = "its counter was lost" if known is None else f"{known.lines} had been counted"
             note = {"accepted": f"this site's user goes on with the {end.lines} lines before; {was}"}
             line = tagged(_line("", 0, 0, "gap", note), self._secret, end.content)
             append_line(self._path, line, UNWRITTEN)
-            with open_log(self._path) as file:
-                counts.add(read_chain(file, self._path, self._secret), end)
+            counts.add(self._chain(), end)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines, oldest first, whether or not they fit."""
-        if self.path is None:
-            return []
-        with open_log(self.path) as file:
-            return [line for line, _ in read_chain(file, self.path, b"")]
+        return [] if self.path is None else [line for line, _ in self._chain()]
+
+    def _chain(self) -> Iterator[tuple[dict[str, Any], End]]:
+        with open_log(self._path) as file:
+            yield from read_chain(file, self._path, self._secret)
 
     @property
     def _path(self) -> Path:
@@ -456,8 +455,7 @@ class AuditLog:
         with open_log(self._path) as file:
             file.seek(self._end.start)
             if hashlib.sha256(file.read(self._end.size - self._end.start)).digest() != self._end.last:
-                lost = f"line {self._end.lines}, the last one that was counted, is gone or changed"
-                raise AuditFault(self._path, lost)
+                raise AuditFault(self._path, f"line {self._end.lines}, the last one counted, is gone or changed")
 
             def fitting() -> Iterator[tuple[dict[str, Any], End]]:
                 for line, end in read_chain(file, self._path, self._secret, known):

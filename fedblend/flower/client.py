@@ -55,9 +55,8 @@ def hello(message: Message, context: Context) -> Message:
         site, (fields, tensors) = site_of_node(context.node_config), unpack(message.content)
         # Another version's words may not be readable here.
         if (theirs := fields.get("version", VERSION)) != VERSION:
-            raise FedblendError(
-                f"version: {VERSION} at this site, {brief(theirs)} at the server; valid: the same at all"
-            )
+            both = f"{VERSION} at this site, {brief(theirs)} at the server"
+            raise FedblendError(f"version: {both}; valid: the same at all")
         fields = read_request(requests.Hello, fields, tensors)
         if site.key is not None:
             stated["signed"] = sign(site.key, hello_text(fields["run"] or "", context.node_id, client)).hex()
@@ -70,13 +69,13 @@ def hello(message: Message, context: Context) -> Message:
             pass  # A site whose log is not as it wrote it says so before a run begins.
         reply_fields: dict[str, Any] = stated | {"samples": None}
         if site.data is not None:
-            engine = engine_for(site, client, fields, context, HELLO)
-            limits.check_experiment(site, engine.setup.experiment)
-            population = engine.setup.population
-            limits.check_steps(site, engine.setup.experiment, int(population.sizes[client]))
-            limits.check_work(site, engine.setup.experiment, int(population.sizes[client]))
-            reply_fields |= {"samples": int(population.sizes[client])}
-            reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
+            setup = engine_for(site, client, fields, context, HELLO).setup
+            experiment, population, samples = setup.experiment, setup.population, int(setup.population.sizes[client])
+            limits.check_experiment(site, experiment)
+            limits.check_steps(site, experiment, samples)
+            limits.check_work(site, experiment, samples)
+            held, validates = len(population.held_order), len(population.validation_order)
+            reply_fields |= {"samples": samples, "holds_out": held, "validates": validates}
     except Exception as error:
         reply_fields = stated | {"fault": reply_text(error)}
     return Message(pack(reply_fields), reply_to=message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -177,9 +178,9 @@ class FlowerEngine:
             # All replies have arrived, so that keeping the uploads takes no further memory.
             gather_uploads(self.setup, task, self._sent(task, clients, replies), lost, result, keep=True)
         self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
-        beside, self._extra_bytes = self._extra_bytes, {}
-        totals = beside | result.extra_bytes
-        result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
+        beside, self._extra_bytes = Counter(self._extra_bytes), {}
+        beside.update(result.extra_bytes)
+        result.extra_bytes = dict(beside)
         return result
 
     def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Arrived]:
@@ -382,7 +383,6 @@ class FlowerEngine:
 
 
 def _mark(start: Tensors) -> str | None:
-    """Return the mark of a client's own weights as text; ``None`` before its first round."""
     return mark_text(start[MARK]) if MARK in start else None
 
 

@@ -91,9 +91,8 @@ class SharingLedger:
             if grows:
                 rows = np.union1d(np.setdiff1d(np.arange(len(tags)), new), used).astype(np.int64)
             by_label = sharing.made_of == "label" and local.task.kind == "classification"
-            covers(
-                _as_array([tags[row] for row in rows]), local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
-            )
+            labels = local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
+            covers(_as_array([tags[row] for row in rows]), labels)
         if fresh:
             kept = [tags[row] for row in (used if grows else new)]
             self._write(name, [*(tag for tag in known if tag in old), *kept], payload)
@@ -143,7 +142,6 @@ def ledger_of(site: Site) -> SharingLedger | None:
 
 
 def _name(sharing: Sharing, local: ClientData, about: Mapping[str, Any]) -> str:
-    """Return a digest of all that a server chooses of a sharing."""
     request = local.request and [local.request.wanted.tolist(), local.request.dummies.tolist()]
     form = {"sharing": dump(sharing), "minimum": local.minimum, "request": request, **about}
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
@@ -180,7 +178,6 @@ def _write_table(path: Path, table: Payload) -> None:
 
 
 def _as_array(tags: list[bytes]) -> np.ndarray:
-    """Return tags as uint8 [n, 16]."""
     return np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy()
 
 
@@ -229,8 +226,7 @@ class SampleSets:
     """The sets that a site's payloads covered, in the folder of its :class:`SharingLedger`."""
 
     def __init__(self, audit: AuditLog) -> None:
-        ledger = SharingLedger(audit, 0)
-        self.audit, self.folder, self.secret = audit, ledger.folder, ledger.secret()
+        self.audit, self.folder, self.secret = audit, audit.folder, site_secret(audit.folder)
 
     def of(self, engine: LoopEngine, rows: np.ndarray, fewest: int, by_label: bool) -> SampleSet:
         """Return the set of a site's samples ``rows``; ``by_label``: those of labels with ``fewest`` or more."""

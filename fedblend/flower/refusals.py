@@ -66,7 +66,6 @@ def _kinds(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _build(site: Site, experiment: Experiment, data: Dataset) -> None:
-    """Build the model for the site's samples. Raises :class:`FedblendError` if they do not fit, or it is too large."""
     one_client = {"partition": build("partition", {"name": "iid", "clients": 1}), "validation": Validation()}
     with trust_of(site), limits.bounded_model(site):
         make_setup(experiment.model_copy(update=one_client), data, at_site=True)

@@ -510,6 +510,5 @@ def files_of(made: Any) -> dict[str, str]:
 
 
 def _metadata(hint: Any) -> list[Any]:
-    """The metadata of an annotated type, or of the types in a union."""
     inner = [one for arg in getattr(hint, "__args__", ()) for one in _metadata(arg)]
     return [*getattr(hint, "__metadata__", ()), *inner]

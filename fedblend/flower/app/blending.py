@@ -106,7 +106,6 @@ def _blended(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 def _protected(site: Site, starts: list[dict[str, torch.Tensor]], content: RecordDict) -> RecordDict:
-    """Return a reply's content with the site's protection on its model. Raises :class:`RefusedByPolicy`."""
     if site.protection is None:
         return content
     if getattr(site.protection, "on", "weights") == "gradients":

@@ -236,7 +236,6 @@ class MaskedSum:
         raise TooFewSites(f"{told}; run the same command again")
 
     def _restored(self, name: str, dealer: int, shares: list[bytes]) -> bytes | None:
-        """Return the secret that shares restore; ``None`` if it is not the one that its site committed to."""
         try:
             secret = masks.join_shares(shares)
             if name.startswith("own/"):
@@ -267,7 +266,6 @@ class MaskedSum:
 
 
 def _fault_of_length(sent: Mapping[str, bytes]) -> str | None:
-    """Return why the server does not send on what a site sent for other sites, or ``None``."""
     for name, content in sent.items():
         if len(content) > LONGEST:
             return f"it sent {len(content):,} bytes as '{name}'; valid: {LONGEST:,} at most"
@@ -311,7 +309,6 @@ def sum_shared_means(
 
 
 def _sum_means(one: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
-    """Return the sum of a group's payloads, int32 [numbers], and the clients in it."""
     requests = {client: ClientRequest({}, (one.sealed_shares(client),)) for client in one.begin(members)}
     form = {"masked": torch.empty(sum(t.numel() for t in like.values()), dtype=torch.int32)}
     vectors: dict[int, torch.Tensor] = {}

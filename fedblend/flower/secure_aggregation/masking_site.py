@@ -161,7 +161,6 @@ def masked_mean(task: ClientTask, payload: Tensors, fields: dict[str, Any], take
 
 
 def _masked(task: ClientTask, values: torch.Tensor, context: bytes, taken: SumState) -> dict[str, torch.Tensor]:
-    """Add the masks to values, int32 [numbers]."""
     masked = values.numpy().view(np.uint32)
     masked, context = masked + masks.mask_from_key(taken["own"], len(masked)), context + taken["table"]
     for peer in sorted(_by_site("sealed/", taken)):
@@ -284,7 +283,6 @@ def _check_signatures(task: ClientTask, quantity: str, context: bytes, public: d
 
 
 def _state(task: ClientTask, quantity: str, *stages: str) -> SumState:
-    """Return the state of this round's sum after one of these stages. Raises :class:`FedblendError` at any other."""
     found = (task.memory.recall(STATE, f"{task.round}/{quantity}/{stage}") for stage in stages)
     kept = next((table for table in found if table is not None), None)
     if kept is None:

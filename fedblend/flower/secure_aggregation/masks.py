@@ -215,7 +215,6 @@ def unseal(
 
 
 def _box_key(private: bytes, public: bytes, table: bytes) -> bytes:
-    """Return the key of sealed shares, base64 as Fernet takes it."""
     key = base64.urlsafe_b64decode(shared_key(private, public))
     return base64.urlsafe_b64encode(hmac.digest(key, b"fedblend shares\0" + table, "sha256"))
 
