@@ -101,16 +101,11 @@ class Membership(BaseModel):
     """The certificate of the authority that signed the server's."""
 
 
-class Site(BaseModel):
-    """The fields of a site file.
-
-    A site without a file trains on its client's part of the experiment's data and allows all kinds.
-    """
+class Policy(BaseModel):
+    """The fields of a site file that a new one has from its federation; a site's owner decides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: field_of_part("dataset", "data", features_of) | None = None  # type: ignore[valid-type]
-    """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave (:data:`~fedblend.core.payload.PAYLOAD_KINDS`)."""
     min_mean: Count = 2
@@ -123,6 +118,26 @@ class Site(BaseModel):
     """Different payloads (means, seeds, ...) that this site makes of its samples to share, over all runs in its audit
     log. An unmasked one that left before is sent again, the same to the last bit, and does not count.
     """
+    rounds: Count = MOST_ROUNDS
+    """Rounds that this site trains in, over all runs in its audit log."""
+
+    @pydantic.field_validator("allow")
+    @classmethod
+    def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in allow:
+            if kind not in KINDS:
+                raise ValueError(f"'{kind}' is no kind of payload{or_valid(kind, KINDS)}")
+        return allow
+
+
+class Site(Policy):
+    """The fields of a site file.
+
+    A site without a file trains on its client's part of the experiment's data and allows all kinds.
+    """
+
+    data: field_of_part("dataset", "data", features_of) | None = None  # type: ignore[valid-type]
+    """This site's samples; default: its client's part of the experiment's data (for trials)."""
     key: FilePath | None = None
     """This site's private key in OpenSSH's format, such as its SuperNode's. It signs the site's keys of masked sums."""
     peers: FilePath | None = None
@@ -131,8 +146,6 @@ class Site(BaseModel):
     """
     max_seeds: Count | None = None
     """Most seeds, or features, that this site sends for one request (XorMixFL, FLea); default: no limit."""
-    rounds: Count = MOST_ROUNDS
-    """Rounds that this site trains in, over all runs in its audit log."""
     max_answers: Count | None = None
     """Answers to server steps that this site sends, over all runs in its audit log; default: twice `rounds`, as an
     experiment with `aggenhance-secure` requests two a round.
@@ -179,14 +192,6 @@ class Site(BaseModel):
     def has_file(self) -> bool:
         """Whether there is a site file: a site that has one also has an audit log."""
         return self.audit is not None
-
-    @pydantic.field_validator("allow")
-    @classmethod
-    def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
-        for kind in allow:
-            if kind not in KINDS:
-                raise ValueError(f"'{kind}' is no kind of payload{or_valid(kind, KINDS)}")
-        return allow
 
     @pydantic.field_validator("trusted")
     @classmethod

@@ -20,7 +20,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.flower.credentials import days_left, expiry_warning, expiry_warnings
 from fedblend.flower.metrics import serve, site_numbers
 from fedblend.flower.site import Membership, Site, read_site
-from fedblend.flower.trial import NO_REPORTS, STOP_S, node_command, without_proxy
+from fedblend.flower.trial import NO_REPORTS, STOP_S, node_command, tool, without_proxy
 
 GAVE_UP = ("Giving up reconnection", "SSL/TLS handshake error")
 """What a SuperNode logs before it stays without a connection."""
@@ -54,8 +54,9 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
     if metrics_port is not None:
         serve(metrics_port, lambda: site_numbers(site, [Path(member.ca)]))
     settings = {"partition-id": member.client, "site": str(path.absolute())}
+    name, *words = node_command(member.server, member.ca, key, port, settings)
     node = subprocess.Popen(
-        node_command(member.server, member.ca, key, port, settings),
+        [tool(name), *words],
         env={**os.environ, **NO_REPORTS, **without_proxy()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

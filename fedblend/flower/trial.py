@@ -225,4 +225,4 @@ def node_command(link: str, ca: str | Path, key: Path, port: int, settings: Mapp
     words = (tomli_w.dumps({name: value}).strip().replace(" = ", "=", 1) for name, value in settings.items())
     tls = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
     own = ["--host", LOOPBACK, "--port", str(port), "--node-config", " ".join(words)]
-    return [tool("flower-supernode"), "--superlink", link, *tls, *own]
+    return ["flower-supernode", "--superlink", link, *tls, *own]
