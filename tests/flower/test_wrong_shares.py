@@ -81,7 +81,8 @@ def dealt_by(client: int, change: Callable[[list[bytes]], list[bytes]], monkeypa
     for here in one.here:
         with monkeypatch.context() as patched:
             if here.client == client:
-                patched.setattr(at_site, "split_secret", lambda *a: change(masks.split_secret(*a)))
+                split = masks.split_secret
+                patched.setattr(masks, "split_secret", lambda *a: change(split(*a)))
             shares[here.client] = at_site.make_shares(here, {"quantity": "models", "threshold": 3}, keys)[1]
     return one, keys, shares
 
