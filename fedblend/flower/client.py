@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -22,25 +22,12 @@ from fedblend.core.trees import digest_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.sgd import allow_tf32
 from fedblend.experiment.config import resolve
-from fedblend.flower import requests, work
+from fedblend.flower import limits, requests, work
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory, Work
-from fedblend.flower.limits import (
-    bounded_model,
-    bounded_seconds,
-    check_agreed,
-    check_experiment,
-    check_held,
-    check_kind,
-    check_noise,
-    check_schedule,
-    check_steps,
-    check_training,
-    check_work,
-)
+from fedblend.flower.ledger import FewDiffer, SampleSet, SampleSets
 from fedblend.flower.messages import VERSION, Tensors, pack, to_record, unpack
 from fedblend.flower.requests import read_request
-from fedblend.flower.sample_sets import FewDiffer, SampleSet, SampleSets
 from fedblend.flower.secure_aggregation import masking_site as masked_site
 from fedblend.flower.secure_aggregation.masks import hello_text, sign
 from fedblend.flower.site import RefusedByPolicy, Site, Withheld, reply_text, setup_at_site, site_of_node, trust_of
@@ -68,9 +55,8 @@ def hello(message: Message, context: Context) -> Message:
         site, (fields, tensors) = site_of_node(context.node_config), unpack(message.content)
         # Another version's words may not be readable here.
         if (theirs := fields.get("version", VERSION)) != VERSION:
-            raise FedblendError(
-                f"version: {VERSION} at this site, {brief(theirs)} at the server; valid: the same at all"
-            )
+            both = f"{VERSION} at this site, {brief(theirs)} at the server"
+            raise FedblendError(f"version: {both}; valid: the same at all")
         fields = read_request(requests.Hello, fields, tensors)
         if site.key is not None:
             stated["signed"] = sign(site.key, hello_text(fields["run"] or "", context.node_id, client)).hex()
@@ -83,13 +69,13 @@ def hello(message: Message, context: Context) -> Message:
             pass  # A site whose log is not as it wrote it says so before a run begins.
         reply_fields: dict[str, Any] = stated | {"samples": None}
         if site.data is not None:
-            engine = engine_for(site, client, fields, context, HELLO)
-            check_experiment(site, engine.setup.experiment)
-            population = engine.setup.population
-            check_steps(site, engine.setup.experiment, int(population.sizes[client]))
-            check_work(site, engine.setup.experiment, int(population.sizes[client]))
-            reply_fields |= {"samples": int(population.sizes[client])}
-            reply_fields |= {"holds_out": len(population.held_order), "validates": len(population.validation_order)}
+            setup = engine_for(site, client, fields, context, HELLO).setup
+            experiment, population, samples = setup.experiment, setup.population, int(setup.population.sizes[client])
+            limits.check_experiment(site, experiment)
+            limits.check_steps(site, experiment, samples)
+            limits.check_work(site, experiment, samples)
+            held, validates = len(population.held_order), len(population.validation_order)
+            reply_fields |= {"samples": samples, "holds_out": held, "validates": validates}
     except Exception as error:
         reply_fields = stated | {"fault": reply_text(error)}
     return Message(pack(reply_fields), reply_to=message)
@@ -106,94 +92,71 @@ def answered(message: Message, context: Context, what: str, do: Work, form: type
         engine = engine_for(site, client, fields, context, what)
         memory = Memory(context, site, client, fields["run"] or str(context.run_id))
         task = ClientTask(engine, site, client, fields["round"], memory)
-        record = AuditLog(site.audit)
-        run, kind = run_of(fields, context), kind_of(engine.setup.experiment.method, what)
-        once = ReplayGuard(task.memory, record, run, task.round, client, kind, part_of(task, what, do, fields, tensors))
-        begin = _Begin(task, once, what)
-        try:
-            check_experiment(site, engine.setup.experiment)
-            check_work(site, engine.setup.experiment, task.size)
-            if what == SHARING:
-                check_schedule(engine.setup.experiment, task.round)
-            if what == UPLOAD:
-                check_training(engine.setup.experiment, task.round)
-                check_steps(site, engine.setup.experiment, task.size)
-            begin.covered = covered_by(task, what, fields)
-            _check(task, once, what, begin.covered)
-            counts = begin.count if what == SHARING else None
-            with one_thread(), bounded_seconds(site, engine.model):
-                reply_fields, leaving = do(
-                    replace(task, begin=begin, covers=begin.cover, counts=counts), fields, tensors
-                )
-            covered = begin.covered
-            with record.lock():
-                # Again, since other messages may have been answered meanwhile.
-                if not begin.done:
-                    _check(task, once, what, covered)
-                elif covered is not None:
-                    SampleSets(record).check(covered, kind, site.min_mean)
-                split = fields["split"] if what == SCORES else ""
-                _record(task, once, what, reply_fields, leaving, covered, split, begin.sharing)
-                if (leaving or begin.sharing) and what in ONCE:
-                    once.mark_sent(what)
-        except RefusedByPolicy as refusal:
-            # A refusal that depends on the site's samples counts as what it refuses.
-            if (what == SHARING and begin.sharing) or (what == UPLOAD and isinstance(refusal, FewDiffer)):
-                trained = what == UPLOAD
-                record.record_sent(run, task.round, client, kind, {}, trained, begun=trained, sharing=begin.sharing)
-            why = refusal.why if isinstance(refusal, Withheld) else str(refusal)
-            record.record_refused(run, task.round, client, kind, why)
-            raise
-        except Exception as error:
-            # A server that chooses the model may choose on which samples it fails.
-            if what in (SCORES, ANSWERS, LOCAL_LOSS) and not isinstance(error, FedblendError):
-                record.record_sent(run, task.round, client, kind, {}, False, once.part, begun=True)
-            raise
-        reply = pack(plain(reply_fields), to_record(leaving))
+        kind, part = kind_of(engine.setup.experiment.method, what), part_of(task, what, do, fields, tensors)
+        once = ReplayGuard(memory, AuditLog(site.audit), run_of(fields, context), task.round, client, kind, part)
+        reply = pack(*_Answer(task, once, what).reply(do, fields, tensors))
     except Exception as error:
         reply = pack({"fault": reply_text(error)})
     return Message(reply, reply_to=message)
 
 
-def _check(task: ClientTask, once: ReplayGuard, what: str, covered: SampleSet | None) -> None:
-    check_kind(task.site, once.kind, once.audit, what == UPLOAD)
-    check_noise(task.site, once.kind, task.setup.experiment, what == SHARING)
-    if what == SCORES and once.part:
-        held, validated, samples = once.part.split(" ")
-        check_held(task.site, once.audit, (int(held), int(validated)), samples)
-    if what in ONCE:
-        once.check(what, what == UPLOAD)
-    if covered is not None:
-        SampleSets(once.audit).check(covered, once.kind, task.site.min_mean)
-
-
 @dataclass
-class _Begin:
-    """Counts a training or a masked payload before it is computed, whether or not something leaves then.
-
-    So a server has no training that no audit line shows, and learns once only that a site sends nothing.
-    """
+class _Answer:
+    """One reply: what is checked before it is computed and before it leaves, and what the audit log says of it."""
 
     task: ClientTask
     once: ReplayGuard
     what: str
     covered: SampleSet | None = None
-    done: bool = False
-    sharing: str = ""
-    """A keyed digest of an unmasked sharing and its result, at a site with a site file."""
+    begun: bool = False
+    sharing: str = ""  # A keyed digest of an unmasked sharing and its result, at a site with a site file
 
-    def __call__(self) -> None:
-        task, once = self.task, self.once
-        with once.audit.lock():
-            _check(task, once, self.what, self.covered)
+    def reply(self, do: Work, fields: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], ArrayRecord]:
+        """Return the fields and the payload of the reply. Raises :class:`RefusedByPolicy`, which the log records."""
+        task, once, what = self.task, self.once, self.what
+        try:
+            self._check_experiment()
+            self.covered = covered_by(task, what, fields)
+            self._check()
+            counts = self.count if what == SHARING else None
+            with one_thread(), limits.bounded_seconds(task.site, task.engine.model):
+                counted = replace(task, begin=self.begin, covers=self.cover, counts=counts)
+                reply_fields, leaving = do(counted, fields, tensors)
+            with once.audit.lock():
+                # Again, since other messages may have been answered meanwhile.
+                if not self.begun:
+                    self._check()
+                elif self.covered is not None:
+                    self._check_covered()
+                self._record(reply_fields, leaving, fields["split"] if what == SCORES else "")
+                if (leaving or self.sharing) and what in ONCE:
+                    once.mark_sent(what)
+        except RefusedByPolicy as refusal:
+            # A refusal that depends on the site's samples counts as what it refuses.
+            if (what == SHARING and self.sharing) or (what == UPLOAD and isinstance(refusal, FewDiffer)):
+                trained = what == UPLOAD
+                once.record_sent({}, trained, part="", begun=trained, sharing=self.sharing)
+            once.record_refused(refusal.why if isinstance(refusal, Withheld) else str(refusal))
+            raise
+        except Exception as error:
+            # A server that chooses the model may choose on which samples it fails.
+            if what in (SCORES, ANSWERS, LOCAL_LOSS) and not isinstance(error, FedblendError):
+                once.record_sent({}, False, begun=True)
+            raise
+        return plain(reply_fields), to_record(leaving)
+
+    def begin(self) -> None:
+        """Count a training or a masked payload before it is computed, whether or not something leaves then.
+
+        So a server has no training that no audit line shows, and learns once only that a site sends nothing.
+        """
+        with self.once.audit.lock():
+            self._check()
             if self.what == SHARING:
-                once.audit.check_sharings("", None, task.site.sharings)
-            trained = self.what == UPLOAD
-            samples = "" if self.covered is None else SampleSets(once.audit).keep(self.covered)
-            where = (once.run, task.round, task.client, once.kind)
-            once.audit.record_sent(*where, {}, trained, once.part, samples, begun=True)
-            once.mark_sent(self.what)
-        self.done = True
+                self.once.audit.check_sharings("", None, self.task.site.sharings)
+            self.once.record_sent({}, self.what == UPLOAD, samples=self._kept_samples(), begun=True)
+            self.once.mark_sent(self.what)
+        self.begun = True
 
     def count(self, sharing: str) -> None:
         """Note the digest of an unmasked sharing, which counts before its reply leaves, also without a payload."""
@@ -203,51 +166,69 @@ class _Begin:
         """Note the samples of means or statistics. Raises :class:`RefusedByPolicy` if few differ from earlier ones."""
         if self.task.site.data is not None:
             self.covered = SampleSet(tags, groups)
-            SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
+            self._check_covered()
 
+    def _check_experiment(self) -> None:
+        task, experiment = self.task, self.task.setup.experiment
+        limits.check_experiment(task.site, experiment)
+        limits.check_work(task.site, experiment, task.size)
+        if self.what == SHARING:
+            limits.check_schedule(experiment, task.round)
+        if self.what == UPLOAD:
+            limits.check_training(experiment, task.round)
+            limits.check_steps(task.site, experiment, task.size)
 
-def _record(
-    task: ClientTask,
-    once: ReplayGuard,
-    what: str,
-    reply_fields: dict[str, Any],
-    leaving: Tensors,
-    covered: SampleSet | None,
-    split: str,
-    sharing: str,
-) -> None:
-    """Write all that leaves in a reply to the audit log. Raises :class:`RefusedByPolicy` if some may not leave."""
-    record, extras = once.audit, {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
-    payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
-    beside = extras_kind(task.setup.experiment.method)
-    if extras:
-        check_kind(task.site, beside, record)
-        check_noise(task.site, beside, task.setup.experiment)
-    if sharing:
-        record.check_sharings(sharing, payload, task.site.sharings)
+    def _check(self) -> None:
+        site, once, trained = self.task.site, self.once, self.what == UPLOAD
+        limits.check_kind(site, once.kind, once.audit, trained)
+        limits.check_noise(site, once.kind, self.task.setup.experiment, self.what == SHARING)
+        if self.what == SCORES and once.part:
+            held, validated, samples = once.part.split(" ")
+            limits.check_held(site, once.audit, (int(held), int(validated)), samples)
+        if self.what in ONCE:
+            once.check(self.what, trained)
+        if self.covered is not None:
+            self._check_covered()
 
-    def sent(kind: str, tensors: Tensors, trained: bool = False, part: str = "", samples: str = "") -> None:
-        where = (once.run, task.round, task.client)
-        record.record_sent(*where, kind, tensors, trained, part, samples, split=split, sharing=sharing)
+    def _check_covered(self) -> None:
+        assert self.covered is not None
+        SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
 
-    if extras:
-        sent(beside, extras)
-    if LOSS in reply_fields:
-        sent(LOSS, {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)})
-    if METRICS in reply_fields:
-        sent(METRICS, {name: torch.tensor(v, dtype=torch.float64) for name, v in reply_fields[METRICS].items()})
-    if what == SCORES and not leaving:
-        payload = {name: torch.tensor(n) for name in COUNTS if (n := reply_fields.get(name)) is not None}
-    # Metrics are scores, too, for the limits that count these.
-    if leaving or sharing or reply_fields.get("right") is not None or METRICS in reply_fields:
-        samples = "" if covered is None else SampleSets(record).keep(covered)
-        sent(once.kind, payload, what == UPLOAD, once.part, samples)
+    def _kept_samples(self) -> str:
+        return "" if self.covered is None else SampleSets(self.once.audit).keep(self.covered)
+
+    def _record(self, reply_fields: dict[str, Any], leaving: Tensors, split: str) -> None:
+        """Write all that leaves to the audit log. Raises :class:`RefusedByPolicy` if some may not leave."""
+        task, once, sharing = self.task, self.once, self.sharing
+        extras = {name: tensor for name, tensor in leaving.items() if name.startswith("extras/")}
+        payload = {name: tensor for name, tensor in leaving.items() if name not in extras}
+        beside: dict[str, Tensors] = {}
+        if extras:
+            kind = extras_kind(task.setup.experiment.method)
+            limits.check_kind(task.site, kind, once.audit)
+            limits.check_noise(task.site, kind, task.setup.experiment)
+            beside[kind] = extras
+        if sharing:
+            once.audit.check_sharings(sharing, payload, task.site.sharings)
+        if LOSS in reply_fields:
+            beside[LOSS] = {LOSS: torch.tensor(reply_fields[LOSS], dtype=torch.float64)}
+        if METRICS in reply_fields:
+            found = reply_fields[METRICS].items()
+            beside[METRICS] = {name: torch.tensor(value, dtype=torch.float64) for name, value in found}
+        for kind, tensors in beside.items():
+            replace(once, kind=kind, part="").record_sent(tensors, False, split=split, sharing=sharing)
+        if self.what == SCORES and not leaving:
+            payload = {name: torch.tensor(n) for name in COUNTS if (n := reply_fields.get(name)) is not None}
+        # Metrics are scores, too, for the limits that count these.
+        if leaving or sharing or reply_fields.get("right") is not None or METRICS in reply_fields:
+            trained, samples = self.what == UPLOAD, self._kept_samples()
+            once.record_sent(payload, trained, samples=samples, split=split, sharing=sharing)
 
 
 def covered_by(task: ClientTask, what: str, fields: dict[str, Any]) -> SampleSet | None:
     """Return the samples that scores, a loss, mean outputs or prototypes cover, of a site with data and a site file.
 
-    Mean outputs and prototypes have a row for each label. Of what is shared :meth:`_Begin.cover` notes them.
+    Mean outputs and prototypes have a row for each label. Of what is shared :meth:`_Answer.cover` notes them.
     """
     setup, record = task.setup, AuditLog(task.site.audit)
     population, upload = setup.population, setup.experiment.method.upload
@@ -327,9 +308,9 @@ def engine_for(site: Site, client: int, fields: dict[str, Any], context: Context
 @functools.lru_cache(maxsize=8)
 def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> LoopEngine:
     """Return a client's engine; it is cached, because the clients of a simulation share a process."""
-    with trust_of(site), bounded_model(site):
+    with trust_of(site), limits.bounded_model(site):
         asked = resolve(json.loads(experiment)).model_copy(update={"device": site.device})
-        check_agreed(site, asked)
+        limits.check_agreed(site, asked)
         allow_tf32(asked.precision)
         return LoopEngine(setup_at_site(site, asked, client, json.loads(server_setup)), site.device)
 

@@ -112,7 +112,6 @@ class Memory:
                 ended.unlink()
 
     def _restore(self) -> None:
-        """Read the tables from the disk where the context has none. Raises :class:`FedblendError` if damaged."""
         if self.path is None or any(f"{name}-mark" in self.state for name in KEPT) or not self.path.exists():
             return
         private_folder(self.path.parent, WHAT_IS_KEPT)

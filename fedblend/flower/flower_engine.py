@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -35,8 +36,14 @@ from fedblend.core.trees import add_prefix, bytes_of, digest_of, strip_prefix
 from fedblend.core.upload import fault_of
 from fedblend.engines.distributed.serialization import pool_tensors
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.flower.messages import fault_of_number, fault_of_shared, find_mismatched, mark_text, to_record
-from fedblend.flower.scoring import LARGEST, metrics_in, score_at_sites, score_own
+from fedblend.flower.messages import (
+    fault_of_number,
+    fault_of_shared,
+    find_mismatched,
+    mark_text,
+    round_of_mark,
+    to_record,
+)
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
@@ -49,6 +56,9 @@ log = logging.getLogger("flwr")
 
 MARK = "kept"
 """Name of the tensor that replaces a client's own weights at the server: their mark (``FlowerEngine._new_mark``)."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Upper bound of a loss or a metric, so that sums over samples are finite: sites compute in float32."""
 
 PARTS = "parts/kept"  # Name of the tensor that replaces the tables of parts at a client: their mark
 EXTRAS = "extras/"  # Prefix of what parts send beside the model
@@ -90,23 +100,22 @@ class FlowerEngine:
         tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.plan.sees_model else ()
         requests = self.setup.requests(sizes)
         orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
+        spec, minimum = model_spec(self.setup, self.server_model()), self.setup.experiment.policy.min_mean
+
+        def fault_of_payload(client: int, payload: Payload) -> str | None:
+            samples = int(sizes[client])
+            most = sharing.most_entries(samples, minimum, requests.get(client))
+            fault = fault_of_shared(payload, self.setup.task.outputs) or fault_of_number(payload, samples, most)
+            return fault or sharing.fault(payload, samples, spec)
+
         replies = self.sites.exchange("query.share", round, orders)
-        faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
-        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
-        classes, spec = self.setup.task.outputs, model_spec(self.setup, self.server_model())
-        faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_shared(payload, classes))}
-        minimum = self.setup.experiment.policy.min_mean
-        for client, payload in payloads.items():
-            most = sharing.most_entries(int(sizes[client]), minimum, requests.get(client))
-            fault = fault_of_number(payload, int(sizes[client]), most)
-            if client not in faults and (fault := fault or sharing.fault(payload, int(sizes[client]), spec)):
-                faults[client] = fault
-        payloads = {client: payload for client, payload in payloads.items() if client not in faults}
-        faults |= find_mismatched(payloads, rows=True)
-        good = {client: payload for client, payload in payloads.items() if client not in faults}
-        _log_faults(faults, round, bool(good))
+        faults = {c: fault for c, reply in replies.items() if (fault := reply.fault) is not None}
         if sharing.plan.sees_model:
-            self._note_sent(round, (c for c in asked if replies[c].fault is None))
+            self._note_sent(round, replies.keys() - faults.keys())
+        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults and reply.tensors}
+        faults |= {c: fault for c, payload in payloads.items() if (fault := fault_of_payload(c, payload))}
+        good, faults = _of_one_form(payloads, faults, rows=True)
+        _log_faults(faults, round, bool(good))
         yield from (good | faults).items()
 
     def _note_sent(self, round: int, clients: Iterable[int]) -> None:
@@ -169,9 +178,9 @@ class FlowerEngine:
             # All replies have arrived, so that keeping the uploads takes no further memory.
             gather_uploads(self.setup, task, self._sent(task, clients, replies), lost, result, keep=True)
         self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
-        beside, self._extra_bytes = self._extra_bytes, {}
-        totals = beside | result.extra_bytes
-        result.extra_bytes = {key: beside.get(key, 0) + result.extra_bytes.get(key, 0) for key in totals}
+        beside, self._extra_bytes = Counter(self._extra_bytes), {}
+        beside.update(result.extra_bytes)
+        result.extra_bytes = dict(beside)
         return result
 
     def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Arrived]:
@@ -253,17 +262,12 @@ class FlowerEngine:
             yield from step.respond(self._uploads, question, model_spec(self.setup, self.server_model())).items()
             return
         round, good = self._good
-        replies = self.sites.exchange(
-            "query.ask", round, dict.fromkeys(good, ClientRequest({}, (to_record(question),)))
-        )
+        request = ClientRequest({}, (to_record(question),))
+        replies = self.sites.exchange("query.ask", round, dict.fromkeys(good, request))
         faults = {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
-        payloads = {c: reply.tensors for c, reply in replies.items() if c not in faults}
-        faults |= find_mismatched(payloads, rows=False)
-        for client, reason in faults.items():
-            log.warning("fedblend: round %s: client %s does not answer: %s", round + 1, client, reason)
-        if faults and len(faults) == len(good):
-            raise FedblendError(f"round {round + 1}: no site answers the server step ({summarize_faults(faults)})")
-        yield from ((client, payload) for client, payload in payloads.items() if client not in faults)
+        payloads, faults = _of_one_form({c: reply.tensors for c, reply in replies.items()}, faults, rows=False)
+        _log_faults(faults, round, bool(payloads), "does not answer", "answers the server step")
+        yield from payloads.items()
 
     def score(self, weights: Tensors, split: Split = "test") -> Scores:
         """Score the server's samples here, and samples that clients keep and clients' own weights at the sites."""
@@ -379,8 +383,16 @@ class FlowerEngine:
 
 
 def _mark(start: Tensors) -> str | None:
-    """Return the mark of a client's own weights as text; ``None`` before its first round."""
     return mark_text(start[MARK]) if MARK in start else None
+
+
+def _of_one_form(
+    payloads: Mapping[int, Payload], faults: dict[int, str], rows: bool
+) -> tuple[dict[int, Payload], dict[int, str]]:
+    """Return the payloads without faults that have the majority's form, and all faults."""
+    payloads = {client: payload for client, payload in payloads.items() if client not in faults}
+    faults = faults | find_mismatched(payloads, rows)
+    return {client: payload for client, payload in payloads.items() if client not in faults}, faults
 
 
 def _log_faults(
@@ -391,3 +403,77 @@ def _log_faults(
         log.warning("fedblend: round %s: client %s %s: %s", round + 1, client, nothing, reason)
     if faults and not others:
         raise FedblendError(f"round {round + 1}: no site {any} ({summarize_faults(faults)})")
+
+
+def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
+    """Score the weights that a client kept under the mark ``kept``, on the experiment's ``samples`` test samples.
+
+    Raises :class:`FedblendError` if the site sends no valid scores.
+    """
+    request = ClientRequest({"own": kept, "split": "test"})
+    reply = sites.exchange("evaluate", round_of_mark(kept), {client: request})[client]
+    loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
+    # A device that diverged has a loss of NaN, as in the loop engine.
+    valid = loss.shape == (samples,) and loss.dtype == torch.float32
+    valid = valid and (right is None or (right.shape == loss.shape and right.dtype == torch.bool))
+    if reply.fault is not None or not valid:
+        why = reply.fault or "its scores are not of this experiment's test samples"
+        raise FedblendError(f"evaluate_model: the model of client {client} could not be evaluated: {why}")
+    return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
+
+
+def score_at_sites(
+    sites: Sites,
+    setup: Setup,
+    weights: Tensors,
+    split: Literal["holdout", "validation"],
+    round: int,
+    own: Mapping[int, Mapping[str, str]] | None = None,
+) -> Scores:
+    """Score weights of a round, counted from 0, on the samples that clients hold out, or keep for validation.
+
+    Sites send the number of right samples, where there are classes, and the metrics that their files allow: no outputs
+    and no results of single samples. ``own`` are by client the fields that name what a client's own model consists of,
+    in place of these weights. Clients without a valid reply are left out, with a warning. Raises
+    :class:`FedblendError` if no client remains.
+    """
+    field = "holdout" if split == "holdout" else "validation.clients"
+    population, counts, own = setup.population, setup.task.kind == "classification", own or {}
+    names = [metric.label for metric in setup.experiment.metrics]
+    offsets = population.held_offsets if split == "holdout" else population.validation_offsets
+    number = np.zeros(len(population), np.int64) if offsets is None else np.diff(offsets)
+    record = to_record(add_prefix("weights/", weights))
+    fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
+    clients = np.flatnonzero(number).tolist()
+    requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
+    replies = sites.exchange("evaluate", round, requests)
+    right: dict[int, Any] = {}
+    at_clients: dict[int, dict[str, float]] = {}
+    samples: dict[int, int] = {}
+    why = "no client has such samples"
+    for client, reply in replies.items():
+        kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
+        metrics = metrics_in(reply.fields.get("metrics"), names)
+        # Without classes a site counts no right samples, and its loss is all that it sends.
+        fits = type(count) is int and 0 <= count <= kept if counts else count is None and bool(metrics)
+        if not fits or reply.fault is not None or stated != kept:
+            why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
+            log.warning("fedblend: client %s sent no valid scores: %s", client, why)
+            continue
+        samples[client], at_clients[client] = kept, metrics
+        right |= {client: count} if counts else {}
+    if not samples:
+        raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
+    # One entry a client: a site may state any number of samples.
+    owner, numbers = np.array(list(samples), np.int64), np.array(list(samples.values()), np.int64)
+    number_right = np.array(list(right.values()), np.int64) if right else None
+    no_loss = np.full(len(owner), np.nan, np.float32)
+    return Scores(no_loss, number_right, owner=owner, at_clients=at_clients, numbers=numbers)
+
+
+def metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:
+    """The finite numbers of the expected names in a site's reply."""
+    if not isinstance(sent, Mapping):
+        return {}
+    numbers = {name: sent.get(name) for name in ("loss", *names)}
+    return {name: float(v) for name, v in numbers.items() if isinstance(v, (int, float)) and -LARGEST < v < LARGEST}

@@ -2,15 +2,21 @@
 
 A site that draws its groups or its noise anew for each request gives away its samples: thirty requests for means of 20
 of 80 samples are 120 equations for 80 unknowns, and noise averages out.
+
+The sets of samples that payloads covered are kept, too: the difference of two means, or of two scores, is that of the
+samples that are in one of the sets only. So two sets must not differ in a few samples.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +29,11 @@ from fedblend.core.files import sole_writer, write_atomically
 from fedblend.core.paths import read_bytes
 from fedblend.core.sharing import ClientData, Payload, Sharing
 from fedblend.core.trees import add_prefix, digest_of, strip_prefix
+from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.parts import dump
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.secrets import secret_generator, site_secret
-from fedblend.flower.site import UNWRITTEN, Site
+from fedblend.flower.site import UNWRITTEN, RefusedByPolicy, Site
 
 TAG_BYTES = 16  # Length of a sample's tag
 
@@ -84,9 +91,8 @@ class SharingLedger:
             if grows:
                 rows = np.union1d(np.setdiff1d(np.arange(len(tags)), new), used).astype(np.int64)
             by_label = sharing.made_of == "label" and local.task.kind == "classification"
-            covers(
-                _as_array([tags[row] for row in rows]), local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
-            )
+            labels = local.y.numpy()[rows] if by_label else np.full(len(rows), -1)
+            covers(_as_array([tags[row] for row in rows]), labels)
         if fresh:
             kept = [tags[row] for row in (used if grows else new)]
             self._write(name, [*(tag for tag in known if tag in old), *kept], payload)
@@ -122,20 +128,12 @@ class SharingLedger:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             return [], {}
-        content = read_bytes(path, "restore it from a copy, or remove it")
-        try:
-            table = safetensors.torch.load(content)
-            known = table["tags"].numpy()
-        except (SafetensorError, KeyError) as error:
-            raise FedblendError(f"{path}: is damaged: {error}; restore it from a copy, or remove it") from None
-        return [row.tobytes() for row in known], strip_prefix("payload/", table)
+        table = _read_table(path, "restore it from a copy, or remove it", "tags")
+        return [row.tobytes() for row in table["tags"].numpy()], strip_prefix("payload/", table)
 
     def _write(self, name: str, tags: list[bytes], payload: Payload) -> None:
-        table = {"tags": torch.from_numpy(_as_array(tags))} | add_prefix(
-            "payload/", {n: t.contiguous() for n, t in payload.items()}
-        )
-        with sole_writer(self.folder):
-            write_atomically(self.folder / f"{name}.safetensors", safetensors.torch.save(table), UNWRITTEN)
+        whole = add_prefix("payload/", {n: t.contiguous() for n, t in payload.items()})
+        _write_table(self.folder / f"{name}.safetensors", {"tags": torch.from_numpy(_as_array(tags)), **whole})
 
 
 def ledger_of(site: Site) -> SharingLedger | None:
@@ -144,7 +142,6 @@ def ledger_of(site: Site) -> SharingLedger | None:
 
 
 def _name(sharing: Sharing, local: ClientData, about: Mapping[str, Any]) -> str:
-    """Return a digest of all that a server chooses of a sharing."""
     request = local.request and [local.request.wanted.tolist(), local.request.dummies.tolist()]
     form = {"sharing": dump(sharing), "minimum": local.minimum, "request": request, **about}
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
@@ -163,8 +160,24 @@ def _shared_once(sharing: Sharing, local: ClientData, rows: list[int], key: byte
     return payload, np.array(rows)[used].tolist()
 
 
+def _read_table(path: Path, remedy: str, *names: str) -> Payload:
+    """Return a table of tensors with these and others. Raises :class:`FedblendError` if it is damaged."""
+    content = read_bytes(path, remedy)
+    try:
+        table = safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise FedblendError(f"{path}: is damaged: {error}; {remedy}") from None
+    if missing := [name for name in names if name not in table]:
+        raise FedblendError(f"{path}: is damaged: it has no '{missing[0]}'; {remedy}")
+    return table
+
+
+def _write_table(path: Path, table: Payload) -> None:
+    with sole_writer(path.parent):
+        write_atomically(path, safetensors.torch.save(table), UNWRITTEN)
+
+
 def _as_array(tags: list[bytes]) -> np.ndarray:
-    """Return tags as uint8 [n, 16]."""
     return np.frombuffer(b"".join(tags), np.uint8).reshape(-1, TAG_BYTES).copy()
 
 
@@ -173,3 +186,91 @@ def sample_tags(secret: bytes, x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
     inputs, targets = x.cpu().contiguous().numpy(), y.cpu().contiguous().numpy()
     content = (inputs[row].tobytes() + targets[row].tobytes() for row in range(len(targets)))
     return [hmac.digest(secret, sample, "sha256")[:TAG_BYTES] for sample in content]
+
+
+class FewDiffer(RefusedByPolicy):
+    """Payloads whose samples differ in a few from earlier ones'. By label this tells of labels, so that it counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampleSet:
+    """Samples by their tags, in groups of which each has a result of its own."""
+
+    tags: np.ndarray  # A tag of each sample, uint8 [n, 16], that only the site can compute
+    groups: np.ndarray  # The label of each sample, int64 [n], where a payload has a result of each label alone; else -1
+
+    def digest(self, secret: bytes) -> str:
+        """A digest of the set in any order, with the site's secret."""
+        rows = sorted(f"{group} {tag.tobytes().hex()}" for group, tag in zip(self.groups, self.tags, strict=True))
+        return hmac.digest(secret, " ".join(rows).encode(), "sha256").hex()
+
+    def few_differing(self, other: SampleSet, fewest: int) -> int:
+        """Return how many samples are in one of two sets only, if these are 1 to ``fewest`` - 1; else 0.
+
+        Of two sets by label it is so for the samples of each label; of others for all samples together.
+        """
+        by_label = bool((self.groups >= 0).all() and (other.groups >= 0).all())
+        counts = Counter(self._samples(by_label))
+        counts.subtract(other._samples(by_label))
+        differing: Counter[int] = Counter()
+        for (group, _), number in counts.items():
+            differing[group] += abs(number)
+        return min((number for number in differing.values() if 0 < number < fewest), default=0)
+
+    def _samples(self, by_label: bool) -> list[tuple[int, bytes]]:
+        groups = self.groups.tolist() if by_label else [-1] * len(self.groups)
+        return [(group, tag.tobytes()) for group, tag in zip(groups, self.tags, strict=True)]
+
+
+class SampleSets:
+    """The sets that a site's payloads covered, in the folder of its :class:`SharingLedger`."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        self.audit, self.folder, self.secret = audit, audit.folder, site_secret(audit.folder)
+
+    def of(self, engine: LoopEngine, rows: np.ndarray, fewest: int, by_label: bool) -> SampleSet:
+        """Return the set of a site's samples ``rows``; ``by_label``: those of labels with ``fewest`` or more."""
+        tags = _tags_of(self.secret, engine)
+        if not by_label:
+            return SampleSet(tags[rows], np.full(len(rows), -1))
+        labels = engine.setup.data.train.y.numpy()[rows]
+        enough = np.bincount(labels, minlength=1)[labels] >= fewest
+        return SampleSet(tags[rows[enough]], labels[enough].astype(np.int64))
+
+    def check(self, samples: SampleSet, kind: str, fewest: int) -> None:
+        """Raise :class:`FewDiffer` if the set differs from an earlier one in 1 to ``fewest`` - 1 samples.
+
+        Scores are compared with scores, and means and statistics of any kind with each other.
+        """
+        own = samples.digest(self.secret)
+        for digest in sorted(self.audit.sets_sent(kind == "scores") - {own}):
+            if samples.few_differing(self._read(digest), fewest):
+                raise FewDiffer(
+                    f"{kind}: they are of other samples than earlier ones: the difference would tell of fewer than "
+                    f"{fewest} samples (min_mean in its file); valid: the samples of before (holdout, validation, and "
+                    "the site's data)"
+                )
+
+    def keep(self, samples: SampleSet) -> str:
+        """Write a set to the disk, and return its digest for the audit log."""
+        digest = samples.digest(self.secret)
+        path = self.folder / f"{digest}.samples"
+        if not path.exists():
+            table = {"tags": torch.from_numpy(samples.tags), "groups": torch.from_numpy(samples.groups)}
+            _write_table(path, table)
+        return digest
+
+    def _read(self, digest: str) -> SampleSet:
+        path = self.folder / f"{digest}.samples"
+        remedy = "it has the samples that earlier payloads covered; restore it from a copy"
+        table = _read_table(path, remedy, "tags", "groups")
+        found = SampleSet(table["tags"].numpy(), table["groups"].numpy())
+        if found.digest(self.secret) != digest:
+            raise FedblendError(f"{path}: is damaged, or of another secret; restore the folder from a copy")
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def _tags_of(secret: bytes, engine: LoopEngine) -> np.ndarray:
+    train = engine.setup.data.train
+    return np.frombuffer(b"".join(sample_tags(secret, train.x, train.y)), np.uint8).reshape(len(train.y), -1).copy()

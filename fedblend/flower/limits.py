@@ -97,18 +97,18 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
         return
     for field, reason in simulated_fields(experiment, site.data is not None).items():
         raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
-    method = experiment.method
-    if method.aggregator.works_on == "sums" and getattr(method.objective, "exclude_own", False):
+    method, name = experiment.method, experiment.method.aggregator.name
+    masked = method.aggregator.works_on == "sums"
+    if masked and getattr(method.objective, "exclude_own", False):
         raise RefusedByPolicy(
             "method.objective.exclude_own: the server says whose entries are whose. It could have all sites but one "
-            f"train on entries that it knows, and subtract their models from the sum of '{method.aggregator.name}'; "
-            "valid: false"
+            f"train on entries that it knows, and subtract their models from the sum of '{name}'; valid: false"
         )
-    if method.aggregator.works_on == "sums" and (clients_keep(experiment) or method.sharing.plan.to == "own"):
+    if masked and (clients_keep(experiment) or method.sharing.plan.to == "own"):
         raise RefusedByPolicy(
-            f"method.aggregator: '{method.aggregator.name}' with a method whose clients keep something for later "
-            "rounds: a server could have all sites but one keep what fixes their models, and subtract these from the "
-            "sum; valid: another aggregator, or a method whose clients keep nothing"
+            f"method.aggregator: '{name}' with a method whose clients keep something for later rounds: a server could "
+            "have all sites but one keep what fixes their models, and subtract these from the sum; valid: another "
+            "aggregator, or a method whose clients keep nothing"
         )
     kept = experiment.holdout + experiment.validation.clients
     if site.data is not None and kept > MOST_HELD_OUT:
@@ -180,12 +180,11 @@ def bounded_model(site: Site) -> Iterator[None]:
 def bounded_seconds(site: Site, model: nn.Module) -> Iterator[None]:
     """Inside, a call of ``model`` after ``max_seconds`` of the site file raises :class:`RefusedByPolicy`."""
     end = time.monotonic() + site.max_seconds
+    most = f"{site.max_seconds:g} seconds (max_seconds in its site file)"
 
     def check_time(*_: Any) -> None:
         if site.has_file and time.monotonic() > end:
-            raise RefusedByPolicy(
-                f"the work of one message takes more than {site.max_seconds:g} seconds (max_seconds in its site file)"
-            )
+            raise RefusedByPolicy(f"the work of one message takes more than {most}")
 
     hook = model.register_forward_pre_hook(check_time)
     try:
@@ -209,8 +208,7 @@ def used_limits(site: Site, record: AuditLog) -> dict[str, tuple[int, int]]:
 def most_sent(site: Site, kind: str) -> int:
     """Return how many payloads of a kind of :data:`BOUNDED` a site sends at most, over all runs."""
     field, each, limit = BOUNDED[kind]
-    given = getattr(site, field)
-    return int(min(each * site.rounds, limit) if given is None else given)
+    return int(getattr(site, field) or min(each * site.rounds, limit))
 
 
 def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -> None:
@@ -233,17 +231,14 @@ def check_kind(site: Site, kind: str, record: AuditLog, trained: bool = False) -
     if kind == "local-loss" and (sent := record.times_sent(kind)) >= site.rounds:
         raise RefusedByPolicy(f"this site has sent {sent} losses in all runs, and sends no more (rounds in its file)")
     if trained and (rounds := len(record.rounds_trained())) >= site.rounds:
-        raise RefusedByPolicy(
-            f"this site has trained in {rounds} rounds, and takes part in no more (rounds in its site file; default: "
-            f"{MOST_ROUNDS})"
-        )
+        where = f"rounds in its site file; default: {MOST_ROUNDS}"
+        raise RefusedByPolicy(f"this site has trained in {rounds} rounds, and takes part in no more ({where})")
 
 
 def check_schedule(experiment: Experiment, round: int) -> None:
     """Raise :class:`RefusedByPolicy` if an experiment's clients do not share in this round, counted from 0.
 
-    Most share before the first round (:meth:`Sharing.shares_in`). They share again where data arrive (``refresh``), or
-    where a channel loses what they share.
+    They share again where data arrive (``refresh``), or where a channel loses what they share.
     """
     sharing = experiment.method.sharing
     refreshes = sharing.refresh is not None and experiment.arrival is not None
@@ -354,15 +349,15 @@ def check_mechanisms(site: Site, mechanisms: Mapping[str, Any]) -> None:
     """
     if site.min_noise is None:
         return
-    at_site = {name: m for name, m in mechanisms.items() if isinstance(m, Mechanism) and not m.at_server}
-    if max((m.multiplier for m in at_site.values()), default=0.0) >= site.min_noise:
-        return
-    words = {
-        name: "its noise is added at the server" if isinstance(mechanism, Mechanism) else str(mechanism)
-        for name, mechanism in mechanisms.items()
-    }
-    words |= {name: f"{mechanism.multiplier:g}" for name, mechanism in at_site.items()}
-    found = "; ".join(f"{name}: {text}" for name, text in words.items())
+    words = []
+    for name, mechanism in mechanisms.items():
+        text = str(mechanism)
+        if isinstance(mechanism, Mechanism):
+            text = "its noise is added at the server" if mechanism.at_server else f"{mechanism.multiplier:g}"
+            if not mechanism.at_server and mechanism.multiplier >= site.min_noise:
+                return
+        words.append(f"{name}: {text}")
+    found = "; ".join(words)
     raise RefusedByPolicy(
         f"this site sends only what has noise of {site.min_noise:g} or more times the largest change that it hides "
         f"(min_noise in its site file); here: {found or 'nothing adds noise to it'}"

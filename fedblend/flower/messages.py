@@ -41,11 +41,7 @@ TYPES = (
 
 MOST_ROUNDS = 2**31  # Bound of the rounds of a message
 
-MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]
-"""Fields and tensors."""
-
-Form = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""Name, type and shape of each tensor of a payload."""
+MessageContent = tuple[dict[str, Any], dict[str, torch.Tensor]]  # Fields and tensors
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
@@ -111,38 +107,32 @@ def _read(content: RecordDict, name: str, records: list[ArrayRecord], what: str)
     return fields, tensors
 
 
-def payload_form(payload: Tensors, rows: bool) -> Form | str:
-    """Return names, types and shapes of a payload's tensors.
-
-    With ``rows`` all tensors must have the same number of rows, and shapes leave out the first axis. The result is a
-    message where this does not hold.
-    """
-    if rows and any(tensor.dim() == 0 for tensor in payload.values()):
-        return "a tensor without rows"
-    lengths = {len(tensor) for tensor in payload.values()} if rows else set()
-    if len(lengths) > 1:
-        return f"tensors of {sorted(lengths)} rows; all must have as many"
-    return tuple(sorted((n, str(t.dtype), tuple(t.shape)[1 if rows else 0 :]) for n, t in payload.items()))
-
-
 def find_mismatched(payloads: Mapping[int, Tensors], rows: bool) -> dict[int, str]:
-    """Return the clients whose payload has another form than the majority's, with the reason.
+    """Return the clients whose payload has other names, types or shapes than the majority's, with the reason.
 
+    With ``rows`` all tensors of a payload must have the same number of rows, and shapes leave out the first axis.
     Raises :class:`FedblendError`, with the clients of each form, where two forms are equally frequent: then no form is
     the valid one.
     """
-    forms = {client: payload_form(payload, rows) for client, payload in payloads.items()}
-    faults = {client: legible(f"it sent {form}") for client, form in forms.items() if isinstance(form, str)}
-    frequent = Counter(form for form in forms.values() if not isinstance(form, str)).most_common(2)
+    forms: dict[int, str] = {}
+    faults: dict[int, str] = {}
+    for client, payload in payloads.items():
+        lengths = {len(tensor) for tensor in payload.values() if tensor.dim()} if rows else set()
+        if rows and any(tensor.dim() == 0 for tensor in payload.values()):
+            faults[client] = "it sent a tensor without rows"
+        elif len(lengths) > 1:
+            faults[client] = legible(f"it sent tensors of {sorted(lengths)} rows; all must have as many")
+        else:
+            forms[client] = str(sorted((n, str(t.dtype), tuple(t.shape[int(rows) :])) for n, t in payload.items()))
+    frequent = Counter(forms.values()).most_common(2)
     if len(frequent) == 2 and frequent[0][1] == frequent[1][1]:
-        sent = by_reason((client, str(form)) for client, form in forms.items() if not isinstance(form, str))
-        told = "; ".join(f"clients {listed(who)}: {legible(form)}" for form, who in sent.items())
+        told = "; ".join(f"clients {listed(who)}: {legible(form)}" for form, who in by_reason(forms.items()).items())
         raise FedblendError(
             f"sites disagree on the form of what they send, and no form is that of most: {told}. Mend the data or the "
             "version of fedblend at the wrong sites, or end their SuperNodes, and run the same command again"
         )
     for client, form in forms.items():
-        if not isinstance(form, str) and form != frequent[0][0]:
+        if form != frequent[0][0]:
             faults[client] = legible(f"it sent tensors of another form than most: {form}, not {frequent[0][0]}")
     return faults
 

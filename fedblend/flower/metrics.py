@@ -16,8 +16,7 @@ from fedblend.flower.site import Site
 from fedblend.runs.directory import METRICS, RunDirectory
 from fedblend.runs.groups import read
 
-Gauge = tuple[str, str, Mapping[str, float]]
-"""Name, help, and numbers by what they are of, which is the label `of`."""
+Gauge = tuple[str, str, Mapping[str, float]]  # Name, help, and numbers by what they are of, which is the label `of`
 
 
 def serve(port: int, collect: Callable[[], Iterable[Gauge]]) -> None:

@@ -13,28 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core.errors import FedblendError, by_reason, listed
 from fedblend.core.files import write_atomically
-from fedblend.core.registry import Count, FilePath, Int
+from fedblend.core.registry import Count, FilePath
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import credentials
 from fedblend.flower.secure_aggregation.masks import public_key
-from fedblend.flower.site import SAFE, site_text
+from fedblend.flower.site import Policy, site_text
 from fedblend.flower.sites import PEERS
 
 AUTHORITY_DAYS = 3650  # Days for which an authority's certificate is valid
 STATE = "/var/lib/fedblend"  # The folder of all files that a site writes
-
-
-class Policy(BaseModel):
-    """What site files allow at first; a site's owner decides."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    allow: tuple[str, ...] = SAFE
-    min_mean: Count = 2
-    min_sum: Annotated[Int, Field(ge=2)] = 3
-    sharings: Count = 1
-    rounds: Count = 1000
 
 
 class Federation(BaseModel):

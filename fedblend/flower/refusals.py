@@ -14,32 +14,23 @@ from fedblend.data.loaders.table import TableFile
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation
 from fedblend.experiment.make_setup import make_setup
+from fedblend.flower import limits
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.client import ANSWERS, KEYS, SCORES, SHARING, UPLOAD, extras_kind, kind_of
-from fedblend.flower.differences import difference
-from fedblend.flower.limits import (
-    bounded_model,
-    check_agreed,
-    check_experiment,
-    check_kind,
-    check_noise,
-    check_steps,
-    check_work,
-)
-from fedblend.flower.site import Site, encoding_of, trust_of
+from fedblend.flower.site import Site, difference, encoding_of, trust_of
 
 
 def refusals(site: Site, experiment: Experiment, data: Dataset | None, record: AuditLog) -> list[str]:
     """Return what a site with these samples and this audit log refuses of an experiment, each with its reason."""
     method, found = experiment.method, []
-    checks = [partial(check_experiment, site, experiment), partial(check_agreed, site, experiment)]
+    checks = [partial(limits.check_experiment, site, experiment), partial(limits.check_agreed, site, experiment)]
     if data is not None:
         size = round(len(data.train) * (1 - experiment.holdout - experiment.validation.clients))
-        checks += [partial(check, site, experiment, size) for check in (check_steps, check_work)]
+        checks += [partial(check, site, experiment, size) for check in (limits.check_steps, limits.check_work)]
         checks.append(partial(_build, site, experiment, data))
     for kind, what in _kinds(experiment):
-        checks.append(partial(check_kind, site, kind, record, what == UPLOAD))
-        checks.append(partial(check_noise, site, kind, experiment, what == SHARING))
+        checks.append(partial(limits.check_kind, site, kind, record, what == UPLOAD))
+        checks.append(partial(limits.check_noise, site, kind, experiment, what == SHARING))
     for check in checks:
         try:
             check()
@@ -75,9 +66,8 @@ def _kinds(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _build(site: Site, experiment: Experiment, data: Dataset) -> None:
-    """Build the model for the site's samples. Raises :class:`FedblendError` if they do not fit, or it is too large."""
     one_client = {"partition": build("partition", {"name": "iid", "clients": 1}), "validation": Validation()}
-    with trust_of(site), bounded_model(site):
+    with trust_of(site), limits.bounded_model(site):
         make_setup(experiment.model_copy(update=one_client), data, at_site=True)
 
 

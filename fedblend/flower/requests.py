@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, with_config
@@ -26,26 +26,24 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{0,128}$")]
 Numbers = TypeAliasType("Numbers", "list[Numbers] | float")
 Mark = Annotated[str, Field(pattern=r"^[0-9]{1,10}-[0-9]{1,20}$")]
 """The mark of what a client keeps: ``ROUND-DIGEST`` (:func:`~fedblend.flower.messages.mark_text`)."""
-Round = Annotated[int, Field(ge=0, lt=MOST_ROUNDS)]
-"""Counted from 0."""
+Round = Annotated[int, Field(ge=0, lt=MOST_ROUNDS)]  # Counted from 0
 Quantity = Literal["models", "means"]
+SITE = "[0-9]{1,8}"  # A site in the name of a tensor
 
 
 class Start(StrEnum):
     """What a client's training begins with. From the first two, which the server sent, protection sizes its noise."""
 
-    ROUND = "round"
-    """The round's model, in this message."""
-    SHARED = "shared"
-    """The round's model, which came with the request to share."""
-    OWN = "own"
-    """The client's own weights of an earlier round, or of its first."""
+    ROUND = "round"  # The round's model, in this message
+    SHARED = "shared"  # The round's model, which came with the request to share
+    OWN = "own"  # The client's own weights of an earlier round, or of its first
 
 
 class Form(BaseModel):
-    """A request's fields: these and no others, each of its type."""
+    """A request's fields: these and no others, each of its type; and the names that its tensors may have."""
 
     model_config = CLOSED
+    tensors: ClassVar[str] = ""
 
 
 class _Asked(Form):
@@ -118,12 +116,14 @@ class _Request(_OfRun):
 class Share(_Request):
     """Share data."""
 
+    tensors = rf"weights/.+|sealed/{SITE}"
     request: _Asked | None = None
 
 
 class Train(_Request):
     """Train. ``state``, ``mark`` and ``keep`` mark what the client keeps; ``pool`` is its data to mix with."""
 
+    tensors = rf"(weights|outputs|server|pool)/.+|sealed/{SITE}"
     begins: Annotated[Start, Field(strict=False)]
     mark: Mark | None = None
     state: Mark | None = None
@@ -136,14 +136,19 @@ class Train(_Request):
 class Loss(_Request):
     """State the mean loss of the round's model over all own samples."""
 
+    tensors = r"weights/.+"
+
 
 class Ask(_Request):
-    """Answer the server step's question."""
+    """Answer the server step's question; the step decides what a tensor is named."""
+
+    tensors = r".+"
 
 
 class Score(_Request):
     """Score a model; ``own`` and ``personal`` mark a model that only the client has."""
 
+    tensors = r"weights/.+"
     split: Literal["test", "holdout", "validation"]
     own: Mark | None = None
     personal: Mark | None = None
@@ -158,12 +163,14 @@ class Keys(_Request):
 class Shares(Keys):
     """Split this site's secrets among the sites with keys."""
 
+    tensors = rf"{SITE}/(mask|box|sign)"
     threshold: Annotated[int, Field(ge=1, lt=MOST_CLIENTS)]
 
 
 class Unmask(Keys):
     """Sign, or reveal shares for, a sum of the sites ``present``."""
 
+    tensors = rf"sign/{SITE}"
     present: list[Client]
     dropped: list[Client]
 
@@ -179,27 +186,13 @@ class StrategyShare(Form):
 class StrategyRound(Form):
     """A :class:`~fedblend.flower.Strategy` tells a client of an app of its own how to train."""
 
+    tensors = r"x|y"
     round: Round
     seed: int
     objective: Text | dict[str, Any]
     terms: list[Text | dict[str, Any]]
     pool: Digest | None
     own: Annotated[list[Number], Field(min_length=2, max_length=2)]
-
-
-SITE = "[0-9]{1,8}"
-
-TENSORS: Mapping[type[Form], str] = {
-    StrategyRound: r"x|y",
-    Share: rf"weights/.+|sealed/{SITE}",
-    Loss: r"weights/.+",
-    Train: rf"(weights|outputs|server|pool)/.+|sealed/{SITE}",
-    Ask: r".+",
-    Score: r"weights/.+",
-    Shares: rf"{SITE}/(mask|box|sign)",
-    Unmask: rf"sign/{SITE}",
-}
-"""Names of the tensors of a request; of a question's the server step decides."""
 
 
 def read_request(form: type[Form], fields: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
@@ -209,6 +202,6 @@ def read_request(form: type[Form], fields: Mapping[str, Any], tensors: Tensors) 
     except pydantic.ValidationError as error:
         raise FedblendError(f"a request that is none: {explain(error)}") from None
     for name in tensors:
-        if not re.fullmatch(TENSORS.get(form, ""), name, re.DOTALL):
+        if not re.fullmatch(form.tensors, name, re.DOTALL):
             raise FedblendError(f"a request that is none: it sends a tensor {brief(name)}")
     return {name: getattr(read, name) for name in form.model_fields}

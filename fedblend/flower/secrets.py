@@ -62,7 +62,6 @@ class _SecretBits:
 
 
 def _secret_words(key: bytes | None) -> Iterator[int]:
-    """Endless random whole numbers of 64 bits."""
     block = 0
     while True:
         text = b"" if key is None else key + block.to_bytes(8, "little")

@@ -32,12 +32,11 @@ from fedblend.flower.credentials import expiry_warnings
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
-from fedblend.flower.sites import PEERS, MessageGrid, Sites
+from fedblend.flower.sites import PEERS, MessageGrid, Sites, is_sample_count
 from fedblend.runs.directory import CONFIG, OWN_DATA, STATUS, RunDirectory
 from fedblend.runs.runner import FinishedRun, execute, keep_failure
 
-Counts = Mapping[int, Mapping[str, Any]]
-"""Numbers of samples by client and by :data:`COUNTS`."""
+Counts = Mapping[int, Mapping[str, Any]]  # Numbers of samples by client and by :data:`COUNTS`
 
 COUNTS = ("samples", "holds_out", "validates")  # Samples to train on, held out, and kept for validation
 CLIENTS = re.compile(r"(?:clients? |missing: )\d+(?:(?:, (?:client )?| and )\d+)*")  # Numbers of clients in a message
@@ -114,28 +113,24 @@ def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[
     experiment = {**as_table(setup.experiment), "callbacks": [], "selection": "uniform"}
     name = _run_name(setup.folder)
     setup_fields = {"experiment": experiment, "setup": describe_setup(setup), "run": name}
-    clients = len(setup.population)
-    server = setup.experiment.method.sharing.server
-    expected = clients - (server is not None)
-    peers = peers_of(limits.credentials)
+    clients, server = len(setup.population), setup.experiment.method.sharing.server
     read_peers = functools.partial(peers_of, limits.credentials)
-    sites = Sites(grid, clients, limits.min_sites or expected, limits.deadline, setup_fields, server, read_peers)
-    known = _known_counts(setup)
-    if known:
+    least = limits.min_sites or clients - (server is not None)
+    sites = Sites(grid, clients, least, limits.deadline, setup_fields, server, read_peers)
+    if known := _known_counts(setup):
         sites.expect(client for client, fields in known.items() if fields["samples"] and client != server)
     sites.wait_until_connected(len(sites.expected))
-    connected = len(sites.nodes.keys() & sites.expected)
     for client in sorted(sites.expected):
         node, samples = sites.nodes.get(client), sites.hello_fields.get(client, {}).get("samples")
         known_by = "not connected" if node is None else f"node {node}"
         log.info("fedblend: client %s: %s%s", client, known_by, "" if samples is None else f", {samples:,} samples")
-    log.info("fedblend: %s of %s sites are connected; the run begins", connected, len(sites.expected))
+    connected = sites.nodes.keys() & sites.expected
+    log.info("fedblend: %s of %s sites are connected; the run begins", len(connected), len(sites.expected))
     if setup.folder is not None and not (setup.folder / RUN_NAME).exists():
         setup.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(setup.folder / RUN_NAME, name)
     federated = setup_of_sites(setup, sites.hello_fields, known)
-    if peers:
-        names = names_of(peers)
+    if names := names_of(read_peers()):
         notes = federated.population.notes | {"sites": [names.get(client, "") for client in range(clients)]}
         federated = replace(federated, population=replace(federated.population, notes=notes))
     if federated.population.elsewhere:
@@ -221,7 +216,7 @@ def setup_of_sites(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]], 
     if known:
         _warn_of_changes(own, known)
         own = dict(known)
-    table = {f: [_sample_count(own, client, f) for client in range(len(setup.population))] for f in COUNTS}
+    table = {f: [own.get(client, {}).get(f, 0) for client in range(len(setup.population))] for f in COUNTS}
     sizes, held, validation = (np.array(table[field], np.int64) for field in COUNTS)
     _require_enough(setup, sizes)
     # The server only counts the samples at the sites; the owner of each follows from the offsets.
@@ -252,7 +247,7 @@ def _known_counts(setup: Setup) -> Counts | None:
     rows = [notes.get(field) for field in COUNTS]
     if rows == [None] * len(COUNTS):
         return None
-    if not all(isinstance(row, list) and len(row) == len(setup.population) for row in rows):
+    if not all(isinstance(row, list) and len([*filter(is_sample_count, row)]) == len(setup.population) for row in rows):
         raise FedblendError(
             f"{setup.folder}: facts.json has not the number of samples of each of {len(setup.population)} clients; "
             "restore the file, or begin again in another folder"
@@ -261,19 +256,14 @@ def _known_counts(setup: Setup) -> Counts | None:
 
 
 def _warn_of_changes(own: Counts, known: Counts) -> None:
-    """Warn of sites whose numbers of samples are not those with which the run began."""
     for client, fields in own.items():
         before, now = ({f: table.get(f, 0) for f in COUNTS} for table in (known[client], fields))
         if before != now:
-            log.warning(
-                "fedblend: client %s has other samples (%s) than when the run began (%s); its replies with other "
-                "numbers are refused",
-                *(client, now, before),
-            )
+            text = "fedblend: client %s has other samples (%s) than when the run began (%s); its replies with other "
+            log.warning(text + "numbers are refused", client, now, before)
 
 
 def _require_enough(setup: Setup, sizes: np.ndarray) -> None:
-    """Warn of clients without samples. Raises :class:`FedblendError` if the others are too few for a round."""
     experiment, absent = setup.experiment, np.flatnonzero(sizes == 0).tolist()
     if not absent:
         return
@@ -287,10 +277,8 @@ def _require_enough(setup: Setup, sizes: np.ndarray) -> None:
             f"clients {listed(absent)} are not connected, or have no samples, and the others are too few for a round: "
             f"{error}. Start their SuperNodes, and continue with the same command"
         ) from None
-    log.warning(
-        "fedblend: clients %s are not connected, or have no samples, and take no part in the run; %s clients a round",
-        *(listed(absent), present),
-    )
+    text = "fedblend: clients %s are not connected, or have no samples, and take no part in the run; %s clients a round"
+    log.warning(text, listed(absent), present)
 
 
 def _counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -303,7 +291,6 @@ def _counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) -> int:
-    """Return the client that is the server, which has the experiment's samples. Raises :class:`FedblendError`."""
     server = int(setup.experiment.method.sharing.server)
     if server in hello_fields:
         raise FedblendError(
@@ -311,15 +298,6 @@ def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) 
             f"partition-id {server}; give sites other partition-ids"
         )
     return server
-
-
-def _sample_count(own: Mapping[int, Mapping[str, Any]], client: int, field: str) -> int:
-    number = own.get(client, {}).get(field, 0)
-    if type(number) is not int or number < 0:
-        raise FedblendError(
-            f"client {client} sent {brief(number)} as its number of samples; valid: a whole number from 0"
-        )
-    return number
 
 
 def _log_round(record: RoundRecord) -> None:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -22,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedblend.core import registry
 from fedblend.core.dataset import Dataset, Population
-from fedblend.core.errors import FedblendError, brief, legible, or_valid, printable
+from fedblend.core.errors import FedblendError, brief, legible, listed, or_valid, printable
 from fedblend.core.paths import absolute, absolute_file, absolute_folder, from_file
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.registry import Count, FilePath, Int, Positive, fields_of
@@ -35,7 +37,6 @@ from fedblend.experiment.config import Experiment
 from fedblend.experiment.fields import Validation, field_of_part
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import read_toml, write_toml
-from fedblend.flower.differences import difference
 from fedblend.flower.requests import SetupForm
 
 KINDS = tuple(PAYLOAD_KINDS)  # Kinds of payload that can leave a site
@@ -100,16 +101,11 @@ class Membership(BaseModel):
     """The certificate of the authority that signed the server's."""
 
 
-class Site(BaseModel):
-    """The fields of a site file.
-
-    A site without a file trains on its client's part of the experiment's data and allows all kinds.
-    """
+class Policy(BaseModel):
+    """The fields of a site file that a new one has from its federation; a site's owner decides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: field_of_part("dataset", "data", features_of) | None = None  # type: ignore[valid-type]
-    """This site's samples; default: its client's part of the experiment's data (for trials)."""
     allow: tuple[str, ...] = SAFE
     """Kinds of payload that may leave (:data:`~fedblend.core.payload.PAYLOAD_KINDS`)."""
     min_mean: Count = 2
@@ -122,6 +118,26 @@ class Site(BaseModel):
     """Different payloads (means, seeds, ...) that this site makes of its samples to share, over all runs in its audit
     log. An unmasked one that left before is sent again, the same to the last bit, and does not count.
     """
+    rounds: Count = MOST_ROUNDS
+    """Rounds that this site trains in, over all runs in its audit log."""
+
+    @pydantic.field_validator("allow")
+    @classmethod
+    def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in allow:
+            if kind not in KINDS:
+                raise ValueError(f"'{kind}' is no kind of payload{or_valid(kind, KINDS)}")
+        return allow
+
+
+class Site(Policy):
+    """The fields of a site file.
+
+    A site without a file trains on its client's part of the experiment's data and allows all kinds.
+    """
+
+    data: field_of_part("dataset", "data", features_of) | None = None  # type: ignore[valid-type]
+    """This site's samples; default: its client's part of the experiment's data (for trials)."""
     key: FilePath | None = None
     """This site's private key in OpenSSH's format, such as its SuperNode's. It signs the site's keys of masked sums."""
     peers: FilePath | None = None
@@ -130,8 +146,6 @@ class Site(BaseModel):
     """
     max_seeds: Count | None = None
     """Most seeds, or features, that this site sends for one request (XorMixFL, FLea); default: no limit."""
-    rounds: Count = MOST_ROUNDS
-    """Rounds that this site trains in, over all runs in its audit log."""
     max_answers: Count | None = None
     """Answers to server steps that this site sends, over all runs in its audit log; default: twice `rounds`, as an
     experiment with `aggenhance-secure` requests two a round.
@@ -178,14 +192,6 @@ class Site(BaseModel):
     def has_file(self) -> bool:
         """Whether there is a site file: a site that has one also has an audit log."""
         return self.audit is not None
-
-    @pydantic.field_validator("allow")
-    @classmethod
-    def _check_kinds(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
-        for kind in allow:
-            if kind not in KINDS:
-                raise ValueError(f"'{kind}' is no kind of payload{or_valid(kind, KINDS)}")
-        return allow
 
     @pydantic.field_validator("trusted")
     @classmethod
@@ -287,12 +293,9 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
         log.error("fedblend: data: %s", error)
         raise FedblendError("data: this site's samples cannot be loaded; the site's log states why") from None
     # Images and features of one shape have other ranges of values, and the server's scale fits only its own kind.
-    own = {"kind": data.kind, "shape": list(data.train.x.shape[1:]), "classes": list(data.classes)}
-    own |= {"outputs": data.outputs, "labels": list(data.labels), "features": _backbone(data)}
-    if server_setup["table"] and (table := encoding_of(data)):
-        own["table"] = table
-    for field, value in own.items():
-        if value != (given := server_setup[field]):  # type: ignore[literal-required]
+    for field, value in _form_of(data).items():
+        given = server_setup[field]  # type: ignore[literal-required]
+        if value != given and (field != "table" or (value and given)):
             apart = printable(difference(value, given))
             log.error("fedblend: data: this site's %s differs from the federation's: %s", field, apart)
             raise FedblendError(f"data: this site's {field} differs from the federation's; the site's log states how")
@@ -326,6 +329,31 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     return replace(setup, experiment=experiment, population=population, scale=scale)
 
 
+def difference(own: Any, theirs: Any) -> str:
+    """Return in what two values of JSON differ; names of lists that only one has, or the places that differ.
+
+    >>> difference({"columns": ["age", "Dose"]}, {"columns": ["age", "dose"]})
+    "columns: place 2: 'Dose' here, 'dose' there"
+    >>> difference(["a", "b"], ["a", "b", "c"]), difference(3, 4)
+    ("only there: 'c'", '3 here, 4 there')
+    """
+    if isinstance(own, dict) and isinstance(theirs, dict):
+        both = {name: (own.get(name), theirs.get(name)) for name in {**own, **theirs}}
+        parts = [f"{name}: {difference(*pair)}" for name, pair in both.items() if pair[0] != pair[1]]
+        return f"{'; '.join(parts[:10])}{f'; and {len(parts) - 10} more' if len(parts) > 10 else ''}"
+    if isinstance(own, list) and isinstance(theirs, list):
+        if len(own) == len(theirs):
+            pairs = enumerate(zip(own, theirs, strict=True), 1)
+            return listed([f"place {n}: {difference(*pair)}" for n, pair in pairs if pair[0] != pair[1]])
+        sides = ("only here", own, theirs), ("only there", theirs, own)
+        only = [(side, [brief(one) for one in mine if one not in other]) for side, mine, other in sides]
+        return "; ".join(f"{side}: {listed(names)}" for side, names in only if names) or (
+            f"{len(own)} here, {len(theirs)} there"
+        )
+    here, there = ("nothing" if value is None else brief(value) for value in (own, theirs))
+    return f"{here} here, {there} there"
+
+
 def describe_setup(setup: Setup) -> SetupForm:
     """Return what sites need of the server's setup, as JSON values.
 
@@ -339,15 +367,22 @@ def describe_setup(setup: Setup) -> SetupForm:
         numbers = {"name": scale.name, "inverted": scale.inverted, **{n: t.tolist() for n, t in tensors.items()}}
     return {
         "clients": len(setup.population),
-        "kind": setup.data.kind,
-        "shape": list(setup.data.train.x.shape[1:]),
-        "classes": list(setup.data.classes),
-        "outputs": setup.data.outputs,
-        "labels": list(setup.data.labels),
-        "table": encoding_of(setup.data),
-        "features": _backbone(setup.data),
+        **_form_of(setup.data),  # type: ignore[typeddict-item]
         "scale": numbers,
         "frozen": setup.frozen_digest(setup.weights()),
+    }
+
+
+def _form_of(data: Dataset) -> dict[str, Any]:
+    return {
+        "kind": data.kind,
+        "shape": list(data.train.x.shape[1:]),
+        "classes": list(data.classes),
+        "outputs": data.outputs,
+        "labels": list(data.labels),
+        # The digest of the frozen backbone that made the features, and of its inputs; empty for other data.
+        "features": str(data.facts.get("backbone", {}).get("digest", "")),
+        "table": encoding_of(data),
     }
 
 
@@ -358,11 +393,6 @@ def encoding_of(data: Dataset) -> dict[str, Any]:
     """
     form = data.facts.get("table", {})
     return {name: form[name] for name in ("columns", "categories", "units", "length", "pangram") if name in form}
-
-
-def _backbone(data: Dataset) -> str:
-    """Return the digest of the frozen backbone that made the features, and of its inputs; empty for other data."""
-    return str(data.facts.get("backbone", {}).get("digest", ""))
 
 
 def scale_from(numbers: Mapping[str, Any]) -> Fitted:
@@ -399,73 +429,6 @@ def require_plain_scale(given: Fitted, own: Any) -> None:
     if fault:
         raise RefusedByPolicy(f"the server's scale of inputs: {fault}; valid: the scale of a server with such data")
 
-
-SITE_FILE = """# What may leave this site, for every request of every server. fedblend reads it before it replies.
-# Start the SuperNode with: --node-config 'partition-id=K site="{path}"'
-
-# Kinds of payload that may leave. Other kinds: {others}.
-{kinds}
-# The server chooses the model. So kinds with a star may tell of single samples, however many a mean is of.
-# Without "weights" this site's model leaves masked, or not at all.
-allow = {allow}
-
-# Fewest samples that a shared mean, a label's mean output or a score may cover; for means the experiment's own minimum
-# holds as well.
-min_mean = {min_mean}
-
-# Fewest sites whose masked models (or means) the server may sum; the experiment's minimum holds as well.
-min_sum = {min_sum}
-
-# Parts and models that are not fedblend's own run here only if this list names them, as "package.module:Name". A site
-# without data of its own (below) reads a file that the experiment names only if this list has its absolute path.
-trusted = {trusted}
-# Different payloads (means, seeds, ...) that this site makes of its samples to share, over all runs in its audit log.
-# One that left before is sent again, the same to the last bit, and does not count; a masked one always counts.
-sharings = {sharings}
-
-# Masked sums: this site's private key, and the public keys of all sites (0 = "ecdsa-sha2-nistp384 AAAA...", ...).
-# Without these lines the server could take the place of other sites.
-{key}
-# peers = "peers.toml"
-
-# Most seeds (single samples, mixed or encoded) for one request of a server; without this line: no limit.
-# max_seeds = 100
-
-# Rounds in which this site trains, over all runs in its audit log. A server that lies learns something in each.
-rounds = {rounds}
-
-# Scores of models on held-out samples, and answers to server steps, over all runs; without these lines four times (500
-# at most) and twice as many as rounds.
-# max_scores = 100
-# max_answers = 400
-
-# Most seconds of work for one message, numbers of a model, and batches of one training.
-# max_seconds = {MOST_SECONDS:.0f}
-# max_weights = {MOST_WEIGHTS}
-# max_steps = {MOST_STEPS}
-
-# The only experiment in which this site takes part: the line that `fedblend site check --experiment FILE` prints.
-# Without this line the server chooses it.
-# agreed = "sha256:..."
-
-# Least noise on models and shared data: its standard deviation over the largest change that it hides. Without this
-# line: none. A model's multiplier is twice this number.
-# min_noise = 0.5
-
-# The device on which this site computes: cpu, cuda, cuda:1.
-device = "cpu"
-
-# The record of every payload that left and of every request that was refused: JSON lines. Limits over all runs count in
-# it, so each site needs its own, and keeps it.
-audit = {audit}
-{data}
-# Protection of every model before it leaves, after the experiment's own protection. Noise comes from the operating
-# system's random numbers. `fedblend list protection` shows all protections.
-# [protection]
-# name = "noise"
-# clip = 1.0               # norm to which an update is scaled down
-# multiplier = 0.1         # standard deviation of the noise, in clips
-"""
 
 NO_DATA = """
 # This site's samples. Without this table the site trains on its client's part of the experiment's data (for trials).
@@ -504,7 +467,8 @@ def site_text(
     samples = NO_DATA if data is None else DATA + write_toml({"data": samples_of(data, table)})
     if federation is not None:
         samples = FEDERATION + write_toml({"federation": federation}) + samples
-    return SITE_FILE.format(
+    template = files("fedblend.flower").joinpath("templates", "site.toml").read_text(encoding="utf-8")
+    return Template(template).substitute(
         path=printable(str(path.absolute())),
         others=others,
         kinds="\n".join(f"#   {line}" for line in kinds),
@@ -513,7 +477,7 @@ def site_text(
         audit=_toml(audit or f"{path.stem}.audit.jsonl"),
         key=f"key = {_toml(key)}" if key else '# key = "site-0"',
         data=samples,
-        MOST_SECONDS=MOST_SECONDS,
+        MOST_SECONDS=f"{MOST_SECONDS:.0f}",
         MOST_WEIGHTS=MOST_WEIGHTS,
         MOST_STEPS=MOST_STEPS,
         **{name: Site.model_fields[name].default for name in ("min_mean", "min_sum", "sharings", "rounds")} | numbers,
@@ -551,6 +515,5 @@ def files_of(made: Any) -> dict[str, str]:
 
 
 def _metadata(hint: Any) -> list[Any]:
-    """The metadata of an annotated type, or of the types in a union."""
     inner = [one for arg in getattr(hint, "__args__", ()) for one in _metadata(arg)]
     return [*getattr(hint, "__metadata__", ()), *inner]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -76,10 +77,8 @@ class Reply:
 
     fields: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    fault: str | None = None
-    """Why the reply cannot be used, or why there is none."""
-    is_late: bool = False
-    """Whether there was no reply before the deadline."""
+    fault: str | None = None  # Why the reply cannot be used, or why there is none
+    is_late: bool = False  # Whether there was no reply before the deadline
 
 
 class Sites:
@@ -109,32 +108,25 @@ class Sites:
         """Clients whose sites take part; only these count as connected or missing."""
         if not 1 <= min_sites <= (most := len(self.expected)):
             itself = "" if server_client is None else f", of which client {server_client} is the server"
-            raise FedblendError(
-                f"min_sites: {min_sites}: the experiment has {clients} clients{itself}; valid: 1 to {most}"
-            )
+            has = f"{clients} clients{itself}"
+            raise FedblendError(f"min_sites: {min_sites}: the experiment has {has}; valid: 1 to {most}")
         if not 0 < deadline < math.inf:
             raise FedblendError(f"deadline: {deadline} is not valid: a number of seconds above 0")
         self.grid, self.clients, self.min_sites, self.deadline = grid, clients, min_sites, deadline
         self.setup_fields, self.server_client, self.peers = setup_fields, server_client, peers
-        self.nodes: dict[int, int] = {}
-        """Node of each connected client."""
-        self.hello_fields: dict[int, dict[str, Any]] = {}
-        """Fields of each client's reply to the first query."""
+        self.nodes: dict[int, int] = {}  # Node of each connected client
+        self.hello_fields: dict[int, dict[str, Any]] = {}  # Fields of each client's reply to the first query
         self.excluded: dict[int, str] = {}
         """Clients that have broken a protocol in this run, with the reason; they receive nothing more."""
-        self._late: Counter[int] = Counter()
-        """Exchanges in a row without a reply, by client."""
-        self._resting: dict[int, int] = {}
-        """Round from which a client that did not reply is sent messages again."""
-        self._queried: set[int] = set()
-        self._failed_hellos: Counter[int] = Counter()
+        self._late: Counter[int] = Counter()  # Exchanges in a row without a reply, by client
+        self._resting: dict[int, int] = {}  # Round from which a client that did not reply is sent messages again
+        self._queried, self._failed_hellos = set[int](), Counter[int]()
         self._refusals: dict[int, tuple[int | None, str]] = {}
         """Clients of nodes that take no part, where they state it, and why."""
         self._looks, self._times_refused = 0, Counter[int]()
         self._again: dict[int, int] = {}
         """By node that was refused, the look at the nodes at which it is queried again: its site may be corrected."""
-        self._duplicates: dict[int, int] = {}
-        """Nodes that claim a client that another node is, with that client."""
+        self._duplicates: dict[int, int] = {}  # Nodes that claim a client that another node is, with that client
 
     def wait_until_connected(self, sites: int | None = None) -> None:
         """Wait until ``sites`` sites are connected (default: ``min_sites``), or until the deadline.
@@ -147,20 +139,18 @@ class Sites:
         self._update_nodes()
         while self._connected() < wanted and self._awaited() and time.monotonic() < end:
             if (missing := self.expected - self.nodes.keys()) != logged:
-                log.info(
-                    "fedblend: %s of %s sites are connected; the run waits %g seconds (deadline) at most; missing: %s",
-                    *(self._connected(), len(self.expected), self.deadline, listed(sorted(missing))),
-                )
+                text = "fedblend: %s of %s sites are connected; the run waits %g seconds (deadline) at most; missing: "
+                log.info(text + listed(sorted(missing)), self._connected(), len(self.expected), self.deadline)
                 logged = missing
             time.sleep(min(CONNECT_POLL_S, self.deadline / 4))
             self._update_nodes()
         if self._connected() < self.min_sites:
             absent = listed(sorted(self.expected - self.nodes.keys()))
             why = f" Reasons: {reasons}." if (reasons := self._reasons()) else ""
-            when = f"after {self.deadline:g} seconds (deadline)" if self._awaited() else "and all others take no part"
-            remedy = "Start their SuperNodes, or give a longer --deadline"
-            if not self._awaited():
-                remedy = "Correct this at these sites, restart their SuperNodes"
+            when, remedy = "and all others take no part", "Correct this at these sites, restart their SuperNodes"
+            if self._awaited():
+                when = f"after {self.deadline:g} seconds (deadline)"
+                remedy = "Start their SuperNodes, or give a longer --deadline"
             raise FedblendError(
                 f"min_sites: {self.min_sites}, but only {self._connected()} of {len(self.expected)} sites are "
                 f"connected {when}; missing: {absent}.{why} {remedy}, and continue with the same command"
@@ -195,10 +185,8 @@ class Sites:
             self._late[client] = self._late[client] + 1 if replies[self.nodes[client]].is_late else 0
             if (more := self._late[client] - PATIENCE) >= 0:
                 self._resting[client] = round + 1 + 2**more
-                log.warning(
-                    "fedblend: client %s has not answered %s times in a row, and takes no part until round %s",
-                    *(client, self._late[client], self._resting[client] + 1),
-                )
+                text = "fedblend: client %s has not answered %s times in a row, and takes no part until round %s"
+                log.warning(text, client, self._late[client], self._resting[client] + 1)
         return {client: absent.get(client) or replies[self.nodes[client]] for client in requests}
 
     def exclude(self, client: int, why: str) -> None:
@@ -213,7 +201,6 @@ class Sites:
         return self.expected - self.nodes.keys() - refused
 
     def _reasons(self) -> str:
-        """Return why nodes of missing clients take no part, in one line."""
         absent = [(c, node, why) for node, (c, why) in self._refusals.items() if c not in self.nodes]
         absent.sort(key=lambda one: (one[0] is None, one[0] or 0, one[1]))
         stated = [(f"node {node}" if c is None else f"client {c}", why) for c, node, why in absent]
@@ -245,44 +232,42 @@ class Sites:
 
     def _add_node(self, node: int, reply: Reply) -> None:
         client = reply.fields.get("client")
-        if fault := self._fault_of_site(node, reply.fields):
-            reply = Reply(reply.fields, fault=fault)
-        if reply.fault is not None:
-            stated = client if type(client) is int and 0 <= client < self.clients else None
-            is_told = bool(reply.fields) and self._refusals.get(node) == (stated, reply.fault)
-            self._refusals[node] = (stated, reply.fault)
-            self._failed_hellos[node] += not reply.fields
-            if reply.fields:
-                self._times_refused[node] += 1
-                self._again[node] = self._looks + 2 ** self._times_refused[node]
-            if not reply.fields and (attempt := self._failed_hellos[node]) < HELLO_ATTEMPTS:
-                # The node's machine may be busy: the next look at the nodes queries it again.
-                self._queried.discard(node)
-                log.warning(
-                    "fedblend: node %s will be queried again: %s (attempt %s of %s)",
-                    *(node, reply.fault, attempt, HELLO_ATTEMPTS),
-                )
-            elif not is_told:
-                known = "" if stated is None else f" (client {stated})"
-                log.warning("fedblend: node %s%s takes no part: %s", node, known, reply.fault)
+        if (fault := self._fault_of_site(node, reply.fields) or reply.fault) is not None:
+            self._note_refusal(node, reply.fields, fault)
         elif not states_its_samples(reply.fields, self.setup_fields["experiment"]):
             log.warning("fedblend: node %s takes no part: its numbers of samples are not valid", node)
         elif type(client) is not int or not 0 <= client < self.clients:
             log.warning("fedblend: node %s has partition-id %s; valid: 0 to %s", node, brief(client), self.clients - 1)
+        elif client in self.nodes:
+            # A restarted site of an open federation has a new node, and waits until the SuperLink misses the old one's
+            # heartbeat. Who answers slowly keeps its place.
+            text = "fedblend: node %s claims to be client %s, but node %s is, as long as it is connected"
+            log.warning(text, node, client, self.nodes[client])
+            self._duplicates[node] = client
         else:
-            if client in self.nodes:
-                # A restarted site of an open federation has a new node, and waits until the SuperLink misses the old
-                # one's heartbeat. Who answers slowly keeps its place.
-                log.warning(
-                    "fedblend: node %s claims to be client %s, but node %s is, as long as it is connected",
-                    *(node, client, self.nodes[client]),
-                )
-                self._duplicates[node] = client
-                return
             self._refusals.pop(node, None)
             self._again.pop(node, None)
-            self.nodes[client] = node
-            self.hello_fields[client] = reply.fields
+            self.nodes[client], self.hello_fields[client] = node, reply.fields
+
+    def _note_refusal(self, node: int, fields: dict[str, Any], fault: str) -> None:
+        client = fields.get("client")
+        now = client if type(client) is int and 0 <= client < self.clients else None, fault
+        before, self._refusals[node] = self._refusals.get(node), now
+        if not fields:
+            self._failed_hellos[node] += 1
+            if (attempt := self._failed_hellos[node]) < HELLO_ATTEMPTS:
+                # The node's machine may be busy: the next look at the nodes queries it again.
+                self._queried.discard(node)
+                text = "fedblend: node %s will be queried again: %s (attempt %s of %s)"
+                log.warning(text, node, fault, attempt, HELLO_ATTEMPTS)
+                return
+        else:
+            self._times_refused[node] += 1
+            self._again[node] = self._looks + 2 ** self._times_refused[node]
+            if now == before:
+                return
+        known = "" if now[0] is None else f" (client {now[0]})"
+        log.warning("fedblend: node %s%s takes no part: %s", node, known, fault)
 
     def _fault_of_site(self, node: int, fields: Mapping[str, Any]) -> str | None:
         """Return why a node that replied is of another version, or not of the site whose number it states."""
@@ -295,10 +280,9 @@ class Sites:
         client, peers = fields.get("client"), self.peers()
         if not peers or type(client) is not int:
             return None
-        try:
-            text, signed = hello_text(self.setup_fields["run"], node, client), bytes.fromhex(str(fields.get("signed")))
-        except ValueError:
-            signed = b""
+        text, signed = hello_text(self.setup_fields["run"], node, client), b""
+        with contextlib.suppress(ValueError):
+            signed = bytes.fromhex(str(fields.get("signed")))
         if is_signed(peers.get(client, ""), text, signed):
             return None
         return f"its key is not that of client {client} in {PEERS}; valid: the number and the key of this site"

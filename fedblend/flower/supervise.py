@@ -20,7 +20,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.flower.credentials import days_left, expiry_warning, expiry_warnings
 from fedblend.flower.metrics import serve, site_numbers
 from fedblend.flower.site import Membership, Site, read_site
-from fedblend.flower.trial import NO_REPORTS, STOP_S, node_config, tool, without_proxy
+from fedblend.flower.trial import NO_REPORTS, STOP_S, node_command, tool, without_proxy
 
 GAVE_UP = ("Giving up reconnection", "SSL/TLS handshake error")
 """What a SuperNode logs before it stays without a connection."""
@@ -53,14 +53,10 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
             raise FedblendError(f"{path}: {file}: no such file; {what}")
     if metrics_port is not None:
         serve(metrics_port, lambda: site_numbers(site, [Path(member.ca)]))
-    command = [
-        tool("flower-supernode"),
-        *("--superlink", member.server, "--root-certificates", member.ca, "--auth-supernode-private-key", str(key)),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--node-config", node_config({"partition-id": member.client, "site": str(path.absolute())})),
-    ]
+    settings = {"partition-id": member.client, "site": str(path.absolute())}
+    name, *words = node_command(member.server, member.ca, key, port, settings)
     node = subprocess.Popen(
-        command,
+        [tool(name), *words],
         env={**os.environ, **NO_REPORTS, **without_proxy()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,28 +68,28 @@ def start_site(path: Path, port: int = 9094, metrics_port: int | None = None) ->
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _end(node))
     threading.Thread(target=_warn_daily, args=(member,), daemon=True).start()
-    gave_up, in_use = threading.Event(), threading.Event()
-    reader = threading.Thread(target=_read, args=(node, member, gave_up, in_use), daemon=True)
+    seen: set[str] = set()
+    reader = threading.Thread(target=_read, args=(node, member, seen), daemon=True)
     reader.start()
     # Its own processes end with it once it is waited for, and they hold its output until then.
     code = node.wait()
     reader.join(STOP_S)
-    if in_use.is_set():
+    if IN_USE in seen:
         raise FedblendError(f"--port {port}: another process has this port of 127.0.0.1; valid: a free one")
-    return RESTART if gave_up.is_set() else abs(code)
+    return RESTART if seen else abs(code)
 
 
-def _read(node: subprocess.Popen[str], member: Membership, gave_up: threading.Event, in_use: threading.Event) -> None:
-    """Print a SuperNode's log, and end it once it has given up, or its port is in use."""
+def _read(node: subprocess.Popen[str], member: Membership, seen: set[str]) -> None:
+    """Print a SuperNode's log, and end it once it has given up, or its port is in use; note which in ``seen``."""
     assert node.stdout is not None
     for line in node.stdout:
         if IN_USE in line.lower():
-            in_use.set()
+            seen.add(IN_USE)
             node.kill()  # before its traceback
             return
         print(line, end="", flush=True)
-        if not gave_up.is_set() and any(sign in line for sign in GAVE_UP):
-            gave_up.set()
+        if not seen and any(sign in line for sign in GAVE_UP):
+            seen.add(line)
             _tell(f"the SuperNode has given up its connection, and ends; {server_certificate(member)}")
             _end(node)
 
@@ -120,7 +116,6 @@ def _warn_daily(member: Membership) -> None:
 
 
 def _end(node: subprocess.Popen[str]) -> None:
-    """End a SuperNode, by SIGKILL after :data:`STOP_S` seconds; its apps end with it."""
     late = threading.Timer(STOP_S, node.kill)
     late.daemon = True
     late.start()

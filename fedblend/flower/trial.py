@@ -49,8 +49,7 @@ class LoopbackTrial:
         self.keys, self._own_keys = keys or self.folder / "credentials", keys is None
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.mark = secrets.token_hex(16)
-        """Value of the variable by which the guard finds the processes of this trial."""
+        self.mark = secrets.token_hex(16)  # Value of the variable by which the guard finds the processes of this trial
         self._guard: subprocess.Popen[bytes] | None = None
         self._handled_signals: list[signal.Signals] = []
 
@@ -103,17 +102,9 @@ class LoopbackTrial:
 
     def start_node(self, site: int, config: Mapping[str, Any], key: Path | None = None, name: str = "") -> None:
         """Start a site's SuperNode with ``config`` as its ``--node-config``; ``name`` is the name of its log."""
-        settings = {"partition-id": site, **config}
-        self._start(
-            name or f"site-{site}",
-            [
-                "flower-supernode",
-                *("--root-certificates", str(self.keys / "ca.crt")),
-                *("--auth-supernode-private-key", str(key or self.keys / f"site-{site}.key")),
-                *("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port())),
-                *("--node-config", node_config(settings)),
-            ],
-        )
+        link, ca, key = f"{LOOPBACK}:{self.port}", self.keys / "ca.crt", key or self.keys / f"site-{site}.key"
+        command = node_command(link, ca, key, free_port(), {"partition-id": site, **config})
+        self._start(name or f"site-{site}", command)
 
     def submit(self, app: Path) -> subprocess.Popen[bytes]:
         """Submit an app to the SuperLink; the returned process shows the run's log and ends with the run."""
@@ -229,6 +220,9 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def node_config(settings: Mapping[str, Any]) -> str:
-    """A SuperNode's ``--node-config``."""
-    return " ".join(tomli_w.dumps({name: value}).strip().replace(" = ", "=", 1) for name, value in settings.items())
+def node_command(link: str, ca: str | Path, key: Path, port: int, settings: Mapping[str, Any]) -> list[str]:
+    """Return the command of a SuperNode at a SuperLink's address, with ``settings`` as its ``--node-config``."""
+    words = (tomli_w.dumps({name: value}).strip().replace(" = ", "=", 1) for name, value in settings.items())
+    tls = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+    own = ["--host", LOOPBACK, "--port", str(port), "--node-config", " ".join(words)]
+    return ["flower-supernode", "--superlink", link, *tls, *own]

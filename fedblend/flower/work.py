@@ -9,14 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedblend.core.engine import (
-    Scores,
-    TrainTask,
-    client_rounds,
-    first_client_state,
-    first_server_state,
-    protected,
-)
+from fedblend.core.engine import Scores, TrainTask, client_rounds, first_client_state, first_server_state, protected
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
@@ -42,8 +35,7 @@ from fedblend.flower.secure_aggregation.masking_site import (
 from fedblend.flower.secure_aggregation.masks import MEANS, MODELS, sent_beside
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
-CURVE = 100
-"""Steps in which a site tells what share of its held-out samples is right."""
+CURVE = 100  # Steps in which a site tells what share of its held-out samples is right
 
 LACKS = "lacks"
 """Field of a reply: what the client received earlier and no longer has, because its SuperNode was restarted."""
@@ -59,14 +51,15 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
         task.memory.keep("model", str(task.round), tensors)
     weights = _in_order(task, tensors) if sharing.plan.sees_model else task.setup.weights()
     request = request_of(task, fields)
-    if sharing.plan.who == "groups" and task.size >= _least(task):
+    if sharing.plan.who == "groups" and task.size >= max(task.setup.experiment.policy.min_mean, task.site.min_mean):
         with masking(task, MEANS, fields, tensors) as taken:
             mean = shared(task, weights, task.client, task.round, request)
             return {}, masked_mean(task, mean or {}, fields, taken)
     payload = shared(task, weights, task.client, task.round, request)
     if payload is None:
         return {"nothing": True}, {}
-    _require_few(task, payload)
+    if "sample" in (sharing.made_of, PAYLOAD_KINDS[sharing.bytes_kind].entries):
+        _require_few(task, max(map(len, payload.values())), f"single samples ({sharing.bytes_kind})")
     if sharing.plan.leaves:
         return {}, payload
     task.memory.keep("shared", str(task.round), payload)
@@ -74,21 +67,9 @@ def share(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     return {}, {name: t.new_zeros(len(t), 0) for name, t in payload.items()}
 
 
-def _require_few(task: ClientTask, payload: Payload) -> None:
-    """Raise :class:`RefusedByPolicy` for more single samples, mixed or not, than the site file allows."""
-    most, number = task.site.max_seeds, max(len(tensor) for tensor in payload.values())
-    sharing = task.setup.experiment.method.sharing
-    kind = sharing.bytes_kind
-    single = "sample" in (sharing.made_of, PAYLOAD_KINDS[kind].entries)
-    if most is not None and single and number > most:
-        raise RefusedByPolicy(
-            f"it is asked for {number} single samples ({kind}), and its policy gives {most} (max_seeds in its file)"
-        )
-
-
-def _least(task: ClientTask) -> int:
-    """Return the fewest samples of a mean, by the experiment and the site file."""
-    return max(task.setup.experiment.policy.min_mean, task.site.min_mean)
+def _require_few(task: ClientTask, number: int, what: str) -> None:
+    if (most := task.site.max_seeds) is not None and number > most:
+        raise RefusedByPolicy(f"it is asked for {number} {what}, and its policy gives {most} (max_seeds in its file)")
 
 
 def asked_of(request: Request | None) -> dict[str, Any]:
@@ -102,13 +83,10 @@ def request_of(task: ClientTask, fields: dict[str, Any]) -> Request | None:
     """Return the request in the fields that :func:`asked_of` made. Raises :class:`FedblendError` for invalid ones."""
     if (asked := fields["request"]) is None:
         return None
-    classes, most, wanted, dummies = task.setup.task.outputs, task.site.max_seeds, asked.wanted, asked.dummies
+    classes, wanted, dummies = task.setup.task.outputs, asked.wanted, asked.dummies
     if len(wanted) != classes or max(dummies, default=0) >= classes:
         raise FedblendError(f"a request that is none: {brief(wanted)}; valid: numbers for {classes} labels, and labels")
-    if most is not None and sum(wanted) > most:
-        raise RefusedByPolicy(
-            f"it is asked for {sum(wanted)} seeds, and its policy gives {most} (max_seeds in its file)"
-        )
+    _require_few(task, sum(wanted), "seeds")
     return Request(np.array(wanted, np.int64), np.array(dummies, np.int64))
 
 
@@ -123,7 +101,7 @@ def shared(
     """
     experiment, engine = task.setup.experiment, task.engine
     sharing = experiment.method.sharing
-    minimum = _least(task)
+    minimum = max(experiment.policy.min_mean, task.site.min_mean)
     rng = secret_generator() if hides(sharing) else stream(experiment.seed, "share", round, owner)
     engine.prepare(weights)
     local = engine.local(task.client, task.size, rng, minimum, request)
@@ -218,20 +196,18 @@ def _trained(task: ClientTask, fields: dict[str, Any], train_task: TrainTask, ta
     if extras and task.site.protection is not None:
         raise FedblendError("its site's protection covers models only, and this method sends more beside them")
     reply_fields: dict[str, Any] = {"samples": trained.samples}
-    reply_fields |= {"loss": trained.loss} if sends_loss(task) else {}
-    if trained.measured and "metrics" in task.site.allow and sends_loss(task):
-        reply_fields["metrics"] = dict(trained.measured)
+    if sends_loss(task):
+        reply_fields["loss"] = trained.loss
+        if trained.measured and "metrics" in task.site.allow:
+            reply_fields["metrics"] = dict(trained.measured)
     if experiment.method.server_step.works_on == "answers":
         task.memory.keep("upload", str(task.round), upload)
     return reply_fields, sent | add_prefix("extras/", extras)
 
 
 def _without_few(task: ClientTask, train_task: TrainTask, outputs: torch.Tensor) -> torch.Tensor:
-    """Return mean outputs by label [C, C], with zeros for labels of fewer samples in training than ``min_mean``.
-
-    The server chooses the model, and how many samples it is trained on: the mean of one sample's outputs would tell any
-    number of it.
-    """
+    """Return mean outputs by label [C, C], with zeros for labels of fewer samples in training than ``min_mean``."""
+    # The server chooses the model: the mean of one sample's outputs would tell any number of it.
     rows = np.unique(task.engine.assign(train_task, task.client).order)
     labels = task.setup.samples(task.client, task.size)[1][torch.from_numpy(rows)]
     few = torch.bincount(labels, minlength=len(outputs)) < task.site.min_mean
@@ -250,7 +226,6 @@ def sends_loss(task: ClientTask) -> bool:
 def _train_task(
     task: ClientTask, fields: dict[str, Any], tensors: Tensors, start: Tensors, pool: Pool | None, kept: ClientState
 ) -> TrainTask:
-    """Return the round's task for this client alone."""
     outputs = strip_prefix("outputs/", tensors)
     if fields["begins"] == Start.OWN:
         kept = replace(kept, model=start, outputs=outputs)
@@ -276,15 +251,11 @@ def _client_state(task: ClientTask, fields: dict[str, Any], start: Tensors) -> C
     like = first.to_tensors()
     # A personal model that is made after training is not read in the next round, and has no first table.
     table = {name: tensor for name, tensor in kept.to_tensors().items() if name in like}
-    if fault := fault_of(table, like):
-        raise FedblendError(
-            f"what it keeps since round {round_of_mark(mark)} is not of this experiment: {fault}; begin a new run"
-        )
+    _require_form(table, like, f"what it keeps since round {round_of_mark(mark)} is")
     return ClientState.from_tensors({name: table[name] for name in like})
 
 
 def _recall(task: ClientTask, table: Literal["own", "parts"], mark: str) -> dict[str, torch.Tensor]:
-    """Return what the client keeps under a mark. Raises :class:`FedblendError` if it is gone."""
     kept = task.memory.recall(table, mark) or task.memory.recall(f"{table}-before", mark)
     if kept is None:
         what = "its own weights of" if table == "own" else "what the method keeps at it since"
@@ -322,34 +293,34 @@ def score(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Message
     experiment's metrics with the loss where the site file allows them. Of test samples, at a site without data of its
     own: the loss of each, and whether it is right.
     """
-    split = fields["split"]
+    split, own_data = fields["split"], task.site.data is not None
     weights = _in_order(task, tensors) if fields["own"] is None else _own_weights(task, fields["own"])
     if (mark := fields["personal"]) is not None:
         kept = ClientState.from_tensors(_recall(task, "parts", mark))
         weights |= getattr(kept, task.setup.experiment.method.personal.keeps)
-    if task.site.data is not None and split == "test":
+    if own_data and split == "test":
         raise RefusedByPolicy(
             "its test samples are its own, and what each of them says of a model stays here; valid: holdout"
         )
     made = task.engine.score(weights, split)
-    if split != "test":
-        mine = task.setup.population.owners(split) == task.client
-        if task.site.data is not None and 0 < mine.sum() < task.site.min_mean:
-            did = "holds out" if split == "holdout" else "keeps for validation"
-            raise RefusedByPolicy(
-                f"it {did} {mine.sum()} samples, and tells of {task.site.min_mean} or more together "
-                "(min_mean in its file)"
-            )
-        right = None if made.right is None else int(made.right[mine].sum())
-        if right is not None and task.site.data is not None:
-            # As coarse as a curve allows, so that a sample's prediction seldom shows.
-            step = max(task.site.min_mean, math.ceil(mine.sum() / CURVE))
-            right = min(step * round(right / step), int(mine.sum()))
-        reply_fields: dict[str, Any] = {"right": right, "samples": int(mine.sum())}
-        # No metrics and no loss leave unless the site's file names them.
-        return reply_fields | ({"metrics": _metrics(task, made, mine)} if "metrics" in task.site.allow else {}), {}
-    found = {"loss": torch.from_numpy(made.loss)}
-    return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
+    if split == "test":
+        found = {"loss": torch.from_numpy(made.loss)}
+        return {}, found | ({} if made.right is None else {"right": torch.from_numpy(made.right)})
+    mine = task.setup.population.owners(split) == task.client
+    samples, least = int(mine.sum()), task.site.min_mean
+    if own_data and 0 < samples < least:
+        did = "holds out" if split == "holdout" else "keeps for validation"
+        raise RefusedByPolicy(
+            f"it {did} {samples} samples, and tells of {least} or more together (min_mean in its file)"
+        )
+    right = None if made.right is None else int(made.right[mine].sum())
+    if right is not None and own_data:
+        # As coarse as a curve allows, so that a sample's prediction seldom shows.
+        step = max(least, math.ceil(samples / CURVE))
+        right = min(step * round(right / step), samples)
+    # No metrics and no loss leave unless the site's file names them.
+    metrics = {"metrics": _metrics(task, made, mine)} if "metrics" in task.site.allow else {}
+    return {"right": right, "samples": samples, **metrics}, {}
 
 
 def _metrics(task: ClientTask, made: Scores, mine: np.ndarray) -> dict[str, float]:
@@ -399,14 +370,15 @@ def _start(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> dict[s
 
 
 def _own_weights(task: ClientTask, mark: str) -> dict[str, torch.Tensor]:
-    """Return the client's own weights under a mark. Raises :class:`FedblendError` if they are of another model."""
     weights = task.setup.weights()
     own = {name: weights[name] for name in task.setup.frozen} | _recall(task, "own", mark)
-    if fault := fault_of(own, weights):
-        raise FedblendError(
-            f"its own weights of round {round_of_mark(mark)} are not of this experiment: {fault}; begin a new run"
-        )
+    _require_form(own, weights, f"its own weights of round {round_of_mark(mark)} are")
     return {name: own[name] for name in weights}
+
+
+def _require_form(kept: Tensors, like: Tensors, what: str) -> None:
+    if fault := fault_of(kept, like):
+        raise FedblendError(f"{what} not of this experiment: {fault}; begin a new run")
 
 
 def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | str | None:
@@ -425,7 +397,6 @@ def _pool(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Pool | 
 
 
 def _owners(runs: Any) -> np.ndarray:
-    """Return the owners that :func:`runs_of` encoded, int64 [n]. Raises :class:`FedblendError` for invalid ones."""
     # Entries of a group of masked sites have the owner -1.
     if any(entries < 0 for _, entries in runs) or sum(entries for _, entries in runs) > MAX_ENTRIES:
         raise FedblendError(f"owners of a pool that are none: {brief(runs)}; valid: [client, entries] for each run")
@@ -445,8 +416,7 @@ def runs_of(owner: np.ndarray) -> list[list[int]]:
 def _made_here(task: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
     """Return the pool of a sharing that sends nothing: the client's own entries, or entries without anybody's samples.
 
-    Entries that a client may use of others, though they never travel, hold nothing of samples (the control with
-    noise), so that they can be made anywhere.
+    The latter (the control with noise) can be made anywhere, for any owner.
     """
     if sharing.plan.to == "own":
         if task.client not in owners:
@@ -457,5 +427,5 @@ def _made_here(task: ClientTask, sharing: Sharing, owners: np.ndarray) -> Pool:
         if kept is None:
             raise FedblendError(f"it no longer has its own data to mix with ({LASTS}); begin a new run")
         return gather({task.client: kept})
-    made = {owner: shared(task, task.setup.weights(), owner, 0) for owner in np.unique(owners).tolist()}
-    return gather({owner: payload for owner, payload in made.items() if payload is not None})
+    made = ((owner, shared(task, task.setup.weights(), owner, 0)) for owner in np.unique(owners).tolist())
+    return gather({owner: payload for owner, payload in made if payload is not None})

@@ -21,8 +21,7 @@ from flwr.app import Context, RecordDict
 from fedblend.core import files
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import csv_text, waiting_lock
-from fedblend.flower.audit import AuditLog
-from fedblend.flower.audit_chain import Counts
+from fedblend.flower.audit import AuditLog, Counts
 from fedblend.flower.client_task import MOST_RUNS, Memory
 from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import Site
@@ -43,7 +42,7 @@ def record(folder: Path, *rounds: int) -> AuditLog:
 
 def chained(lines: list[dict[str, Any]], secret: bytes) -> str:
     """Lines in a chain of another secret, as who wants to change a log would write them."""
-    from fedblend.flower.audit_chain import End, tagged
+    from fedblend.flower.audit import End, tagged
 
     text, before = "", End().chain
     for line in lines:

@@ -40,8 +40,8 @@ from fedblend.flower import site as at_site
 from fedblend.flower.app.blending import add_sharing, blend_mod
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.audit import AuditLog
+from fedblend.flower.ledger import SampleSet
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
-from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup

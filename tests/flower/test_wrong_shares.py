@@ -75,13 +75,13 @@ def test_a_site_that_commits_to_other_shares_than_it_deals_is_named() -> None:
 
 def dealt_by(client: int, change: Callable[[list[bytes]], list[bytes]], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A round in which one site splits its secrets dishonestly, and commits to what it deals."""
-    one = Round()
+    one, split = Round(), masks.split_secret
     keys = one.keys()
     shares = {}
     for here in one.here:
         with monkeypatch.context() as patched:
             if here.client == client:
-                patched.setattr(at_site, "split_secret", lambda *a: change(masks.split_secret(*a)))
+                patched.setattr(masks, "split_secret", lambda *a: change(split(*a)))
             shares[here.client] = at_site.make_shares(here, {"quantity": "models", "threshold": 3}, keys)[1]
     return one, keys, shares
 

@@ -24,11 +24,10 @@ from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.supported import fault_of_sharing
 from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import Memory
-from fedblend.flower.ledger import ledger_of
+from fedblend.flower.ledger import SampleSet, SampleSets, ledger_of
 from fedblend.flower.limits import check_kind, check_mechanisms
 from fedblend.flower.messages import APP_FIELDS, SHARE_QUERY, attach, detach, from_record, to_record
 from fedblend.flower.requests import StrategyRound, StrategyShare, read_request
-from fedblend.flower.sample_sets import SampleSet, SampleSets
 from fedblend.flower.secrets import secret_generator
 from fedblend.flower.site import RefusedByPolicy, Site, reply_text, site_of_node, trust_of
 from fedblend.methods.objectives.output_cache import OutputCache
@@ -52,12 +51,12 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     # A mod of the whole app is called for its queries and evaluations, too.
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
-    with _told_without_paths():
+    with _without_paths():
         return _blended(message, context, call_next)
 
 
 @contextmanager
-def _told_without_paths() -> Iterator[None]:
+def _without_paths() -> Iterator[None]:
     """Inside, an error that Flower sends to the server has no path of this machine."""
     try:
         yield
@@ -77,9 +76,9 @@ def _blended(message: Message, context: Context, call_next: ClientAppCallable) -
     elif fields["pool"] is not None and memory.recall(POOL, fields["pool"]) is None:
         raise FedblendError("this client no longer has the other clients' shared data; the strategy sends them again")
     context.state[APP_FIELDS] = ConfigRecord({APP_FIELDS: json.dumps(fields)})
-    site, run, round, client = policy_of(context), str(context.run_id), fields["round"], client_number(context)
+    site = policy_of(context)
     audit = AuditLog(site.audit)
-    guard = ReplayGuard(memory, audit, run, round, client, "weights")
+    guard = ReplayGuard(memory, audit, str(context.run_id), fields["round"], client_number(context), "weights")
 
     def check() -> None:
         check_kind(site, "weights", audit, trained=True)
@@ -98,16 +97,15 @@ def _blended(message: Message, context: Context, call_next: ClientAppCallable) -
         with audit.lock():
             # Again, since other messages may have been answered meanwhile.
             check()
-            audit.record_sent(run, round, client, "weights", upload, True)
+            guard.record_sent(upload, True)
             guard.mark_sent("upload")
     except RefusedByPolicy as refusal:
-        audit.record_refused(run, round, client, "weights", str(refusal))
+        guard.record_refused(str(refusal))
         raise
     return Message(content, reply_to=message)
 
 
 def _protected(site: Site, starts: list[dict[str, torch.Tensor]], content: RecordDict) -> RecordDict:
-    """Return a reply's content with the site's protection on its model. Raises :class:`RefusedByPolicy`."""
     if site.protection is None:
         return content
     if getattr(site.protection, "on", "weights") == "gradients":
@@ -199,67 +197,63 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
 
     @app.query(SHARE_QUERY)
     def share(message: Message, context: Context) -> Message:
-        with _told_without_paths():
-            return shared(message, context)
+        with _without_paths():
+            return _reply_shared(message, context, inputs, samples)
 
-    def shared(message: Message, context: Context) -> Message:
-        told, tensors = detach(message.content)
-        fields = read_request(StrategyShare, told or {}, tensors)
-        site = policy_of(context)
-        audit, run, client = AuditLog(site.audit), str(context.run_id), client_number(context)
-        with trust_of(site):
-            sharing = build("sharing", fields["sharing"])
-        guard = ReplayGuard(Memory(context), audit, run, 0, client, sharing.bytes_kind)
-        digests: list[str] = []
-        try:
-            # The site does not rely on the server's own check.
-            if why := fault_of_sharing(sharing):
-                raise RefusedByPolicy(f"this app does not share such data: {why}")
-            check_kind(site, sharing.bytes_kind, audit)
-            check_mechanisms(site, {"sharing": sharing.mechanism()})
-            x, y = samples(context)
-            covered: SampleSet | None = None
 
-            def cover(tags: np.ndarray, groups: np.ndarray) -> None:
-                nonlocal covered
-                covered = SampleSet(tags, groups)
-                SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
+def _reply_shared(message: Message, context: Context, inputs: Inputs, samples: Samples) -> Message:
+    told, tensors = detach(message.content)
+    fields = read_request(StrategyShare, told or {}, tensors)
+    site = policy_of(context)
+    audit, client = AuditLog(site.audit), client_number(context)
+    with trust_of(site):
+        sharing = build("sharing", fields["sharing"])
+    kind = sharing.bytes_kind
+    guard = ReplayGuard(Memory(context), audit, str(context.run_id), 0, client, kind)
+    digests: list[str] = []
+    covered: list[SampleSet] = []
 
-            payload = _shared(sharing, fields, inputs, (x, y), site, client, cover, digests.append)
-            with audit.lock():
-                guard.check("sharing", False)
-                for digest in digests:
-                    audit.check_sharings(digest, payload, site.sharings)
-                    kept = ""
-                    if covered is not None:
-                        SampleSets(audit).check(covered, sharing.bytes_kind, site.min_mean)
-                        kept = SampleSets(audit).keep(covered)
-                    where = (run, 0, client, sharing.bytes_kind)
-                    audit.record_sent(*where, payload or {}, False, samples=kept, sharing=digest)
-                if payload or digests:
-                    guard.mark_sent("sharing")
-        except RefusedByPolicy as refusal:
-            # That its samples differ in a few from earlier ones tells of labels, so that it counts.
+    def cover(tags: np.ndarray, groups: np.ndarray) -> None:
+        covered.append(SampleSet(tags, groups))
+        SampleSets(audit).check(covered[-1], kind, site.min_mean)
+
+    try:
+        # The site does not rely on the server's own check.
+        if why := fault_of_sharing(sharing):
+            raise RefusedByPolicy(f"this app does not share such data: {why}")
+        check_kind(site, kind, audit)
+        check_mechanisms(site, {"sharing": sharing.mechanism()})
+        x, y = samples(context)
+        data = _client_data(sharing, fields, inputs, x, y, site, client)
+        ledger = ledger_of(site)
+        payload: Payload | None = (
+            sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover, digests.append)
+        )
+        with audit.lock():
+            guard.check("sharing", False)
             for digest in digests:
-                audit.record_sent(run, 0, client, sharing.bytes_kind, {}, False, sharing=digest)
-            audit.record_refused(run, 0, client, sharing.bytes_kind, str(refusal))
-            raise
-        # By its number of samples the server bounds what a site can share.
-        content = attach(RecordDict(), {"samples": len(y)}, to_record(payload) if payload else None)
-        return Message(content, reply_to=message)
+                audit.check_sharings(digest, payload, site.sharings)
+                kept = ""
+                for sample_set in covered:
+                    SampleSets(audit).check(sample_set, kind, site.min_mean)
+                    kept = SampleSets(audit).keep(sample_set)
+                guard.record_sent(payload or {}, False, samples=kept, sharing=digest)
+            if payload or digests:
+                guard.mark_sent("sharing")
+    except RefusedByPolicy as refusal:
+        # That its samples differ in a few from earlier ones tells of labels, so that it counts.
+        for digest in digests:
+            guard.record_sent({}, False, sharing=digest)
+        guard.record_refused(str(refusal))
+        raise
+    # By its number of samples the server bounds what a site can share.
+    content = attach(RecordDict(), {"samples": len(y)}, to_record(payload) if payload else None)
+    return Message(content, reply_to=message)
 
 
-def _shared(
-    sharing: Any,
-    fields: dict[str, Any],
-    inputs: Inputs,
-    samples: tuple[torch.Tensor, torch.Tensor],
-    site: Site,
-    client: int,
-    cover: Callable[[np.ndarray, np.ndarray], None],
-    counts: Callable[[str], None],
-) -> Payload | None:
-    x, y = samples
+def _client_data(
+    sharing: Any, fields: dict[str, Any], inputs: Inputs, x: torch.Tensor, y: torch.Tensor, site: Site, client: int
+) -> ClientData:
     if tuple(x.shape[1:]) != inputs.shape or not x.is_floating_point() or len(x) != len(y):
         raise FedblendError(
             f"samples: {x.dtype} of shape {list(x.shape)} and {len(y)} targets are not valid: inputs as the model "
@@ -267,12 +261,7 @@ def _shared(
         )
     rng = secret_generator() if hides(sharing) else stream(fields["seed"], "share", 0, client)
     min_mean = max(site.min_mean, 2, fields["min_mean"])
-    data = ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
-    ledger = ledger_of(site)
-    payload: Payload | None = (
-        sharing.share(data) if ledger is None else ledger.payload(sharing, data, {}, cover, counts)
-    )
-    return payload
+    return ClientData(x.float().cpu(), y.cpu(), inputs.task, inputs.scale, _no_hidden_states, rng, min_mean)
 
 
 def _no_hidden_states(x: torch.Tensor, layer: int) -> torch.Tensor:

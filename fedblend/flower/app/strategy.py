@@ -71,18 +71,14 @@ class Strategy(FlowerStrategy):
         self.state: dict[str, torch.Tensor] = {}
         self._start: dict[str, torch.Tensor] = {}
         self._pool_digest: str | None = None
-        self._pool_owners: dict[int, int] = {}
-        """Owner number in the pool of each node that shared."""
-        self._has_pool: set[int] = set()
-        """Nodes that have received the pool."""
+        self._pool_owners: dict[int, int] = {}  # Owner number in the pool of each node that shared
+        self._has_pool: set[int] = set()  # Nodes that have received the pool
         if self.method.server_step.active:
             no_rate = getattr(self.method.server_step, "lr", None) is None
             if self.model is None or (lr is None and no_rate):
-                raise FedblendError(
-                    f"the server step '{self.method.server_step.name}' needs the network"
-                    f"{' and a learning rate' if no_rate else ''}: give Strategy(..., model=..."
-                    f"{', lr=...' if no_rate else ''})"
-                )
+                what, given = (" and a learning rate", ", lr=...") if no_rate else ("", "")
+                needs = f"the server step '{self.method.server_step.name}' needs the network{what}"
+                raise FedblendError(f"{needs}: give Strategy(..., model=...{given})")
             _require_fitting(self.model, inputs)
             self.method.server_step.require_possible(ModelSpec(**self._model_spec(self.model)))
 
@@ -112,8 +108,7 @@ class Strategy(FlowerStrategy):
         replies = list(replies)
         succeeded = {reply.metadata.src_node_id: not reply.has_error() for reply in replies}
         # A node that failed may have lost the pool, and receives it again.
-        self._has_pool = {node for node in self._has_pool if succeeded.get(node, True)}
-        self._has_pool |= {node for node, success in succeeded.items() if success}
+        self._has_pool = {node for node in self._has_pool | succeeded.keys() if succeeded.get(node, True)}
         aggregate, metrics = self.inner.aggregate_train(server_round, replies)
         if aggregate is not None and self.method.server_step.active:
             aggregate = self._refined(server_round, aggregate, replies)
@@ -145,9 +140,8 @@ class Strategy(FlowerStrategy):
         for node, fault in faults.items():
             log.warning("fedblend: node %s shares nothing: %s", node, fault)
         if not payloads:
-            raise FedblendError(
-                f"no node shares anything: {'; '.join(sorted(set(faults.values()))) or 'too few samples'}"
-            )
+            why = "; ".join(sorted(set(faults.values()))) or "too few samples"
+            raise FedblendError(f"no node shares anything: {why}")
         self._pool_owners = {node: owner for owner, node in enumerate(sorted(payloads))}
         entries = gather({self._pool_owners[node]: payload for node, payload in payloads.items()})
         self.pool = sharing.pool(entries, stream(self.seed, "pool"))
@@ -164,7 +158,8 @@ class Strategy(FlowerStrategy):
             return {}, str(error)
         if not payload:
             return {}, ""
-        samples, rows = (fields or {}).get("samples"), len(payload["x"]) if _has_rows(payload.get("x")) else 0
+        samples, x = (fields or {}).get("samples"), payload.get("x")
+        rows = len(x) if x is not None and x.dim() else 0
         if not is_sample_count(samples):
             return {}, "it states no valid number of its samples"
         if fault := fault_of_number(payload, samples, self.method.sharing.most_entries(samples, self.min_mean)):
@@ -190,14 +185,8 @@ class Strategy(FlowerStrategy):
         }
         lacks_pool = self.pool is not None and node not in self._has_pool
         pool = to_record(self.pool.tensors) if self.pool is not None and lacks_pool else None
-        metadata = message.metadata
-        return Message(
-            attach(message.content, fields, pool),
-            node,
-            metadata.message_type,
-            ttl=metadata.ttl,
-            group_id=metadata.group_id,
-        )
+        content, like = attach(message.content, fields, pool), message.metadata
+        return Message(content, node, like.message_type, ttl=like.ttl, group_id=like.group_id)
 
     def _refined(self, server_round: int, aggregate: ArrayRecord, replies: list[Message]) -> ArrayRecord:
         """Return the aggregate after the server step, which reads the valid uploads only."""
@@ -235,12 +224,9 @@ class Strategy(FlowerStrategy):
 
 def _require_valid(inner: Any, inputs: Any, model: Any, lr: Any, seed: Any, min_mean: Any, timeout: Any) -> None:
     network = "a torch.nn.Module such as Net(), or None"
+    strategy = "a strategy of Flower, such as FedAvg(); the method comes second"
     valid = {
-        "inner": (
-            inner,
-            isinstance(inner, FlowerStrategy),
-            "a strategy of Flower, such as FedAvg(); the method comes second",
-        ),
+        "inner": (inner, isinstance(inner, FlowerStrategy), strategy),
         "inputs": (inputs, isinstance(inputs, Inputs), "Inputs(shape=..., outputs=...)"),
         "model": (model, model is None or isinstance(model, nn.Module), network),
         "lr": (lr, lr is None or is_number(lr, 0), "a number above 0"),
@@ -254,7 +240,6 @@ def _require_valid(inner: Any, inputs: Any, model: Any, lr: Any, seed: Any, min_
 
 
 def _require_fitting(model: nn.Module, inputs: Inputs) -> None:
-    """Raise :class:`FedblendError` unless the network takes such inputs and gives as many outputs."""
     device = next((tensor.device for tensor in model.state_dict().values()), None)
     try:
         with torch.no_grad():
@@ -266,7 +251,3 @@ def _require_fitting(model: nn.Module, inputs: Inputs) -> None:
             f"Strategy: model: inputs of shape {[1, *inputs.shape]} give {made}; valid: a network whose outputs are of "
             f"shape {[1, inputs.outputs]} (Inputs: shape, outputs)"
         )
-
-
-def _has_rows(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.dim() > 0

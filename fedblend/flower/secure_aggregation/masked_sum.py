@@ -20,25 +20,7 @@ from fedblend.core.sharing import Payload
 from fedblend.core.trees import bytes_of
 from fedblend.core.upload import fault_of
 from fedblend.flower.messages import Tensors, to_record
-from fedblend.flower.secure_aggregation.masks import (
-    CRYPTO_ERRORS,
-    DIGEST_BYTES,
-    KEY_BYTES,
-    MEANS,
-    MODELS,
-    SECRETS,
-    bytes_to_tensor,
-    commitment,
-    is_public_key,
-    join_shares,
-    mask_from_key,
-    public_key_of,
-    share_digest,
-    shared_mask,
-    sum_digest,
-    table_digest,
-    tensor_to_bytes,
-)
+from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.methods.sharing.secure_means import MaskedSums
 
@@ -61,13 +43,8 @@ class TooFewSites(NoSum):
     """Fewer sites than a sum must cover."""
 
 
-@dataclass
-class Received:
-    """The shares of one secret that sites have sent."""
-
-    committed: list[bytes] = field(default_factory=list)
-    """Shares that the dealer committed to."""
-    others: list[bytes] = field(default_factory=list)
+Shares = dict[str, list[bytes]]
+"""Shares that sites have sent, by the secret that they restore: "own/SITE" or "pair/SITE"."""
 
 
 @dataclass
@@ -80,69 +57,66 @@ class MaskedSum:
 
     sites: Sites
     round: int
-    threshold: int
-    """Fewest sites in the sum."""
+    threshold: int  # Fewest sites in the sum
     public: dict[int, dict[str, bytes]] = field(default_factory=dict)
     """Public keys "mask" and "box" of each site, and its signature "sign" if it signs them."""
-    sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Sealed shares of each sender, by receiver."""
-    commitments: dict[int, bytes] = field(default_factory=dict)
-    """Commitment of each site to its own secret."""
+    sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)  # Sealed shares of each sender, by receiver
+    commitments: dict[int, bytes] = field(default_factory=dict)  # Commitment of each site to its own secret
     digests: dict[int, dict[tuple[int, str], bytes]] = field(default_factory=dict)
     """Digests of the shares that each site dealt, by receiver and secret ("own", "pair")."""
-    faults: dict[int, str] = field(default_factory=dict)
-    """Why sites are not in the sum."""
+    faults: dict[int, str] = field(default_factory=dict)  # Why sites are not in the sum
     mismatches: set[tuple[int, int]] = field(default_factory=set)
     """Sites that dealt a share, with the sites that sent another one, or none, to unmask the sum."""
-    up: int = 0
-    """Bytes of keys and shares that the server received."""
+    up: int = 0  # Bytes of keys and shares that the server received; ``down``: sent
     down: int = 0
-    """Bytes of keys and shares that the server sent."""
-    quantity: str = MODELS
-    """What is summed: "models" or "means"."""
-    context: bytes = b""
-    """Digest of the sum's context (:func:`~fedblend.flower.secure_aggregation.masks.sum_digest`)."""
+    quantity: str = masks.MODELS  # What is summed: "models" or "means"
+    context: bytes = b""  # Digest of the sum's context (:func:`~fedblend.flower.secure_aggregation.masks.sum_digest`)
 
     def begin(self, clients: Collection[int]) -> list[int]:
         """Run stages 1 and 2; return the sites of stage 3. Raises :class:`TooFewSites` if they are too few."""
         replies = self._exchange("query.keys", dict.fromkeys(clients, ClientRequest({"quantity": self.quantity})))
         for client, reply in replies.items():
-            keys = {name: tensor_to_bytes(tensor) for name, tensor in reply.tensors.items()}
-            known = {key for accepted in self.public.values() for key in (accepted["mask"], accepted["box"])}
-            if set(keys) - {"sign"} != {"mask", "box"}:
-                self.faults[client] = "it sent no keys"
-            elif fault := _fault_of_length(keys):
+            keys = masks.as_bytes(reply.tensors)
+            if fault := self._fault_of_keys(keys):
                 self.faults[client] = fault
-            elif not all(is_public_key(keys[name]) for name in ("mask", "box")):
-                self.faults[client] = "it sent no keys"
-            elif keys["mask"] == keys["box"] or known & {keys["mask"], keys["box"]}:
-                self.faults[client] = "its keys are not its own two"
             else:
                 self.public[client] = keys
         self._require(self.public, "sent keys")
-        table = {f"{c}/{name}": bytes_to_tensor(key) for c, keys in self.public.items() for name, key in keys.items()}
+        table = masks.as_tensors({f"{c}/{name}": keys[name] for c, keys in self.public.items() for name in keys})
         request = ClientRequest({"quantity": self.quantity, "threshold": self.threshold}, (to_record(table),))
         self.down += bytes_of(table) * len(self.public)
         for client, reply in self._exchange("query.shares", dict.fromkeys(self.public, request)).items():
             peers = {str(peer) for peer in self.public if peer != client}
-            of = [(receiver, secret) for receiver in sorted(self.public) for secret in SECRETS]
-            digests = tensor_to_bytes(reply.tensors.get("digests", torch.empty(0)))
-            if set(reply.tensors) != peers | {"commit", "digests"} or len(digests) != DIGEST_BYTES * len(of):
+            of = [(receiver, secret) for receiver in sorted(self.public) for secret in masks.SECRETS]
+            size = masks.DIGEST_BYTES
+            digests = masks.tensor_to_bytes(reply.tensors.get("digests", torch.empty(0)))
+            if set(reply.tensors) != peers | {"commit", "digests"} or len(digests) != size * len(of):
                 self.faults[client] = "it sent no shares"
                 continue
-            dealt = {name: tensor_to_bytes(reply.tensors[name]) for name in sorted({*peers, "commit"})}
+            dealt = masks.as_bytes({name: reply.tensors[name] for name in sorted({*peers, "commit"})})
             if fault := _fault_of_length(dealt):
                 self.faults[client] = fault
                 continue
             self.commitments[client] = dealt["commit"]
-            self.digests[client] = {key: digests[DIGEST_BYTES * i :][:DIGEST_BYTES] for i, key in enumerate(of)}
+            self.digests[client] = {key: digests[size * i :][:size] for i, key in enumerate(of)}
             self.sealed[client] = {int(peer): dealt[peer] for peer in peers}
         self._require(self.sealed, "sent shares")
         return sorted(self.sealed)
 
+    def _fault_of_keys(self, keys: Mapping[str, bytes]) -> str | None:
+        if set(keys) - {"sign"} != {"mask", "box"}:
+            return "it sent no keys"
+        if fault := _fault_of_length(keys):
+            return fault
+        own = {keys["mask"], keys["box"]}
+        if not all(map(masks.is_public_key, own)):
+            return "it sent no keys"
+        known = {accepted[name] for accepted in self.public.values() for name in ("mask", "box")}
+        return "its keys are not its own two" if len(own) < 2 or known & own else None
+
     def sealed_shares(self, client: int) -> ArrayRecord:
         """Return the shares that the other sites sealed for a site."""
-        table = {f"sealed/{c}": bytes_to_tensor(s[client]) for c, s in sorted(self.sealed.items()) if c != client}
+        table = masks.as_tensors({f"sealed/{c}": s[client] for c, s in sorted(self.sealed.items()) if c != client})
         self.down += bytes_of(table)
         return to_record(table)
 
@@ -160,7 +134,8 @@ class MaskedSum:
         asked = sorted(client for client in vectors if not signed or f"sign/{client}" in signed)
         self.down += bytes_of(signed) * len(asked)
         wanted = {f"own/{client}": client for client in vectors} | {f"pair/{client}": client for client in dropped}
-        shares: dict[str, Received] = {name: Received() for name in wanted}
+        committed: Shares = {name: [] for name in wanted}
+        others: Shares = {name: [] for name in wanted}
         replies = self._exchange("query.unmask", dict.fromkeys(asked, request))
         for client in vectors.keys() - replies.keys():
             log.warning("fedblend: round %s: client %s sent no shares to unmask the sum", self.round + 1, client)
@@ -169,21 +144,25 @@ class MaskedSum:
             if f"own/{client}" in reply.tensors:
                 self.mismatches |= {(wanted[name], client) for name in wanted.keys() - reply.tensors.keys()}
             for name in wanted.keys() & reply.tensors.keys():
-                share, dealer, secret = tensor_to_bytes(reply.tensors[name]), wanted[name], name.partition("/")[0]
+                share, dealer, secret = masks.tensor_to_bytes(reply.tensors[name]), wanted[name], name.partition("/")[0]
                 fits = len(share) <= LONGEST
-                if fits and share_digest(dealer, client, secret, share) == self.digests[dealer][client, secret]:
-                    shares[name].committed.append(share)
+                if fits and masks.share_digest(dealer, client, secret, share) == self.digests[dealer][client, secret]:
+                    committed[name].append(share)
                     continue
                 self.mismatches.add((dealer, client))
                 if fits:
-                    shares[name].others.append(share)
+                    others[name].append(share)
         self._exclude_by_mismatches()
         total = np.zeros(len(next(iter(vectors.values()))), np.uint32)
         for client, vector in vectors.items():
-            secret_bytes = self._join(f"own/{client}", client, shares)
-            total += vector.numpy().view(np.uint32) - mask_from_key(secret_bytes, len(total))
+            key = self._join(f"own/{client}", client, committed, others)
+            total += vector.numpy().view(np.uint32) - masks.mask_from_key(key, len(total))
+        context = self.context + masks.table_digest(self.public, self.threshold)
         for client in dropped:
-            self._remove_masks(client, self._join(f"pair/{client}", client, shares), vectors, total)
+            private = self._join(f"pair/{client}", client, committed, others)
+            for peer in vectors:
+                mask = masks.shared_mask(private, self.public[peer]["mask"], context, len(total))
+                total += mask if client < peer else np.uint32(0) - mask
         return torch.from_numpy(total.view(np.int32))
 
     def _signatures(self, of: dict[str, Any], present: Collection[int]) -> dict[str, torch.Tensor]:
@@ -198,13 +177,6 @@ class MaskedSum:
         }
         self._require(signed, "signed which sites are in the sum")
         return {f"sign/{client}": signature for client, signature in signed.items()}
-
-    def _remove_masks(self, client: int, private: bytes, present: Collection[int], total: np.ndarray) -> None:
-        """Remove from ``total``, in place, the masks that present sites share with a dropped site."""
-        context = self.context + table_digest(self.public, self.threshold)
-        for peer in present:
-            mask = shared_mask(private, self.public[peer]["mask"], context, len(total))
-            total += mask if client < peer else np.uint32(0) - mask
 
     def _exclude_by_mismatches(self) -> None:
         """Exclude the sites that certainly sent, or dealt, a share other than the one committed to, or none.
@@ -233,26 +205,23 @@ class MaskedSum:
     def _exclude(self, client: int, why: str) -> None:
         self.sites.exclude(client, f"excluded since round {self.round + 1}: {why}")
 
-    def _join(self, name: str, dealer: int, shares: Mapping[str, Received]) -> bytes:
+    def _join(self, name: str, dealer: int, committed: Shares, others: Shares) -> bytes:
         """Restore a site's secret; the site has committed to the secret, too, so that a wrong one is detected."""
-        committed, others = shares[name].committed, shares[name].others
         # First those that were committed to: if they do not fit together, the dealer is dishonest.
         inconsistent = False
-        for some in islice(combinations([*committed, *others], self.threshold), TRIES):
+        for some in islice(combinations([*committed[name], *others[name]], self.threshold), TRIES):
             secret = self._restored(name, dealer, list(some))
             if secret is not None:
                 if inconsistent:
                     self._exclude(dealer, "the shares of its secret do not fit together")
                 return secret
-            inconsistent |= all(share in committed for share in some)
+            inconsistent |= all(share in committed[name] for share in some)
         if inconsistent:
             self._exclude(dealer, "the shares of its secret do not restore it")
-        why = (
-            f"client {dealer} has split a secret into shares that do not restore it"
-            if inconsistent
-            else f"of {name!r}, a secret of client {dealer}, {len(committed)} shares are valid, and {self.threshold} "
-            "are needed"
-        )
+        valid = f"{len(committed[name])} shares are valid, and {self.threshold} are needed"
+        why = f"of {name!r}, a secret of client {dealer}, {valid}"
+        if inconsistent:
+            why = f"client {dealer} has split a secret into shares that do not restore it"
         told = f"round {self.round + 1}: the sum cannot be unmasked: {why}"
         told += f" ({summarize_faults(self.faults)})" if self.faults else ""
         pairs = listed([f"client {receiver}" for of, receiver in sorted(self.mismatches) if of == dealer])
@@ -267,14 +236,13 @@ class MaskedSum:
         raise TooFewSites(f"{told}; run the same command again")
 
     def _restored(self, name: str, dealer: int, shares: list[bytes]) -> bytes | None:
-        """Return the secret that shares restore; ``None`` if it is not the one that its site committed to."""
         try:
-            secret = join_shares(shares)
+            secret = masks.join_shares(shares)
             if name.startswith("own/"):
-                valid = len(secret) == KEY_BYTES and commitment(secret) == self.commitments[dealer]
+                valid = len(secret) == masks.KEY_BYTES and masks.commitment(secret) == self.commitments[dealer]
             else:
-                valid = public_key_of(secret) == self.public[dealer]["mask"]
-        except CRYPTO_ERRORS:
+                valid = masks.public_key_of(secret) == self.public[dealer]["mask"]
+        except masks.CRYPTO_ERRORS:
             return None
         return secret if valid else None
 
@@ -298,7 +266,6 @@ class MaskedSum:
 
 
 def _fault_of_length(sent: Mapping[str, bytes]) -> str | None:
-    """Return why the server does not send on what a site sent for other sites, or ``None``."""
     for name, content in sent.items():
         if len(content) > LONGEST:
             return f"it sent {len(content):,} bytes as '{name}'; valid: {LONGEST:,} at most"
@@ -311,12 +278,9 @@ class GroupSums:
 
     payloads: dict[int, Payload] = field(default_factory=dict)
     """A group's sum at the first of its clients, zeros at its others: the payloads add up to what clients shared."""
-    faults: dict[int, str] = field(default_factory=dict)
-    """Why clients are in no sum."""
-    up: int = 0
-    """Bytes of keys and shares that the server received."""
+    faults: dict[int, str] = field(default_factory=dict)  # Why clients are in no sum
+    up: int = 0  # Bytes of keys and shares that the server received; ``down``: sent
     down: int = 0
-    """Bytes of keys and shares that the server sent."""
 
 
 def sum_shared_means(
@@ -330,33 +294,32 @@ def sum_shared_means(
     group = sharing.groups(asked, rng)
     for number in range(int(group.max(initial=-1)) + 1):
         members = asked[group == number].tolist()
-        context = sum_digest(sites.setup_fields, round)
-        masks = MaskedSum(sites, round, sharing.threshold(len(members)), quantity=MEANS, context=context)
+        context = masks.sum_digest(sites.setup_fields, round)
+        one = MaskedSum(sites, round, sharing.threshold(len(members)), quantity=masks.MEANS, context=context)
         try:
-            total, present = _sum_means(masks, members, like)
+            total, present = _sum_means(one, members, like)
             zeros = {client: {name: torch.zeros_like(t) for name, t in like.items()} for client in present}
             sums.payloads |= zeros | {present[0]: _unflatten(total, like)}
         except NoSum as error:
             sums.faults |= dict.fromkeys(members, f"its group has no sum: {error}")
-        sums.faults |= masks.faults
-        sums.up, sums.down = sums.up + masks.up, sums.down + masks.down
+        sums.faults |= one.faults
+        sums.up, sums.down = sums.up + one.up, sums.down + one.down
     sums.payloads = dict(sorted(sums.payloads.items()))
     return sums
 
 
-def _sum_means(masks: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
-    """Return the sum of a group's payloads, int32 [numbers], and the clients in it."""
-    requests = {client: ClientRequest({}, (masks.sealed_shares(client),)) for client in masks.begin(members)}
+def _sum_means(one: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:
+    requests = {client: ClientRequest({}, (one.sealed_shares(client),)) for client in one.begin(members)}
     form = {"masked": torch.empty(sum(t.numel() for t in like.values()), dtype=torch.int32)}
     vectors: dict[int, torch.Tensor] = {}
-    for client, reply in masks.sites.exchange("query.share", masks.round, requests).items():
+    for client, reply in one.sites.exchange("query.share", one.round, requests).items():
         nothing = "it has too few samples for a mean" if reply.fields.get("nothing") else None
         fault = reply.fault or nothing or fault_of(reply.tensors, form)
         if fault:
-            masks.faults[client] = fault
+            one.faults[client] = fault
         else:
             vectors[client] = reply.tensors["masked"]
-    return masks.sum(vectors), sorted(vectors)
+    return one.sum(vectors), sorted(vectors)
 
 
 def _unflatten(numbers: torch.Tensor, like: Tensors) -> Payload:

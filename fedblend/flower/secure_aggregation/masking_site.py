@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,35 +27,10 @@ import numpy as np
 import torch
 
 from fedblend.core.errors import FedblendError, legible
-from fedblend.core.trees import strip_prefix
 from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import MessageContent, Tensors
-from fedblend.flower.secure_aggregation.masks import (
-    CRYPTO_ERRORS,
-    MEANS,
-    MODELS,
-    NOTHING,
-    SECRETS,
-    bytes_to_tensor,
-    commitment,
-    is_signed,
-    keys_text,
-    mask_from_key,
-    new_key_pair,
-    public_key_of,
-    seal,
-    share_digest,
-    shared_mask,
-    sign,
-    sign_keys,
-    sites_text,
-    split_secret,
-    sum_digest,
-    table_digest,
-    tensor_to_bytes,
-    unseal,
-)
+from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.site import RefusedByPolicy, Withheld
 from fedblend.methods.aggregators.secure import SecureMean
 from fedblend.methods.sharing.secure_means import MaskedSums
@@ -65,8 +40,7 @@ log = logging.getLogger("flwr")
 SIGNATURE = "sign"  # Name of a site's signature among its public keys
 STATE = "secure"  # Name of the protocol's state in a client's memory
 
-SumState = dict[str, bytes]
-"""A site's keys, secrets and shares of one sum, by name."""
+SumState = dict[str, bytes]  # A site's keys, secrets and shares of one sum, by name
 
 
 def secure_aggregator(task: ClientTask) -> SecureMean | None:
@@ -79,7 +53,7 @@ def secure_aggregator(task: ClientTask) -> SecureMean | None:
 def summing_part(task: ClientTask, quantity: Any) -> SecureMean | MaskedSums:
     """Return the part that sums this quantity under masks. Raises :class:`FedblendError` if there is none."""
     sharing = task.setup.experiment.method.sharing
-    parts = {MODELS: secure_aggregator(task), MEANS: sharing if isinstance(sharing, MaskedSums) else None}
+    parts = {masks.MODELS: secure_aggregator(task), masks.MEANS: sharing if isinstance(sharing, MaskedSums) else None}
     part = parts.get(quantity)
     if part is None:
         raise FedblendError(f"this experiment sums no {quantity!r} under masks")
@@ -90,12 +64,13 @@ def make_keys(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Mes
     """Stage 1: make two key pairs, for masks and for sealed shares; return the public keys."""
     quantity = fields["quantity"]
     summing_part(task, quantity)
-    pairs = {name: new_key_pair() for name in ("mask", "box")}
+    pairs = {name: masks.new_key_pair() for name in ("mask", "box")}
     _keep(task, quantity, "keys", {f"private/{name}": private for name, (private, _) in pairs.items()})
     keys = {name: public for name, (_, public) in pairs.items()}
     if task.site.key is not None:
-        keys[SIGNATURE] = sign_keys(task.site.key, task.client, quantity, sum_digest(fields, task.round), keys)
-    return {}, {name: bytes_to_tensor(content) for name, content in keys.items()}
+        context = masks.sum_digest(fields, task.round)
+        keys[SIGNATURE] = masks.sign_keys(task.site.key, task.client, quantity, context, keys)
+    return {}, masks.as_tensors(keys)
 
 
 def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -106,23 +81,23 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
     quantity, threshold = fields["quantity"], fields["threshold"]
     state, public = _state(task, quantity, "keys"), _public_keys(tensors)
     if task.site.peers is not None:
-        _check_signatures(task, quantity, sum_digest(fields, task.round), public)
+        _check_signatures(task, quantity, masks.sum_digest(fields, task.round), public)
     public = {site: {n: k for n, k in keys.items() if n != SIGNATURE} for site, keys in public.items()}
-    _check(task, summing_part(task, quantity), public, state, threshold)
-    own, table = os.urandom(32), table_digest(public, threshold)
-    shares = [split_secret(secret, threshold, len(public)) for secret in (own, state["private/mask"])]
+    _check(task, summing_part(task, quantity).threshold(len(public)), public, state, threshold)
+    own, table = os.urandom(32), masks.table_digest(public, threshold)
+    shares = [masks.split_secret(secret, threshold, len(public)) for secret in (own, state["private/mask"])]
     sealed, digests = {}, b""
     for peer, *pair in zip(sorted(public), *shares, strict=True):
-        for secret, share in zip(SECRETS, pair, strict=True):
-            digests += share_digest(task.client, peer, secret, share)
+        for secret, share in zip(masks.SECRETS, pair, strict=True):
+            digests += masks.share_digest(task.client, peer, secret, share)
         if peer == task.client:
             state |= {"own-share": pair[0]}
         else:
-            sealed[str(peer)] = seal(state["private/box"], public[peer]["box"], table, task.client, peer, *pair)
+            sealed[str(peer)] = masks.seal(state["private/box"], public[peer]["box"], table, task.client, peer, *pair)
     state |= {f"public/{peer}/{name}": key for peer, keys in public.items() for name, key in keys.items()}
     _keep(task, quantity, "shares", state | {"own": own, "threshold": threshold.to_bytes(4, "little"), "table": table})
-    committed = {"commit": commitment(own), "digests": digests}
-    return {}, {name: bytes_to_tensor(content) for name, content in {**sealed, **committed}.items()}
+    committed = {"commit": masks.commitment(own), "digests": digests}
+    return {}, masks.as_tensors({**sealed, **committed})
 
 
 @contextmanager
@@ -138,7 +113,7 @@ def masking(task: ClientTask, quantity: str, fields: dict[str, Any], tensors: Te
         total = fields["total"]
         if total is None or not total >= max(1, part.weight_of(task.size)):
             raise FedblendError(f"the total weight {total!r} of the sum is not valid")
-    sealed = {int(peer): tensor_to_bytes(tensor) for peer, tensor in strip_prefix("sealed/", tensors).items()}
+    sealed = _by_site("sealed/", masks.as_bytes(tensors))
     threshold = int.from_bytes(state["threshold"], "little")
     others = all(f"public/{peer}/mask" in state for peer in sealed) and task.client not in sealed
     if len(sealed) + 1 < threshold or not others:
@@ -167,7 +142,7 @@ def masked_update(
     start: Tensors,
     fields: dict[str, Any],
     taken: SumState,
-    beside: Tensors = NOTHING,
+    beside: Tensors = masks.NOTHING,
 ) -> dict[str, torch.Tensor]:
     """Stage 3 for models: return the masked upload, {"masked": int32 [numbers]}.
 
@@ -176,21 +151,20 @@ def masked_update(
     """
     total = fields["total"]
     values = aggregator.encoded(upload, start, aggregator.weight_of(task.size) / total)
-    return _masked(task, values, sum_digest(fields, task.round, start, total, beside), taken)
+    return _masked(task, values, masks.sum_digest(fields, task.round, start, total, beside), taken)
 
 
 def masked_mean(task: ClientTask, payload: Tensors, fields: dict[str, Any], taken: SumState) -> dict[str, torch.Tensor]:
     """Stage 3 for means: return the masked payload, {"masked": int32 [numbers]}, its tensors in order of name."""
     values = torch.cat([payload[name].flatten() for name in sorted(payload)])
-    return _masked(task, values, sum_digest(fields, task.round), taken)
+    return _masked(task, values, masks.sum_digest(fields, task.round), taken)
 
 
 def _masked(task: ClientTask, values: torch.Tensor, context: bytes, taken: SumState) -> dict[str, torch.Tensor]:
-    """Add the masks to values, int32 [numbers]."""
     masked = values.numpy().view(np.uint32)
-    masked, context = masked + mask_from_key(taken["own"], len(masked)), context + taken["table"]
-    for peer in sorted(_sealed(taken)):
-        mask = shared_mask(taken["private/mask"], taken[f"public/{peer}/mask"], context, len(masked))
+    masked, context = masked + masks.mask_from_key(taken["own"], len(masked)), context + taken["table"]
+    for peer in sorted(_by_site("sealed/", taken)):
+        mask = masks.shared_mask(taken["private/mask"], taken[f"public/{peer}/mask"], context, len(masked))
         masked = masked + mask if task.client < peer else masked - mask
     return {"masked": torch.from_numpy(masked.view(np.int32))}
 
@@ -206,8 +180,8 @@ def sign_sites(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Me
     if task.site.key is None:
         raise RefusedByPolicy("it signs nothing (no key in its site file)")
     _keep(task, quantity, "signed", state)
-    text = sites_text(task.client, quantity, state["table"], present, dropped)
-    return {}, {SIGNATURE: bytes_to_tensor(sign(task.site.key, text))}
+    text = masks.sites_text(task.client, quantity, state["table"], present, dropped)
+    return {}, {SIGNATURE: masks.bytes_to_tensor(masks.sign(task.site.key, text))}
 
 
 def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> MessageContent:
@@ -222,21 +196,21 @@ def reveal_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) ->
         _check_agreement(task, quantity, state, present, dropped, tensors)
     _keep(task, quantity, "done", {})
     shares = {f"own/{task.client}": state["own-share"]}
-    for peer, content in _sealed(state).items():
+    for peer, content in _by_site("sealed/", state).items():
         try:
             keys = state["private/box"], state[f"public/{peer}/box"], state["table"]
-            own, pair = unseal(*keys, peer, task.client, content)
-        except CRYPTO_ERRORS:
+            own, pair = masks.unseal(*keys, peer, task.client, content)
+        except masks.CRYPTO_ERRORS:
             # The other sites' shares may suffice.
             continue
         shares |= {f"own/{peer}": own} if peer in present else {f"pair/{peer}": pair}
-    return {}, {name: bytes_to_tensor(content) for name, content in shares.items()}
+    return {}, masks.as_tensors(shares)
 
 
 def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tuple[set[int], set[int]]:
     """The sites in the sum, and those that dropped out; refused if they are not those of stage 3, or too few."""
     present, dropped = set(fields["present"]), set(fields["dropped"])
-    sealed, threshold = _sealed(state), int.from_bytes(state["threshold"], "little")
+    sealed, threshold = _by_site("sealed/", state), int.from_bytes(state["threshold"], "little")
     if present & dropped or present | dropped != {*sealed, task.client} or task.client not in present:
         raise RefusedByPolicy(
             f"the server wants to unmask {sorted(present)} without {sorted(dropped)}, for which the site has no masks"
@@ -246,9 +220,9 @@ def _sites_of(task: ClientTask, fields: dict[str, Any], state: SumState) -> tupl
     return present, dropped
 
 
-def _sealed(state: SumState) -> dict[int, bytes]:
-    """Return the shares that other sites sealed for this one, by site."""
-    return {int(name.removeprefix("sealed/")): c for name, c in state.items() if name.startswith("sealed/")}
+def _by_site(prefix: str, table: Mapping[str, bytes]) -> dict[int, bytes]:
+    """Return what a table has under names of a prefix and a site, by site: "sealed/" shares for this one, say."""
+    return {int(name.removeprefix(prefix)): content for name, content in table.items() if name.startswith(prefix)}
 
 
 def _check_agreement(
@@ -259,45 +233,35 @@ def _check_agreement(
     They are more than half of all sites, and each signs once, so no other sum of these keys has as many signatures.
     """
     peers, threshold = read_toml(str(task.site.peers)), int.from_bytes(state["threshold"], "little")
-    signed = {int(site): tensor_to_bytes(tensor) for site, tensor in strip_prefix(f"{SIGNATURE}/", tensors).items()}
-    agreed = [
-        site
-        for site in present & signed.keys()
-        if is_signed(
-            str(peers.get(str(site))), sites_text(site, quantity, state["table"], present, dropped), signed[site]
-        )
-    ]
-    if len(agreed) < threshold:
+    agreed = 0
+    for site, signed in _by_site(f"{SIGNATURE}/", masks.as_bytes(tensors)).items():
+        text = masks.sites_text(site, quantity, state["table"], present, dropped)
+        agreed += site in present and masks.is_signed(str(peers.get(str(site))), text, signed)
+    if agreed < threshold:
         raise RefusedByPolicy(
-            f"{len(agreed)} sites have signed that the sum is of {sorted(present)} without {sorted(dropped)}; "
-            f"{threshold} must (peers in the site file)"
+            f"{agreed} sites have signed that the sum is of {sorted(present)} without {sorted(dropped)}; {threshold} "
+            "must (peers in the site file)"
         )
 
 
 def _public_keys(tensors: Tensors) -> dict[int, dict[str, bytes]]:
     """Return the sum's public keys "mask" and "box" by site, from tensors "SITE/mask" and "SITE/box"."""
     keys: dict[int, dict[str, bytes]] = {}
-    for path, tensor in tensors.items():
+    for path, content in masks.as_bytes(tensors).items():
         site, _, name = path.partition("/")
-        keys.setdefault(int(site), {})[name] = tensor_to_bytes(tensor)
+        keys.setdefault(int(site), {})[name] = content
     return keys
 
 
-def _check(
-    task: ClientTask,
-    part: SecureMean | MaskedSums,
-    public: dict[int, dict[str, bytes]],
-    state: SumState,
-    threshold: int,
-) -> None:
+def _check(task: ClientTask, least: int, public: dict[int, dict[str, bytes]], state: SumState, threshold: int) -> None:
     """Refuse a sum of too few sites, and public keys that are not all different or lack this site's own."""
-    least = max(part.threshold(len(public)), task.site.min_sum)
+    least = max(least, task.site.min_sum)
     if not least <= threshold <= len(public):
         raise RefusedByPolicy(
             f"a sum of {threshold} of {len(public)} sites: the experiment and this site's policy want {least} "
             "(min_sum in its file)"
         )
-    own = {name: public_key_of(state[f"private/{name}"]) for name in ("mask", "box")}
+    own = {name: masks.public_key_of(state[f"private/{name}"]) for name in ("mask", "box")}
     different = {key for keys in public.values() for key in keys.values()}
     if public.get(task.client) != own or len(different) != 2 * len(public):
         raise RefusedByPolicy("the server's public keys are not those that the sites sent")
@@ -310,7 +274,8 @@ def _check_signatures(task: ClientTask, quantity: str, context: bytes, public: d
         line, signed = peers.get(str(site)), keys.get(SIGNATURE, b"")
         if not isinstance(line, str):
             raise RefusedByPolicy(f"site {site} would be in the sum, and is not among this site's peers (peers)")
-        if not {"mask", "box"} <= set(keys) or not is_signed(line, keys_text(site, quantity, context, keys), signed):
+        whole = {"mask", "box"} <= set(keys)
+        if not whole or not masks.is_signed(line, masks.keys_text(site, quantity, context, keys), signed):
             raise RefusedByPolicy(
                 f"the keys of site {site} are not signed with its own key (peers in the site file); another took its "
                 "place, or its site file has no key"
@@ -318,16 +283,14 @@ def _check_signatures(task: ClientTask, quantity: str, context: bytes, public: d
 
 
 def _state(task: ClientTask, quantity: str, *stages: str) -> SumState:
-    """Return the state of this round's sum after one of these stages. Raises :class:`FedblendError` at any other."""
     found = (task.memory.recall(STATE, f"{task.round}/{quantity}/{stage}") for stage in stages)
     kept = next((table for table in found if table is not None), None)
     if kept is None:
         raise FedblendError(
             f"the masks of round {task.round + 1} are not at this stage (a repeated request, or a restarted SuperNode)"
         )
-    return {name: tensor_to_bytes(tensor) for name, tensor in kept.items()}
+    return masks.as_bytes(kept)
 
 
 def _keep(task: ClientTask, quantity: str, stage: str, state: SumState) -> None:
-    tensors = {name: bytes_to_tensor(content) for name, content in state.items()}
-    task.memory.keep(STATE, f"{task.round}/{quantity}/{stage}", tensors)
+    task.memory.keep(STATE, f"{task.round}/{quantity}/{stage}", masks.as_tensors(state))

@@ -215,19 +215,14 @@ def unseal(
 
 
 def _box_key(private: bytes, public: bytes, table: bytes) -> bytes:
-    """Return the key of sealed shares, base64 as Fernet takes it."""
     key = base64.urlsafe_b64decode(shared_key(private, public))
     return base64.urlsafe_b64encode(hmac.digest(key, b"fedblend shares\0" + table, "sha256"))
 
 
-def split_secret(secret: bytes, threshold: int, number: int) -> list[bytes]:
-    """Split a secret into ``number`` shares; ``threshold`` of them restore it, fewer reveal nothing."""
-    return create_shares(secret, threshold, number)
-
-
-def join_shares(shares: list[bytes]) -> bytes:
-    """Restore a secret. Raises one of :data:`CRYPTO_ERRORS` if the shares are not of one secret."""
-    return combine_shares(shares)
+split_secret, join_shares = create_shares, combine_shares
+"""Split a secret into shares, a threshold of which restores it and fewer reveal nothing; restore it, or raise one of
+:data:`CRYPTO_ERRORS`.
+"""
 
 
 def commitment(secret: bytes) -> bytes:
@@ -247,6 +242,16 @@ def share_digest(dealer: int, receiver: int, secret: str, share: bytes) -> bytes
 def bytes_to_tensor(content: bytes) -> torch.Tensor:
     """Return bytes as a tensor, uint8."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def as_tensors(table: Mapping[str, bytes]) -> dict[str, torch.Tensor]:
+    """Return a table of bytes as tensors, uint8; :func:`as_bytes` returns the bytes."""
+    return {name: bytes_to_tensor(content) for name, content in table.items()}
+
+
+def as_bytes(tensors: Tensors) -> dict[str, bytes]:
+    """Return the bytes of each tensor."""
+    return {name: tensor_to_bytes(tensor) for name, tensor in tensors.items()}
 
 
 def tensor_to_bytes(tensor: torch.Tensor) -> bytes:
