@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import read_lines
 from fedblend.core.random import stream
 from fedblend.core.registry import build
+from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Pool
 from fedblend.experiment import presets
 from fedblend.experiment.toml_tables import write_toml
@@ -47,11 +49,14 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    client = context.node_config["partition-id"]
+def samples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(client)
     n = 4 + 2 * client
     return torch.from_numpy(rng.random((n, 5), np.float32)), torch.from_numpy(rng.integers(3, size=n))
+
+
+def client_of(context: Context) -> int:
+    return context.node_config["partition-id"]
 
 
 class App:
@@ -61,12 +66,12 @@ class App:
         self.seen: list[tuple[int, list[str]]] = []
         self.losses: list[Any] = []
         self.app = ClientApp(mods=[blend_mod])
-        add_sharing(self.app, INPUTS, samples)
+        add_sharing(self.app, INPUTS, lambda context: samples(client_of(context)))
         self.app.train()(self.train)
 
     def train(self, message: Message, context: Context) -> Message:
-        self.seen.append((context.node_config["partition-id"], sorted(message.content)))
-        model, (x, y) = network(), samples(context)
+        self.seen.append((client_of(context), sorted(message.content)))
+        model, (x, y) = network(), samples(client_of(context))
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         loss_of = blended_loss(context, model, INPUTS)
@@ -100,7 +105,7 @@ def by_hand(rounds: int, loss: Any, clients: int = 3) -> dict[str, torch.Tensor]
             model = network()
             model.load_state_dict(weights)
             begin = copy.deepcopy(model)
-            x, y = samples(type("C", (), {"node_config": {"partition-id": client}}))
+            x, y = samples(client)
             for step, rows in enumerate(torch.arange(len(y)).split(-(-len(y) // 2))):
                 model.zero_grad()
                 loss(model, begin, x[rows], y[rows], client, round, step).backward()
@@ -134,9 +139,8 @@ def test_fedprox_is_the_squared_distance_from_the_rounds_weights() -> None:
 
 def test_fedmix_is_equation_5_on_the_means_that_clients_shared() -> None:
     lam = 0.3
-    means = [samples(type("C", (), {"node_config": {"partition-id": c}})) for c in range(3)]
     # Node ids fall with the client, and entries are in order of node.
-    means = [(x.mean(0), F.one_hot(y, 3).float().mean(0)) for x, y in means][::-1]
+    means = [(x.mean(0), F.one_hot(y, 3).float().mean(0)) for x, y in map(samples, (2, 1, 0))]
     drawn: dict[tuple[int, int], list[int]] = {}
     for client in range(3):
         for round in range(2):
@@ -264,15 +268,22 @@ def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
 
 
+def share_query(grid: Nodes, sharing: Any, **fields: Any) -> Message:
+    """The reply of one node that is asked to share."""
+    content = attach(RecordDict(), {"sharing": sharing, "min_mean": 2, **fields})
+    (reply,) = grid.send_and_receive([Message(content, 1000, f"query.{SHARE_QUERY}")])
+    return reply
+
+
+def asked_to_share(folder: Path, file: str, run: int, **sharing: Any) -> Message:
+    """The reply of client 2, which has this site file, to a request for means in a run."""
+    (folder / "site.toml").write_text(file)
+    grid = Nodes([{"partition-id": 2, "site": str(folder / "site.toml")}], run, app=App().app)
+    return share_query(grid, {"name": "means", **sharing}, seed=run)
+
+
 def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text("")
-
-    def asked(run: int, **sharing: Any) -> Message:
-        grid = Nodes([{"partition-id": 2, "site": str(tmp_path / "site.toml")}], run, app=App().app)
-        fields = {"sharing": {"name": "means", "samples_per_mean": 4, **sharing}, "min_mean": 2, "seed": run}
-        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
-        return reply
-
+    asked = functools.partial(asked_to_share, tmp_path, "", samples_per_mean=4)
     first, *others = (asked(run).content["fedblend-tensors"].to_torch_state_dict()["x"] for run in range(5))
     assert len(first) == 2
     assert all(torch.equal(first, other) for other in others)
@@ -281,13 +292,8 @@ def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> N
 
 
 def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text("sharings = 3\n")
-
     def asked(run: int, size: Any) -> Message:
-        grid = Nodes([{"partition-id": 2, "site": str(tmp_path / "site.toml")}], run, app=App().app)
-        fields = {"sharing": {"name": "means", "samples_per_mean": size}, "min_mean": 2, "seed": 0}
-        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
-        return reply
+        return asked_to_share(tmp_path, "sharings = 3\n", run, samples_per_mean=size)
 
     # Of eight samples: all, four and four, and seven without the last one, which counts, too.
     assert [asked(run, size).has_error() for run, size in enumerate(("all", 4, 7))] == [False, False, True]
@@ -301,9 +307,7 @@ def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Pat
     grid = grid_of(1, **({"site": str(tmp_path / "site.toml")} if file else {}))
 
     def asked(sharing: Any) -> Message:
-        fields = {"sharing": sharing, "min_mean": 1, "seed": 0}
-        (reply,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
-        return reply
+        return share_query(grid, sharing, min_mean=1, seed=0)
 
     for sharing in ("raw", "raw-seeds", "mixed-seeds", {"name": "xor-seeds"}, None, "means!"):
         assert asked(sharing).has_error()
@@ -340,8 +344,7 @@ def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
         }
     )
     assert len(pool) == 1
-    x, _ = samples(type("C", (), {"node_config": {"partition-id": 2}}))
-    torch.testing.assert_close(pool.tensors["x"][0], x.mean(0))
+    torch.testing.assert_close(pool.tensors["x"][0], samples(2)[0].mean(0))
     with pytest.raises(FedblendError, match="no node shares anything: too few samples"):
         start("fedmix", grid_of(), min_mean=100)
 
@@ -373,86 +376,40 @@ def test_a_strategy_bounds_shared_entries(method: Any, name: str, caplog: pytest
     assert (f"it sent means '{name}' with a number beyond the bounds" in caplog.text) == refused
 
 
-def test_aggenhance_trains_the_aggregate_on_the_points_of_all_rounds() -> None:
-    step = {"name": "aggenhance", "server_step": {"steps": 3, "epochs": 2}}
-    strategy = Strategy(FedAvg(fraction_evaluate=0.0), step, INPUTS, model=network(), lr=0.5)
-    sent: list[list[dict[str, torch.Tensor]]] = [[], []]
-    grid = grid_of()
-    aggregates: list[dict[str, torch.Tensor]] = []
-    inner = strategy.inner.aggregate_train
+@pytest.mark.parametrize("method", ["fedadam", {"name": "aggenhance", "server_step": {"steps": 3, "epochs": 2}}])
+def test_a_server_step_reads_aggregate_uploads_by_node_and_what_it_kept(method: Any) -> None:
+    strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS, model=network(), lr=0.5, seed=4)
+    inner, rounds = strategy.inner.aggregate_train, []
 
     def noted(server_round: int, replies: Any) -> Any:
-        replies = list(replies)
-        by_node = sorted(replies, key=lambda r: r.metadata.src_node_id)
-        sent[server_round - 1] = [r.content["arrays"].to_torch_state_dict() for r in by_node]
+        by_node = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        uploads = dict(enumerate(reply.content["arrays"].to_torch_state_dict() for reply in by_node))
         made = inner(server_round, replies)
-        aggregates.append(made[0].to_torch_state_dict())
+        rounds.append((made[0].to_torch_state_dict(), uploads))
         return made
 
     strategy.inner.aggregate_train = noted
-    result = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
+    result = strategy.start(grid_of(), ArrayRecord(network().state_dict()), num_rounds=2)
 
-    # Algorithms 1 and 2 written out for one point at a time, with the same draws.
-    def out(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(x @ weights["0.weight"].T + weights["0.bias"])
-        return hidden @ weights["2.weight"].T + weights["2.bias"]
-
-    kept: list[tuple[torch.Tensor, int]] = []
-    for round in range(2):
-        rng = stream(0, "server", round)
-        begin = torch.from_numpy(rng.random((3, 5), np.float32))
-        if kept:
-            begin = (torch.stack([p for p, _ in kept[-3:]]) + begin) / 2
-        found = []
-        for weights in sent[round]:
-            row = []
-            for label in range(3):
-                point = begin[label].clone()
-                for _ in range(3):
-                    point.requires_grad_()
-                    (slope,) = torch.autograd.grad(
-                        F.cross_entropy(out(weights, point)[None], torch.tensor([label])), point
-                    )
-                    point = (point.detach() - 0.1 * slope).clamp(0, 1)
-                row.append(point)
-            found.append(row)
-        for label in range(3):
-            votes = []
-            for row in found:
-                chances = [out(weights, row[label]).softmax(0) for weights in sent[round]]
-                votes.append(sum(float(c[label]) for c in chances if int(c.argmax()) == label))
-            kept.append((found[int(np.argmax(votes))][label], label))
-        weights = {name: t.clone() for name, t in aggregates[round].items()}
-        points, labels = torch.stack([p for p, _ in kept]), torch.tensor([label for _, label in kept])
-        for _ in range(2):
-            order = torch.from_numpy(rng.permutation(len(labels)))
-            leaves = {name: t.clone().requires_grad_() for name, t in weights.items()}
-            loss = F.cross_entropy(out(leaves, points[order]), labels[order])
-            slopes = torch.autograd.grad(loss, list(leaves.values()))
-            weights = {n: p.detach() - 0.5 * g for (n, p), g in zip(leaves.items(), slopes, strict=True)}
+    step, weights, names = strategy.method.server_step, network().state_dict(), list(network().state_dict())
+    about = {"shape": INPUTS.shape, "scale": INPUTS.scale, "task": INPUTS.task}
+    spec = ModelSpec(model=network().eval(), trained=names, **about)
+    state = step.init_server_state(spec, weights)
+    for round, (aggregate, uploads) in enumerate(rounds):
+        server = ServerContext(
+            **vars(spec), round=round, lr=0.5, rng=stream(4, "server", round), state=state, start=weights,
+            query=lambda question, uploads=uploads: list(step.respond(uploads, question, spec).values()),
+        )  # fmt: skip
+        weights, state = step.refine(aggregate, server)
+    assert len(rounds) == 2
+    assert state
     close(result.arrays.to_torch_state_dict(), weights)
 
 
 MOMENTS = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 MIXED = ["fedmix+fed-augmix", "naivemix+fed-augmix"]
-FIT = [
-    "aggenhance",
-    "fed-augmix",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "fedmix",
-    "fedmix-checked",
-    "fedmix-published",
-    "fedntd",
-    "fedyogi",
-    *MIXED,
-    "localmix",
-    "naivemix",
-    "vanilla-fl",
-    "virtual-means",
-]
+FIT = [*MOMENTS, *MIXED, "aggenhance", "fed-augmix", "fedavg", "fedmix", "fedmix-checked", "fedmix-published"]
+FIT += ["fedntd", "localmix", "naivemix", "vanilla-fl", "virtual-means"]
 
 
 def test_supported_methods() -> None:
@@ -476,29 +433,6 @@ def test_the_page_lists_the_supported_methods() -> None:
 def test_every_supported_method_trains(method: str) -> None:
     trained, first = start(method, grid_of(), rounds=1, model=network(), lr=0.1), network().state_dict()
     assert not any(torch.equal(trained[name], first[name]) for name in first)
-
-
-def test_fedadam_steps_from_the_aggregate_with_moments_of_all_rounds() -> None:
-    strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedadam", INPUTS, model=network())
-    inner, aggregates = strategy.inner.aggregate_train, []
-
-    def noted(server_round: int, replies: Any) -> Any:
-        made = inner(server_round, replies)
-        aggregates.append(made[0].to_torch_state_dict())
-        return made
-
-    strategy.inner.aggregate_train = noted
-    result = strategy.start(grid_of(), ArrayRecord(network().state_dict()), num_rounds=2)
-    weights = network().state_dict()
-    m, v = ({n: torch.full_like(t, value) for n, t in weights.items()} for value in (0.0, 1e-6))
-    for aggregate in aggregates:
-        for name, begun in weights.items():
-            change = aggregate[name] - begun
-            m[name] = 0.9 * m[name] + 0.1 * change
-            v[name] = 0.99 * v[name] + 0.01 * change**2
-            weights[name] = begun + 0.1 * m[name] / (v[name].sqrt() + 1e-3)
-    assert len(aggregates) == 2
-    close(result.arrays.to_torch_state_dict(), weights)
 
 
 @each(

@@ -13,10 +13,10 @@ import torch
 from flower_helpers import (
     ALL,
     NOISE,
-    QUICK,
     TOLD,
     Nodes,
     experiment,
+    federate,
     nodes,
     one_round,
     order,
@@ -41,7 +41,6 @@ from fedblend.flower import client as at_site
 from fedblend.flower import sites as sites_module
 from fedblend.flower import work
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
-from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SharedMeans
@@ -70,7 +69,7 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
         return reply
 
     grid.spoil = again
-    assert run(grid, asked, tmp_path / "run", QUICK).state.round == 2
+    assert federate(grid, asked, tmp_path / "run").state.round == 2
     assert {size for _, size, _ in told} == {0}
     for one in ("query.share", "train"):
         assert any(kind == one and "of round 1 in this run, and gives them once" in fault for kind, _, fault in told)
@@ -185,7 +184,7 @@ def test_a_reply_that_flower_cannot_parse_is_a_fault_of_its_site_alone(tmp_path:
         return replies
 
     grid.pull_messages = parsing
-    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
+    record = federate(grid, experiment(train=ALL, rounds=1), tmp_path).directory.metrics()[1]
     assert [one["client"] for one in record["refused"]] == [2]
     assert record["refused"][0]["reason"] == "it sent what cannot be read: DecodeError"
     assert record["uploads"] == 3
@@ -205,7 +204,7 @@ def test_an_error_of_the_superlink_is_not_a_fault_of_sites(tmp_path: Path) -> No
 
     grid.pull_messages = failing
     with pytest.raises(httpx.HTTPStatusError):
-        run(grid, experiment(train=ALL, rounds=1, min_uploads=0), tmp_path, QUICK)
+        federate(grid, experiment(train=ALL, rounds=1, min_uploads=0), tmp_path)
     assert [line["round"] for line in RunDirectory(tmp_path).metrics()] == [0]
 
 
@@ -343,7 +342,7 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
 
     grids = {name: Nodes(sites_with_data(tmp_path / name, asked)) for name in ("lying", "honest")}
     grids["lying"].spoil = states_more
-    ours, theirs = (run(grid, asked, tmp_path / name / "run", QUICK).state.weights for name, grid in grids.items())
+    ours, theirs = (federate(grid, asked, tmp_path / name / "run").state.weights for name, grid in grids.items())
     if by == "clients":
         assert same(ours, theirs)
     else:
@@ -368,7 +367,7 @@ def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
         ("fault", lambda fields, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000})),
         ("names", table_only(lambda t: names)),
     ):
-        (reason,) = refusals(run(spoiling(1, "train", change), one_round(), tmp_path / name, QUICK)).values()
+        (reason,) = refusals(federate(spoiling(1, "train", change), one_round(), tmp_path / name)).values()
         assert (len(reason) < 400, reason.isprintable()) == (True, True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_helpers import ALL, QUICK, experiment, fields_only, is_loops, nodes, spoiling, tensors_only
+from flower_helpers import ALL, experiment, federate, fields_only, is_loops, nodes, spoiling, tensors_only
 from test_flower_faults import extras_only
 
 from fedblend.core.errors import FedblendError
@@ -38,12 +38,12 @@ def test_a_finite_upload_that_makes_the_model_overflow_is_left_out(case: str, tm
     method, change, reason = OVERFLOWING[case]
     asked = experiment(method, train=ALL, rounds=2)
 
-    finished = run(spoiling(2, "train", change), asked, tmp_path / "run", QUICK)
+    finished = federate(spoiling(2, "train", change), asked, tmp_path / "run")
 
     for record in finished.directory.metrics()[1:]:
         ((client, told),) = [(one["client"], one["reason"]) for one in record["refused"]]
         assert (client, reason in told, record["uploads"]) == (2, True, 3)
-    without = run(spoiling(2, "train", lambda w, t: pack({"fault": "no"})), asked, tmp_path / "b", QUICK)
+    without = federate(spoiling(2, "train", lambda w, t: pack({"fault": "no"})), asked, tmp_path / "b")
     for table in ("weights", "server_state"):
         made, expected = getattr(finished.state, table), getattr(without.state, table)
         assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
@@ -51,7 +51,7 @@ def test_a_finite_upload_that_makes_the_model_overflow_is_left_out(case: str, tm
 
 def test_a_robust_aggregator_keeps_an_upload_that_it_bounds(tmp_path: Path) -> None:
     asked = experiment({"name": "fedavg", "aggregator": "median"}, train=ALL, rounds=1)
-    record = run(spoiling(2, "train", filled(3e38)), asked, tmp_path, QUICK).directory.metrics()[1]
+    record = federate(spoiling(2, "train", filled(3e38)), asked, tmp_path).directory.metrics()[1]
     assert record["uploads"] == 4
     assert "refused" not in record
 
@@ -62,9 +62,9 @@ def test_too_few_uploads_without_the_one_that_overflows_stop_the_run_before_the_
         r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: with its changes of up to 3e\+38 .*\); earlier"
     )
     with pytest.raises(FedblendError, match=told):
-        run(spoiling(2, "train", filled(3e38)), asked, tmp_path, QUICK)
+        federate(spoiling(2, "train", filled(3e38)), asked, tmp_path)
 
-    finished = run(nodes(), asked, tmp_path, QUICK)
+    finished = federate(nodes(), asked, tmp_path)
 
     is_loops(finished, asked)
 
@@ -76,9 +76,9 @@ def test_a_round_whose_uploads_all_overflow_stops_the_run_before_it(value: float
     with pytest.raises(
         FedblendError, match=r"round 1: .* not finite, with the uploads of clients 0, 1, 2, 3 .*earlier"
     ):
-        run(grid, asked, tmp_path, QUICK)
+        federate(grid, asked, tmp_path)
 
-    finished = run(nodes(), asked, tmp_path, QUICK)
+    finished = federate(nodes(), asked, tmp_path)
 
     is_loops(finished, asked)
 
@@ -103,7 +103,7 @@ def test_a_masked_sum_that_overflows_stops_the_run_and_the_same_command_goes_on(
     ],
 )
 def test_words_of_a_site_are_short_in_the_record(words: dict[str, str], reason: str, tmp_path: Path) -> None:
-    made = run(spoiling(2, "train", fields_only(**words)), experiment(train=ALL, rounds=1), tmp_path, QUICK)
+    made = federate(spoiling(2, "train", fields_only(**words)), experiment(train=ALL, rounds=1), tmp_path)
     ((client, told),) = [(one["client"], one["reason"]) for one in made.directory.metrics()[1]["refused"]]
     assert client == 2
     assert re.match(reason, told)
@@ -115,7 +115,7 @@ def test_large_numbers_with_a_finite_loss_stop_the_next_round_of_a_mean(aggregat
     asked = experiment({"name": "fedavg", "aggregator": aggregator}, train=ALL, rounds=2, min_uploads=2)
     grid = spoiling(2, "train", filled(1e9))
     if aggregator == "median":
-        assert run(grid, asked, tmp_path, QUICK).state.round == 2
+        assert federate(grid, asked, tmp_path).state.round == 2
     else:
-        with pytest.raises(FedblendError, match="round 2: [01] good uploads of 4"):
-            run(grid, asked, tmp_path, QUICK)
+        with pytest.raises(FedblendError, match=r"round 2: [01] good uploads of 4"):
+            federate(grid, asked, tmp_path)

@@ -15,7 +15,6 @@ from flower_helpers import (
     ALL,
     LINEAR,
     NOISE,
-    QUICK,
     SECURE,
     TOLD,
     Nodes,
@@ -43,7 +42,6 @@ from fedblend.flower.audit import AuditLog
 from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
 from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -583,7 +581,7 @@ def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) ->
         return answer(message, context)
 
     grid.app = listen  # type: ignore[assignment]
-    run(grid, one_round(SECURE), tmp_path / "run", QUICK)
+    federate(grid, one_round(SECURE), tmp_path / "run")
     kinds = ["query.keys", "query.shares", "train", "query.unmask"]
     assert [message.metadata.message_type for message, _ in kept] == kinds
     # Another process of the site, which has the memory of before, gets each message again. With both answers to
@@ -671,7 +669,7 @@ def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_s
     for name, app in (("honest", answer), ("liar", leave_out)):
         grid = sites_of(tmp_path / name)
         grid.app = app  # type: ignore[assignment]
-        state = run(grid, asked, tmp_path / name / "run", QUICK).state
+        state = federate(grid, asked, tmp_path / name / "run").state
         largest.append(max(float((state.weights[name] - tensor).abs().max()) for name, tensor in start.items()))
     assert largest[0] < 1 < 8 < largest[1]
 
@@ -684,7 +682,7 @@ def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path
         grid = Nodes(configs, run_id)
         grid.down = down
         method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": fewest}}
-        return run(grid, one_round(method), tmp_path / str(run_id), QUICK)
+        return federate(grid, one_round(method), tmp_path / str(run_id))
 
     assert begin(4, 1, set()).state.round == 1
     for fewest, run_id, down in ((3, 2, set()), (4, 3, {3})):

@@ -16,7 +16,6 @@ from flower_helpers import (
     ALL,
     LINEAR,
     NOISE,
-    QUICK,
     SECURE,
     Counting,
     Nodes,
@@ -50,7 +49,6 @@ from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masking_site as masked_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -182,10 +180,10 @@ def test_masked_means_are_not_summed_a_second_time(tmp_path: Path) -> None:
     method = {"name": "fedmix", "sharing": "secure-means"}
     configs = site_files(tmp_path, 4, allow=["masked", "keys", "weights"])
     asked = experiment(method, train=ALL, rounds=1)
-    run(Nodes(configs), asked, tmp_path / "first", QUICK)
+    federate(Nodes(configs), asked, tmp_path / "first")
     # The same groups without one site, in another run, would reveal that site's mean.
     with pytest.raises(FedblendError, match="has shared 1 payload of its samples in all runs"):
-        run(Nodes(configs, run_id=2), asked, tmp_path / "second", QUICK)
+        federate(Nodes(configs, run_id=2), asked, tmp_path / "second")
 
 
 def test_the_sites_secret_is_readable_by_its_user_only(tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_the_sites_secret_is_readable_by_its_user_only(tmp_path: Path) -> None:
 def test_the_server_refuses_more_means_than_a_sites_samples_make(tmp_path: Path, caplog: Any) -> None:
     many = tensors_only(lambda n, t: t[:1].expand(300_000, *t.shape[1:]))
     asked = one_round("naivemix", unsafe=False, model=LINEAR)
-    finished = run(spoiling(1, "query.share", many), asked, tmp_path, QUICK)
+    finished = federate(spoiling(1, "query.share", many), asked, tmp_path)
     assert finished.state.entries.owner.tolist() == [0, 2, 3]
     size = int(make_setup(asked).population.sizes[1])
     assert f"it sent 300,000 entries, and its {size} samples make {size // 2} at most" in caplog.text
@@ -272,7 +270,7 @@ def test_sites_that_send_noise_do_not_leave_one_model_alone_in_a_masked_sum(tmp_
         rebuilt = tensor + (state.weights[name] - tensor) / share
         torch.testing.assert_close(rebuilt, model[name], rtol=0, atol=1e-6)
     with pytest.raises(FedblendError, match="adversary: real sites refuse this field of simulations"):
-        run(sites_of(tmp_path, allow=["masked", "keys"]), asked, tmp_path / "run", QUICK)
+        federate(sites_of(tmp_path, allow=["masked", "keys"]), asked, tmp_path / "run")
     assert all("adversary: real sites refuse" in line["refused"] for line in audit(tmp_path, victim))
 
 
@@ -357,7 +355,7 @@ def test_what_an_objective_measures_leaves_with_metrics_alone(tmp_path: Path) ->
 def test_the_server_goes_on_without_training_losses(aggregator: str, tmp_path: Path) -> None:
     grid = Counting(site_files(tmp_path, 4, {1: {"allow": ["weights", "masked", "keys"]}}))
     asked = one_round({"name": "fedavg", "aggregator": aggregator})
-    record = run(grid, asked, tmp_path / "run", QUICK).directory.metrics()[1]
+    record = federate(grid, asked, tmp_path / "run").directory.metrics()[1]
     heard = {client: "loss" in unpack(reply.content)[0] for client, kind, _, reply in grid.kept if kind == "train"}
     masked = aggregator == "secure-mean"
     assert heard == {client: client != 1 and not masked for client in range(4)}
@@ -418,10 +416,10 @@ def test_two_runs_of_one_masked_round_reveal_the_site_that_is_in_one_of_them(tmp
     # A record of the rounds that a site has summed would not help: of the other rate the round is another one.
     asked, again = one_round(SECURE), one_round(SECURE, train=ALL | {"lr": 0.1000001})
     configs = site_files(tmp_path, 4, allow=["masked", "keys"])
-    whole = run(Nodes(configs), asked, tmp_path / "whole", QUICK).state.weights
+    whole = federate(Nodes(configs), asked, tmp_path / "whole").state.weights
     without = Nodes(configs, run_id=2)
     without.down = {3}
-    others = run(without, again, tmp_path / "others", QUICK).state.weights
+    others = federate(without, again, tmp_path / "others").state.weights
     model, share = alone_in(asked, 3)
     for name, start in make_setup(asked).weights().items():
         rebuilt = start + ((whole[name] - start) - (1 - share) * (others[name] - start)) / share

@@ -21,13 +21,11 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
-from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.credentials import make_site_key
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum
-from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.secure import SecureMean, Total
@@ -417,7 +415,7 @@ def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
 ) -> None:
     one = of_sites(5)
     grid = drop(Nodes(signing_sites(tmp_path, 5)), when)
-    finished = run(grid, one, tmp_path / "run", FederationLimits(min_sites=2, deadline=2))
+    finished = federate(grid, one, tmp_path / "run")
     sizes = make_setup(one).sizes(0)
     share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
     total = sum(summands(one, left, list(range(5))).values())

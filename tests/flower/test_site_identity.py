@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import here, succeeded
-from flower_helpers import ALL, Nodes, experiment, fields_only, nodes
+from flower_helpers import ALL, Nodes, experiment, federate, fields_only, nodes
 from flower_sites import OwnSite
 from flwr.app import Message
 
@@ -86,7 +86,7 @@ def test_tables_and_pages_name_the_sites_whose_uploads_are_missing(tmp_path: Pat
     grid = nodes(3)
     grid.down = {2}
     asked = experiment(partition={"name": "iid", "clients": 3}, train=ALL | {"cohort": 3}, rounds=1)
-    directory = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4)).directory
+    directory = federate(grid, asked, tmp_path / "run").directory
     missing = "client 2 in 1 of 1 rounds (its site is not connected)"
     for command in ("inspect", "compare"):
         assert missing in " ".join(succeeded(here(command, directory.path)).out.split())
@@ -121,7 +121,7 @@ def test_a_site_that_comes_after_the_beginning_is_told_so_and_the_server_too(tmp
 
     grid.spoil = arrives
     asked = site.experiment(method="fedavg", rounds=3)
-    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4))
+    finished = federate(grid, asked, tmp_path / "run")
     told = "the run began without this site, and goes on without it"
     assert f"fedblend: refused: {told}" in caplog.text
     assert f"(client 3) takes no part: {told}" in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import here, refused, succeeded
-from flower_helpers import QUICK, Nodes, experiment, nodes
+from flower_helpers import Nodes, experiment, federate, nodes
 from flower_sites import OwnSite
 from flwr.app import Message
 from helpers import tokens
@@ -36,7 +36,7 @@ def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: 
     asked = site.experiment(method="fedavg", fraction=0.5, rounds=1)
     why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
     with pytest.raises(FedblendError, match=why):
-        run(grid, asked, tmp_path / "run", QUICK)
+        federate(grid, asked, tmp_path / "run")
 
 
 def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     with pytest.raises(FedblendError, match=why):
         run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
     assert "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", tmp_path / "run")).out
-    assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
+    assert federate(Nodes(configs), asked, tmp_path / "run").state.round == 1
     assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
     assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
     assert "the run waits" not in caplog.text
@@ -110,7 +110,7 @@ def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path
         (folder / "site.toml").write_text(write_toml({"data": {**data, "path": "own.csv"}}))
         configs.append({"partition-id": client, "site": str(folder / "site.toml")})
     asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
     assert finished.state.round == 1
     assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
     assert "(client 2) takes no part: data: this site's table differs" in caplog.text
@@ -141,7 +141,7 @@ def test_tables_of_other_names_texts_and_classes_conform_by_a_data_dictionary(tm
     assert held.train.x[0].tolist() == [20, 0, 1]
     assert (held.classes, held.train.y.unique().tolist()) == (("n", "y"), [1])
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
 
     assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
     assert finished.directory.metrics()[1]["uploads"] == 2
@@ -185,7 +185,7 @@ def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_stat
     asked = experiment("fedmix", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
 
     grid = Nodes(configs)
-    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(grid, asked, tmp_path / "run")
 
     (node,) = (node for node in grid.contexts if grid.client(node) == 2)
     assert f"fedblend: data: this site's {field} differs from the federation's: {difference}" in caplog.messages
@@ -209,7 +209,7 @@ def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_pa
     grid = Nodes(configs)
     asked = site.experiment(method="fedavg", rounds=1)
     with pytest.raises(FedblendError) as raised:
-        run(grid, asked, tmp_path / "run", QUICK)
+        federate(grid, asked, tmp_path / "run")
     text = str(raised.value)
     assert "missing: 1, 2, 3. Reasons: client 1: data: this site's samples cannot be loaded; the site's log" in text
     assert "; client 2: data: this site's shape differs" in text
@@ -240,7 +240,7 @@ def test_sites_with_tokens_train_on_their_ids(tmp_path: Path) -> None:
     asked = experiment(**fields)
     start = make_setup(asked).weights()
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", QUICK)
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
 
     ids = tokens(mask=True).train.x[:, 0].unique()
     moved = (finished.state.weights["embedding.weight"] != start["embedding.weight"]).any(1).nonzero()[:, 0]
@@ -269,7 +269,7 @@ def test_a_site_that_does_not_declare_its_tokens_takes_no_part(tmp_path: Path) -
     write_tokens(tmp_path / "site")
     site = str(tmp_path / "site" / "site.toml")
     with pytest.raises(FedblendError, match=r"takes no part|data: this site"):
-        run(Nodes([{"partition-id": 0, "site": site}]), experiment(**fields), tmp_path / "run", QUICK)
+        federate(Nodes([{"partition-id": 0, "site": site}]), experiment(**fields), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_wrong_share_of_a_dropped_sites_key_is_replaced(tmp_path: Path) -> Non
     grid = lying(
         nodes(5), 0, lambda t: {name: flipped(share) if "pair" in name else share for name, share in t.items()}
     )
-    finished = run(grid, one, tmp_path, FederationLimits(min_sites=2, deadline=2))
+    finished = federate(grid, one, tmp_path)
     left, sizes = [0, 2, 3, 4], make_setup(one).sizes(0)
     share = sum(one.method.aggregator.share_of(int(sizes[c]), sizes.tolist()) for c in left)
     total = sum(summands(one, left, list(range(5))).values())
