@@ -740,7 +740,7 @@ def test_work_that_fails_on_some_samples_counts(tmp_path: Path) -> None:
         site.trained(asked)
         register = app.evaluate() if kind == "evaluate" else app.query("ask")
         register(functools.partial(at_client.answered, what=what, do=fails, form=form))
-        site.grid.app = app
+        site.run.app = app
         told = [site.reply(kind, asked)[0]["fault"] for _ in range(2)]
         assert told[0] == "its app failed; the log of its SuperNode states why"
         assert "in all runs, and sends no more" in told[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from flower_helpers import ALL, Nodes, federate, is_loops, nodes, refusals
-from flower_sites import audit, site_files
+from flower_sites import audit, site_files, write_peers
 from flwr.app import Context, Message, RecordDict
 from helpers import slow_after_first
 from test_masked_sum import asked, drop, is_sum_of
@@ -21,7 +21,6 @@ from fedblend.core.errors import FedblendError
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
-from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.credentials import make_site_key
 from fedblend.flower.messages import pack, to_record, unpack
@@ -270,10 +269,7 @@ def test_the_digest_of_a_sum_is_equal_at_server_and_site_and_differs_for_other_c
 
 def signing_sites(folder: Path, sites: int = 4, **fields: Any) -> list[dict[str, Any]]:
     """Node configurations of sites that sign their keys, and know all sites' public keys."""
-    for site in range(sites):
-        make_site_key(folder / f"site-{site}")
-    peers = {str(site): (folder / f"site-{site}.pub").read_text().strip() for site in range(sites)}
-    (folder / "peers.toml").write_text(write_toml(peers))
+    write_peers(folder, [f"site-{c}" for c in range(sites)])
     files = {c: {"key": f"site-{c}.key", "peers": "peers.toml", **fields} for c in range(sites)}
     return site_files(folder, sites, files)
 
