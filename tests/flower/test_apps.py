@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flower_helpers import Nodes
+from flower_sites import audit, site_files
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -24,13 +25,12 @@ from torch.nn import functional as F
 
 from fedblend.core.context import StepPlan
 from fedblend.core.errors import FedblendError
-from fedblend.core.files import read_lines
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.server_step import ModelSpec, ServerContext
 from fedblend.core.sharing import Pool
 from fedblend.experiment import presets
-from fedblend.experiment.toml_tables import write_toml
+from fedblend.flower import site as site_policy
 from fedblend.flower.app.blending import BlendedLoss, add_sharing, blend_mod, blended_loss
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.strategy import Strategy
@@ -241,20 +241,13 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
 
 def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     files = [{}, {"allow": ["weights"]}, {"min_mean": 9}, {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}}]
-    configs = []
-    for client, table in enumerate(files):
-        path = tmp_path / f"site-{client}.toml"
-        path.write_text(write_toml({**table, "audit": f"{client}.jsonl"}))
-        configs.append({"partition-id": client, "site": str(path)})
-    app = App()
-    grid = Nodes(configs, app=app.app)
+    grid = Nodes(site_files(tmp_path, 4, dict(enumerate(files))), app=App().app)
     replies: list[tuple[int, Message]] = []
     grid.spoil = lambda client, message, reply: (replies.append((client, reply)), reply)[1]
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
 
-    lines = {c: read_lines(tmp_path / f"{c}.jsonl") for c in range(4)}
-    kinds = {c: [(line["kind"], "refused" in line, line["round"]) for line in lines[c]] for c in lines}
+    kinds = [[(line["kind"], "refused" in line, line["round"]) for line in audit(tmp_path, c)] for c in range(4)]
     both = [("weights", False, 0), ("weights", False, 1)]
     assert kinds[0] == [("means", False, 0), *both]
     assert kinds[1] == [("means", True, 0), *both]
@@ -321,6 +314,37 @@ def test_raw_samples_never_leave_a_users_own_app(file: str | None, tmp_path: Pat
         assert "shares no other" in asked(single).error.reason
 
 
+def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_path: Path) -> None:
+    app = ClientApp(mods=[blend_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord({"w": torch.ones(2)})}), reply_to=message)
+
+    (tmp_path / "site.toml").write_text('allow = []\naudit = "audit.jsonl"\n')
+    for config, refused in (({}, False), ({"site": str(tmp_path / "site.toml")}, True)):
+        grid = Nodes([{"partition-id": 0, **config}], app=app)
+        content = RecordDict({"arrays": ArrayRecord({"w": torch.zeros(2)})})
+        (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
+        assert reply.has_error() == refused
+    assert "trains on requests of a fedblend.flower.Strategy only" in reply.error.reason
+
+
+def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path) -> None:
+    app = ClientApp(mods=[blend_mod])
+    add_sharing(app, Inputs(shape=(2,), outputs=2), lambda context: (torch.zeros(4, 2), torch.arange(4) % 2))
+    path = tmp_path / "site.toml"
+    path.write_text('audit = "audit.jsonl"\n')
+    grid = Nodes([{"partition-id": 0, "site": str(path)}], app=app)
+    (tmp_path / "audit.shared").write_text("no folder")
+    for why in ("cannot be used for this site's secret", "is not valid TOML"):
+        reason = share_query(grid, {"name": "means", "samples_per_mean": 2}, seed=0).error.reason
+        assert why in reason
+        assert str(tmp_path) not in reason
+        path.write_text("=")
+        site_policy._read_cached.cache_clear()
+
+
 def pool_with(sent: dict[int, dict[str, torch.Tensor]], stated: Any = 9, method: Any = "fedmix") -> Pool:
     """The pool of a strategy, where some clients send these tensors in place of their means."""
     grid = grid_of()
@@ -336,44 +360,38 @@ def pool_with(sent: dict[int, dict[str, torch.Tensor]], stated: Any = 9, method:
     return strategy.pool
 
 
-def test_shared_payloads_are_checked_and_none_at_all_is_an_error() -> None:
-    pool = pool_with(
-        {
-            0: {"x": torch.full((1, 5), torch.nan), "y": torch.zeros(1, 3)},
-            1: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 3)},
-        }
-    )
+def test_a_payload_of_means_is_alone_left_out_and_none_at_all_is_an_error() -> None:
+    nan = {"x": torch.full((1, 5), torch.nan), "y": torch.zeros(1, 3)}
+    pool = pool_with({0: nan, 1: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 3)}})
     assert len(pool) == 1
     torch.testing.assert_close(pool.tensors["x"][0], samples(2)[0].mean(0))
     with pytest.raises(FedblendError, match="no node shares anything: too few samples"):
         start("fedmix", grid_of(), min_mean=100)
 
 
+ENTRY, FAR = {"x": torch.zeros(1, 5), "y": torch.full((1, 3), 1 / 3)}, torch.tensor(-1e30)
+MULTIPLIED = {"name": "fedmix", "sharing": {"multiplier": 2.0}}
+MANY = {"x": torch.zeros(300_000, 4), "y": torch.zeros(300_000, 3)}
+
+
 @pytest.mark.parametrize(
-    ("x", "stated", "why"),
+    ("entry", "stated", "method", "why"),
     [
-        (torch.zeros(1, 4).expand(300_000, 4), 9, "it sent 300,000 entries, and its 9 samples make 4 at most"),
-        (torch.tensor(0.0), 9, "it sent no entries"),
-        *((torch.zeros(1, 4), stated, "it states no valid number of its samples") for stated in (None, True, 10**9)),
+        (MANY, 9, "fedmix", "it sent 300,000 entries, and its 9 samples make 4 at most"),
+        (ENTRY | {"x": torch.tensor(0.0)}, 9, "fedmix", "it sent no entries"),
+        *((ENTRY, stated, "fedmix", "it states no valid number of its samples") for stated in (None, True, 10**9)),
+        # Targets have bounds always; inputs with a multiplier, which needs them in the range of `mean` and `std`.
+        (ENTRY | {"y": FAR.expand(1, 3)}, 6, "fedmix", "it sent means 'y' with a number beyond the bounds"),
+        (ENTRY | {"y": FAR.expand(1, 3)}, 6, MULTIPLIED, "it sent means 'y' with a number beyond the bounds"),
+        (ENTRY | {"x": FAR.expand(1, 5)}, 6, MULTIPLIED, "it sent means 'x' with a number beyond the bounds"),
+        (ENTRY | {"x": FAR.expand(1, 5)}, 6, "fedmix", ""),
     ],
 )
-def test_a_strategy_refuses_more_entries_than_a_sites_samples_make(
-    x: torch.Tensor, stated: Any, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    bad = {"x": x.contiguous(), "y": torch.zeros(len(x) if x.dim() else 1, 3)}
-    assert pool_with({1: bad}, stated).owner.tolist() == [0, 1]
+def test_a_strategy_refuses_wrong_entries(entry: Any, stated: Any, method: Any, why: str, caplog: Any) -> None:
+    pool = pool_with({1: {name: tensor.contiguous() for name, tensor in entry.items()}}, stated, method)
+    assert len(pool) == 3 - bool(why)
     assert why in caplog.text
-
-
-@pytest.mark.parametrize("method", ["fedmix", {"name": "fedmix", "sharing": {"multiplier": 2.0}}])
-@pytest.mark.parametrize("name", ["x", "y"])
-def test_a_strategy_bounds_shared_entries(method: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Targets always; inputs with a multiplier, which needs inputs in the range that `mean` and `std` give."""
-    bad = {"x": torch.zeros(1, 5), "y": torch.full((1, 3), 1 / 3)}
-    bad[name] = torch.full_like(bad[name], -1e30)
-    refused = name == "y" or method != "fedmix"
-    assert len(pool_with({1: bad}, 6, method)) == 3 - refused
-    assert (f"it sent means '{name}' with a number beyond the bounds" in caplog.text) == refused
+    assert bool(why) == ("shares nothing" in caplog.text)
 
 
 @pytest.mark.parametrize("method", ["fedadam", {"name": "aggenhance", "server_step": {"steps": 3, "epochs": 2}}])
@@ -459,29 +477,22 @@ def test_an_unsupported_method_is_refused_with_the_reason(method: Any, expected:
         Strategy(FedAvg(), method, INPUTS, model=network(), lr=0.1)
 
 
-@each(
-    ("field", "value", "told"),
-    [
-        ("inner", FedAvg, f"{FedAvg} is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
-        ("inner", "fedavg", "'fedavg' is not valid: a strategy of Flower, such as FedAvg(); the method comes second"),
-        ("inputs", (5,), "(5,) is not valid: Inputs(shape=..., outputs=...)"),
-        ("model", "net", "'net' is not valid: a torch.nn.Module such as Net(), or None"),
-        ("lr", -1, "-1 is not valid: a number above 0"),
-        ("lr", "0.1", "'0.1' is not valid: a number above 0"),
-        ("lr", float("nan"), "nan is not valid: a number above 0"),
-        ("seed", -1, "-1 is not valid: a whole number from 0 up"),
-        ("seed", 1.5, "1.5 is not valid: a whole number from 0 up"),
-        ("min_mean", 1, "1 is not valid: 2 or more, so that no single samples leave"),
-        ("min_mean", 2.5, "2.5 is not valid: 2 or more, so that no single samples leave"),
-        ("timeout", 0, "0 is not valid: a number of seconds above 0"),
-        ("timeout", float("inf"), "inf is not valid: a number of seconds above 0"),
-    ],
-)
-def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any, told: str) -> None:
-    options = {"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS, field: value}
+ARGUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "inner": ("a strategy of Flower, such as FedAvg(); the method comes second", (FedAvg, "fedavg")),
+    "inputs": ("Inputs(shape=..., outputs=...)", ((5,),)),
+    "model": ("a torch.nn.Module such as Net(), or None", ("net",)),
+    "lr": ("a number above 0", (-1, "0.1", float("nan"))),
+    "seed": ("a whole number from 0 up", (-1, 1.5)),
+    "min_mean": ("2 or more, so that no single samples leave", (1, 2.5)),
+    "timeout": ("a number of seconds above 0", (0, float("inf"))),
+}
+
+
+@each(("field", "value"), [(field, value) for field, (_, values) in ARGUMENTS.items() for value in values])
+def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any) -> None:
     with pytest.raises(FedblendError) as error:
-        Strategy(**options)
-    assert str(error.value) == f"Strategy: {field}: {told}"
+        Strategy(**{"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS, field: value})
+    assert str(error.value) == f"Strategy: {field}: {value!r} is not valid: {ARGUMENTS[field][0]}"
 
 
 NET = {"method": "aggenhance", "model": network(), "lr": 0.1}
@@ -493,14 +504,8 @@ NET = {"method": "aggenhance", "model": network(), "lr": 0.1}
         ({"method": "aggenhance"}, "needs the network and a learning rate"),
         ({"method": "aggenhance", "model": network()}, "needs the network and a learning rate"),
         ({"method": "fedadam"}, r"'fedadam' needs the network: give Strategy\(\.\.\., model=\.\.\.\)$"),
-        (
-            {**NET, "inputs": Inputs(shape=(6,), outputs=3)},
-            r"^Strategy: model: inputs of shape \[1, 6\] give an error: mat1 and mat2 shapes cannot",
-        ),
-        (
-            {**NET, "inputs": Inputs(shape=(5,), outputs=4)},
-            r"^Strategy: model: inputs of shape \[1, 5\] give \[1, 3\]; valid: a network whose outputs are of",
-        ),
+        ({**NET, "inputs": Inputs(shape=(6,), outputs=3)}, r"\[1, 6\] give an error: mat1 and mat2 shapes cannot"),
+        ({**NET, "inputs": Inputs(shape=(5,), outputs=4)}, r"\[1, 5\] give \[1, 3\]; valid: a network whose outputs"),
     ],
 )
 def test_a_network_and_arguments_that_do_not_fit_the_method_are_one_message(options: Any, expected: str) -> None:
@@ -521,27 +526,20 @@ def test_another_network_than_the_first_arrays_is_one_message() -> None:
         start("fedadam", grid_of(), rounds=1, model=other)
 
 
-NUMBERS = "(784,) or (1, 28, 28)"
+OF_INPUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "shape": ("whole numbers from 1 up, such as (784,) or (1, 28, 28)", ((), (3, 0), 784)),
+    "outputs": ("a whole number from 1 up", (0,)),
+    "std": ("one number above 0, or one for each of 3", (0.0, None)),
+    "mean": ("one number, or one for each of 3", ([0.1, 0.2], "0.5")),
+    "kind": ("classification, multi-label, regression", ("other",)),
+}
 
 
-@each(
-    ("field", "value", "valid"),
-    [
-        ("shape", (), f"() is not valid: whole numbers from 1 up, such as {NUMBERS}"),
-        ("shape", (3, 0), f"(3, 0) is not valid: whole numbers from 1 up, such as {NUMBERS}"),
-        ("shape", 784, f"784 is not valid: whole numbers from 1 up, such as {NUMBERS}"),
-        ("outputs", 0, "0 is not valid: a whole number from 1 up"),
-        ("std", 0.0, "0.0 is not valid: one number above 0, or one for each of 3"),
-        ("std", None, "None is not valid: one number above 0, or one for each of 3"),
-        ("mean", [0.1, 0.2], "[0.1, 0.2] is not valid: one number, or one for each of 3"),
-        ("mean", "0.5", "'0.5' is not valid: one number, or one for each of 3"),
-        ("kind", "other", "'other' is not valid: classification, multi-label, regression"),
-    ],
-)
-def test_bad_inputs(field: str, value: Any, valid: str) -> None:
+@each(("field", "value"), [(field, value) for field, (_, values) in OF_INPUTS.items() for value in values])
+def test_bad_inputs(field: str, value: Any) -> None:
     with pytest.raises(FedblendError) as error:
         Inputs(**{"shape": (3, 8, 8), "outputs": 2, field: value})
-    assert str(error.value) == f"inputs: {field}: {valid}"
+    assert str(error.value) == f"inputs: {field}: {value!r} is not valid: {OF_INPUTS[field][0]}"
 
 
 def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:

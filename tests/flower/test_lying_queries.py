@@ -25,7 +25,7 @@ from flower_helpers import (
     weights_of,
 )
 from flower_sites import OwnSite, site_files, sites_of
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from helpers import slow_after_first
 
@@ -35,11 +35,8 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_client
-from fedblend.flower import site as at_site
-from fedblend.flower.app.blending import add_sharing, blend_mod
-from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.audit import AuditLog
-from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.sample_sets import SampleSet
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.site import describe_setup
@@ -679,8 +676,7 @@ def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
 
     def begin(fewest: int, run_id: int, down: set[int]) -> Any:
-        grid = Nodes(configs, run_id)
-        grid.down = down
+        grid = Nodes(configs, run_id).without(*down)
         method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": fewest}}
         return federate(grid, one_round(method), tmp_path / str(run_id))
 
@@ -688,44 +684,6 @@ def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path
     for fewest, run_id, down in ((3, 2, set()), (4, 3, {3})):
         with pytest.raises(FedblendError):
             begin(fewest, run_id, down)
-
-
-def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_path: Path) -> None:
-    app = ClientApp(mods=[blend_mod])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"arrays": to_record({"w": torch.ones(2)})}), reply_to=message)
-
-    (tmp_path / "site.toml").write_text('allow = []\naudit = "audit.jsonl"\n')
-    for config, refused in (({}, False), ({"site": str(tmp_path / "site.toml")}, True)):
-        grid = Nodes([{"partition-id": 0, **config}], app=app)
-        content = RecordDict({"arrays": to_record({"w": torch.zeros(2)})})
-        (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
-        assert reply.has_error() == refused
-    assert "trains on requests of a fedblend.flower.Strategy only" in reply.error.reason
-
-
-def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path) -> None:
-    app = ClientApp(mods=[blend_mod])
-    inputs = Inputs(shape=(2,), outputs=2)
-    add_sharing(app, inputs, lambda context: (torch.zeros(4, 2), torch.arange(4) % 2))
-    path = tmp_path / "site.toml"
-    path.write_text('audit = "audit.jsonl"\n')
-    grid = Nodes([{"partition-id": 0, "site": str(path)}], app=app)
-    fields = {"sharing": {"name": "means", "samples_per_mean": 2}, "min_mean": 2, "seed": 0}
-
-    def reply() -> Message:
-        (found,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
-        return found
-
-    (tmp_path / "audit.shared").write_text("no folder")
-    for why in ("cannot be used for this site's secret", "is not valid TOML"):
-        reason = reply().error.reason
-        assert why in reason
-        assert str(tmp_path) not in reason
-        path.write_text("=")
-        at_site._read_cached.cache_clear()
 
 
 def test_work_that_fails_on_some_samples_counts(tmp_path: Path) -> None:

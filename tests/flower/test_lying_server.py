@@ -27,7 +27,7 @@ from flower_helpers import (
     tensors_only,
     weights_of,
 )
-from flower_sites import OwnSite, audit, site_files, sites_of, task_of
+from flower_sites import MIN_MEAN, SAMPLES, OwnSite, audit, site_files, sites_of, task_of
 from helpers import each, slow_after_first
 
 from fedblend.cli.federation import run_trial, write_app_folder
@@ -53,9 +53,6 @@ from fedblend.flower.site import RefusedByPolicy, describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
-SAMPLES, MIN_MEAN = 80, 20
-"""The samples of a site, which have more pixels than that, and the fewest samples in its means."""
-
 
 def rank(tables: list[torch.Tensor]) -> int:
     """How many of the samples could be solved for."""
@@ -77,18 +74,12 @@ def requests(site: OwnSite, kind: str) -> list[tuple[Experiment, int, int]]:
     return [(one, 0, i) for i, one in enumerate(asked)]
 
 
+ONCE = "this site has shared 1 payload of its samples in all runs, and shares no other"
+IN_ROUND_1 = "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"
+
+
 @pytest.mark.parametrize(
-    ("kind", "why"),
-    slow_after_first(
-        [
-            ("rounds", "this experiment's clients share in round 1 only, not in round 30 (method.sharing)"),
-            ("runs", None),
-            (
-                "groups, scales and noise",
-                "this site has shared 1 payload of its samples in all runs, and shares no other",
-            ),
-        ]
-    ),
+    ("kind", "why"), slow_after_first([("rounds", IN_ROUND_1), ("runs", None), ("groups, scales and noise", ONCE)])
 )
 def test_means_requested_thirty_times_have_the_rank_of_one_sharing(kind: str, why: Any, tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
@@ -417,9 +408,7 @@ def test_two_runs_of_one_masked_round_reveal_the_site_that_is_in_one_of_them(tmp
     asked, again = one_round(SECURE), one_round(SECURE, train=ALL | {"lr": 0.1000001})
     configs = site_files(tmp_path, 4, allow=["masked", "keys"])
     whole = federate(Nodes(configs), asked, tmp_path / "whole").state.weights
-    without = Nodes(configs, run_id=2)
-    without.down = {3}
-    others = federate(without, again, tmp_path / "others").state.weights
+    others = federate(Nodes(configs, run_id=2).without(3), again, tmp_path / "others").state.weights
     model, share = alone_in(asked, 3)
     for name, start in make_setup(asked).weights().items():
         rebuilt = start + ((whole[name] - start) - (1 - share) * (others[name] - start)) / share
@@ -467,25 +456,22 @@ def test_two_requests_at_once_get_one_payload(
 
 def test_a_site_checks_and_records_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = OwnSite(tmp_path)
-    free: list[bool] = []
+    lines: list[Any] = []
     append = audit_log.append_line
 
     def probe(path: Path, line: Any, remedy: str) -> None:
-        with open(tmp_path / "audit.jsonl.lock", "ab") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free.append(True)
-            except BlockingIOError:
-                free.append(False)
+        with open(tmp_path / "audit.jsonl.lock", "ab") as handle, pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lines.append(line)
         append(path, line, remedy)
 
     monkeypatch.setattr(audit_log, "append_line", probe)
     site.trained(site.experiment(method="fedavg"))
     site.shared(site.experiment())
-    assert free == [False, False, False, False]
+    assert len(lines) == 4
     # A refusal, too: beside a line that is half written it would remove that line.
     assert "gives them once" in site.shared(site.experiment())
-    assert free == [False, False, False, False, False]
+    assert len(lines) == 5
 
 
 def test_nothing_leaves_where_the_audit_line_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,14 +510,23 @@ def test_a_site_that_cannot_write_is_not_told_to_resume_a_run(tmp_path: Path, mo
     assert site.trained(site.experiment(method="fedavg")) == ({"fault": told}, {})
 
 
+NUMBERS = ("factor", "offset", "unit_factor", "unit_offset")
+"""What a message says of a scale of numbers."""
+
+
+def told_scale(asked: Experiment, **numbers: Any) -> dict[str, Any]:
+    """What a server says of an experiment, with other numbers of its scale."""
+    told = describe_setup(make_setup(asked))
+    told["scale"] |= numbers  # type: ignore[operator]
+    return told
+
+
 def test_a_mean_is_not_of_the_sample_beyond_the_servers_bounds_alone(tmp_path: Path) -> None:
     # On a unit scale from 0.95 on 425 of 1,024 numbers of means told one sample's.
     for multiplier in (1e-9, 0):
         site = OwnSite(tmp_path)
         asked = site.experiment({"scale": "unit", "multiplier": multiplier})
-        setup = describe_setup(make_setup(asked))
-        setup["scale"] |= {"unit_factor": [[[20.0]]], "unit_offset": [[[-19.0]]]}  # type: ignore[operator]
-        got = site.shared(asked, setup=setup)
+        got = site.shared(asked, setup=told_scale(asked, unit_factor=[[[20.0]]], unit_offset=[[[-19.0]]]))
         if multiplier:
             assert "so little noise hides none that is beyond them; valid: 0 (not cut), or 0.5 or more" in got
         else:
@@ -551,9 +546,7 @@ def test_a_scale_of_another_shape_is_refused(tmp_path: Path) -> None:
         "infinite": {"unit_factor": [[[float("inf")]]]},
     }
     for kind, numbers in forged.items():
-        told = describe_setup(make_setup(asked))
-        told["scale"].update(numbers)
-        assert "the server's scale of inputs" in str(site.shared(asked, setup=told)), kind
+        assert "the server's scale of inputs" in str(site.shared(asked, setup=told_scale(asked, **numbers))), kind
     assert site.left() == []
     assert site.shared(asked).shape == (1, 1, 16, 16)
 
@@ -572,10 +565,8 @@ def test_a_scale_whose_rounding_moves_more_than_noise_hides_is_refused(tmp_path:
     for number, (numbers, refused) in enumerate(cases):
         site = OwnSite(tmp_path / str(number), min_noise=1.0)
         asked = site.experiment({"multiplier": 2.0})
-        told = describe_setup(make_setup(asked))
-        names = ("factor", "offset", "unit_factor", "unit_offset")
-        told["scale"].update({name: [[[one]]] for name, one in zip(names, numbers, strict=True)})
-        got = site.shared(asked, setup=told)
+        forged = {name: [[[one]]] for name, one in zip(NUMBERS, numbers, strict=True)}
+        got = site.shared(asked, setup=told_scale(asked, **forged))
         assert ("float32 moves values by more than 0.1 % of their range" in str(got)) == refused, numbers
         assert [line["kind"] for line in site.left()] == ([] if refused else ["means"])
 

@@ -11,6 +11,7 @@ from cli_helpers import here, refused, succeeded
 from flower_helpers import ALL, Nodes, experiment, federate, fields_only, nodes, order
 from flower_sites import SAMPLES, OwnSite, site_files, write_peers
 from helpers import tokens
+from test_lying_server import NUMBERS
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
@@ -25,9 +26,6 @@ from fedblend.flower.sites import Sites
 from fedblend.runs.groups import read
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-NUMBERS = ("factor", "offset", "unit_factor", "unit_offset")
-"""What a message says of a scale of numbers."""
 
 
 def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
