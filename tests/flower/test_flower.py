@@ -13,7 +13,6 @@ import pytest
 import torch
 from flower_helpers import (
     ALL,
-    Counting,
     Nodes,
     by_loop,
     experiment,
@@ -34,25 +33,13 @@ from fedblend.core.callbacks import Callback
 from fedblend.core.errors import FedblendError
 from fedblend.core.evaluation import over_clients
 from fedblend.core.loop import RoundLoop
-from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.trees import digest_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.messages import unpack
 from fedblend.flower.server import connect
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-
-def test_data_that_stay_local_and_a_clients_own_weights_do_not_leave(tmp_path: Path) -> None:
-    for i, method in enumerate(["fd", {"name": "fedmix", "sharing": "local-means"}]):
-        asked, grid = experiment(method), nodes()
-        finished = federate(grid, asked, tmp_path / str(i))
-        is_loops(finished, asked)
-        assert sum(up for _, kind, _, up in grid.sent if kind == "query.share") == 0
-    model = sum(t.numel() * 4 for t in finished.state.weights.values())
-    assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
 
 
 KEPT: list[dict[int, Any]] = []
@@ -237,32 +224,6 @@ TWO = {**ALL, "cohort": 2}
 ALLOWED = ["weights", "loss", "local-loss"]
 
 
-@part("selection", "last-first")
-class LastFirst(Selection):
-    """Takes the last clients."""
-
-    def choose(self, context: SelectionContext) -> Any:
-        return context.clients[-context.number :]
-
-
-@pytest.mark.parametrize("selection", [POWER, "loss", "test_flower:LastFirst"])
-def test_sites_are_chosen_as_simulated_clients_are(selection: Any, tmp_path: Path) -> None:
-    asked, grid = experiment(selection=selection, rounds=3, train=TWO), nodes(kind=Counting)
-    finished = federate(grid, asked, tmp_path)
-    is_loops(finished, asked)
-    by_sites, alone = finished.directory.metrics(), by_loop(asked)[1]
-    for field in ("cohort", "asked", "bytes_up", "bytes_down"):
-        assert [one.get(field) for one in by_sites] == [one.get(field) for one in alone]
-    # What was counted was sent: sites that stated a loss have the round's model.
-    counted = [sum(sum(one[field].values()) for one in by_sites) for field in ("bytes_down", "bytes_up")]
-    losses = sum(kind == "query.loss" for _, kind, *_ in grid.kept)
-    assert grid.exchanged() == counted
-    assert losses == (9 if selection == POWER else 0)
-    # A selection is the server's own: sites need not trust it.
-    for _, _, message, _ in grid.kept:
-        assert unpack(message.content)[0]["experiment"]["selection"] == "uniform"
-
-
 def test_a_site_states_its_loss_only_if_its_file_allows_it(tmp_path: Path) -> None:
     asked = experiment(selection=POWER, train=TWO, fraction=1.0)
     with pytest.raises(FedblendError, match=r"round 1: no site states its loss \(.*lets no local-loss out"):
@@ -308,14 +269,3 @@ def test_what_a_site_with_data_of_its_own_states(tmp_path: Path) -> None:
     few = OwnSite(tmp_path / "few", samples=19, allow=ALLOWED)
     told = few.reply("query.loss", few.experiment(method="fedavg"), tensors=weights)[0]["fault"]
     assert "its mean loss would be of 19 samples, and it tells of 20 or more together" in told
-
-
-@pytest.mark.parametrize("late", ["partial", "drop", "next-round"])
-def test_slow_clients_over_flower(late: str, tmp_path: Path) -> None:
-    slow = {"epochs": [1, 2, 1.5, 2], "late": late}
-    asked = experiment(slow=slow, train={**ALL, "epochs": 2}, rounds=3)
-    finished = federate(nodes(), asked, tmp_path)
-    is_loops(finished, asked)
-    assert [one.get("late") for one in finished.directory.metrics()[1:]] == [
-        one.get("late") for one in by_loop(asked)[1][1:]
-    ]
