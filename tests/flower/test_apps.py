@@ -554,7 +554,7 @@ def test_a_loss_without_a_strategy_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs_as_it_stands(capsys: Any) -> None:
     blended = script("examples/flower_app/blended.py")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert project["components"] == {"serverapp": "blended:server_app", "clientapp": "blended:client_app"}

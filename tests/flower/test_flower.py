@@ -68,15 +68,6 @@ def test_a_callback_at_the_server_reads_each_sites_upload(tmp_path: Path) -> Non
     assert all(same(sites[client], upload) for client, upload in alone.items())
 
 
-@pytest.mark.slow
-def test_a_client_takes_part_again_with_a_personal_model_that_is_made_after_training(tmp_path: Path) -> None:
-    """It has no first table of such a model to compare with, unlike Ditto's."""
-    asked = experiment({"name": "pfedme", "personal": {"steps": 1}}, rounds=3, train={"cohort": 4, "epochs": 1})
-    finished = federate(nodes(), asked, tmp_path)
-    assert [record.get("uploads") for record in finished.directory.metrics()[1:]] == [4] * 3
-    is_loops(finished, asked)
-
-
 def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
     grid = Nodes(site_files(tmp_path, 4))
     federate(grid, experiment("fedmix", train=ALL), tmp_path / "run")

@@ -191,9 +191,7 @@ def test_too_few_sites_stop_the_run_with_the_missing_ones_named(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_sites_with_their_own_data_begin_without_one_that_is_absent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sites_with_their_own_data_begin_without_one_that_is_absent(tmp_path: Path, caplog: Any) -> None:
     asked = experiment(train=ALL, fraction=1.0)
     grid = Nodes(configs := sites_with_data(tmp_path, asked)).without(2)
     caplog.set_level(logging.INFO, "flwr")
@@ -232,7 +230,7 @@ def test_a_continued_run_keeps_the_numbers_of_samples_that_it_began_with(late: b
     assert same(finished.state.weights, expected.state.weights)
 
 
-def test_samples_that_changed_before_a_restart_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_that_changed_before_a_restart_are_refused(tmp_path: Path, caplog: Any) -> None:
     asked = experiment(train=ALL, rounds=1, fraction=1.0)
     two = asked.model_copy(update={"rounds": 2})
     configs = sites_with_data(tmp_path, asked)

@@ -286,7 +286,7 @@ def test_a_site_that_answers_again_is_asked_in_each_round() -> None:
 
 
 def test_a_node_that_connects_again_and_again_without_an_answer_costs_less_and_less_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(sites_module, "HELLO_S", 0.32)
     caplog.set_level("INFO", "flwr")

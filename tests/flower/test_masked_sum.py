@@ -343,7 +343,7 @@ def test_a_dropped_site_is_in_no_sum(stage: str, tmp_path: Path) -> None:
     assert {c for c, row in zip(left, numbers, strict=True) if bool(row.any())} == firsts
 
 
-def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: Any) -> None:
     one = sharing_means()
     small, large = groups(one)
     finished = federate(drop(nodes(CLIENTS), {small[0]: "query.share"}), one, tmp_path / "one")
@@ -361,9 +361,7 @@ def test_a_group_of_too_few_sites_has_no_sum(tmp_path: Path, caplog: pytest.LogC
         federate(few, one, tmp_path / "two")
 
 
-def test_a_wrong_vector_is_left_out_and_a_site_with_wrong_shares_is_excluded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_vector_is_left_out_and_a_site_with_wrong_shares_is_excluded(tmp_path: Path, caplog: Any) -> None:
     one = sharing_means()
     _, large = groups(one)
 

@@ -420,7 +420,7 @@ def test_a_site_that_sends_wrong_shares_is_named(liar: int, wrong: Callable[[tor
     assert all(why.startswith("excluded since round 1: its shares with clients") for why in excluded.values())
 
 
-def test_of_one_wrong_share_both_sites_are_named_and_none_is_excluded(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_one_wrong_share_both_sites_are_named_and_none_is_excluded(caplog: Any) -> None:
     def reveal(client: int, tensors: Tensors) -> Tensors:
         return {**tensors, "own/1": flipped(tensors["own/1"])} if client == 0 else tensors
 
@@ -481,7 +481,7 @@ def withheld(dealer: int, receivers: set[int]) -> tuple[Round, Tensors, dict[int
     return one, keys, shares
 
 
-def test_of_one_share_that_cannot_be_opened_both_sites_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_one_share_that_cannot_be_opened_both_sites_are_named(caplog: Any) -> None:
     assert the_sum(*withheld(2, {0})) == {}
     assert "client 0 has sent no share of client 2's secret, or one that client 2 did not commit to" in caplog.text
 

@@ -187,7 +187,7 @@ def start_with(coordinator: Path, monkeypatch: pytest.MonkeyPatch, says: str) ->
 
 
 def test_a_supernode_that_has_given_up_is_ended_and_is_to_be_started_again(
-    coordinator: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    coordinator: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setenv("no_proxy", "intranet")
     says = '"$@ $NO_PROXY"\necho "WARN: Giving up reconnection after 24 seconds"'
@@ -201,7 +201,7 @@ def test_a_supernode_that_has_given_up_is_ended_and_is_to_be_started_again(
 
 
 def test_a_port_in_use_is_told_without_a_traceback(
-    coordinator: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    coordinator: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     with pytest.raises(FedblendError, match=r"--port 9094: another process has this port"):
         start_with(coordinator, monkeypatch, "'OSError: [Errno 98] Address already in use'")

@@ -206,7 +206,7 @@ def test_single_samples_do_not_leave_by_default() -> None:
     assert not {"raw", "seeds", "shared"} & set(Site().allow)
 
 
-def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_log_in_rows(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")
     record = AuditLog(read_site(path).audit)

@@ -206,9 +206,7 @@ def test_a_server_chooses_no_data_set_of_the_hub_for_a_site(tmp_path: Path) -> N
     assert "data.features.model: 'timm:resnet18' is not code of" in asked_of_a_site(tmp_path, own, features)
 
 
-def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(tmp_path: Path, caplog: Any) -> None:
     home = tmp_path / "ward 7"
     home.mkdir()
     rng = np.random.default_rng(0)
@@ -258,7 +256,7 @@ def at_site(folder: Path, trusted: list[str], own: dict[str, Any], asked: Experi
 
 
 def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_trusts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / name)
     monkeypatch.syspath_prepend(str(tmp_path))
