@@ -503,9 +503,9 @@ def test_a_changed_experiment_gets_no_second_payload_of_a_round(tmp_path: Path) 
     told, tensors = site.trained(site.experiment(method="fedavg"))
     assert "this site has trained in 1 rounds" in told["fault"]
     site.write(rounds=5)
-    told, tensors = site.trained(site.experiment(method="fedavg"))
-    assert "of round 1 in this run, and gives them once" in told["fault"]
-    assert not tensors
+    for changes in ({"method": "fedavg"}, {"method": "fd"}, {"method": "fd", "name": "other"}):
+        told, tensors = site.trained(site.experiment(**changes))
+        assert ("of round 1 in this run, and gives them once" in told["fault"], tensors) == (True, {})
 
 
 ALONE = {**TOLD, "begins": "own"}

@@ -116,8 +116,8 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
     path = tmp_path / "site.toml"
     for name in ("site-0", "site-1", "other"):
         trial.make_site_key(tmp_path / name)
-    public = [(tmp_path / f"site-{client}.pub").read_text().strip() for client in (0, 1)]
-    (tmp_path / "peers.toml").write_text("".join(f'{client} = "{key}"\n' for client, key in enumerate(public)))
+    public = [f'{client} = "{(tmp_path / f"site-{client}.pub").read_text().strip()}"' for client in (0, 1)]
+    (tmp_path / "peers.toml").write_text("\n".join(public))
     init_site(path, write_samples(tmp_path / "samples.npz"), 9)
     text = path.read_text().replace("min_sum = 3", "min_sum = 2")
     path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}')
