@@ -63,7 +63,6 @@ ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
 SECURE = {"name": "fedavg", "aggregator": "secure-mean"}
 LINEAR = {"name": "mlp", "hidden": []}
-QUICK = FederationLimits(min_sites=2, deadline=0.4)
 TOLD: dict[str, Any] = {"begins": "round", "mark": None, "state": None, "pool": None, "keep": "0-0"}
 """What a client is told that trains from the round's model."""
 
@@ -110,7 +109,7 @@ def by_loop(asked: Experiment, shared: Pool | None = None) -> tuple[RunState, li
     return state, records
 
 
-def federate(grid: Any, asked: Experiment, folder: Path, deadline: float = 5, min_sites: int = 0) -> FinishedRun:
+def federate(grid: Any, asked: Experiment, folder: Path, deadline: float = 0.4, min_sites: int = 2) -> FinishedRun:
     """Run an experiment with the sites behind a grid."""
     return run(grid, asked, folder, FederationLimits(min_sites, deadline))
 
@@ -210,6 +209,29 @@ class Nodes:
             return made if made is None else Message(made, reply_to=message)
 
         self.spoil = spoil
+        return self
+
+    def after(self, round: int, client: int | None, do: Callable[[], object]) -> Nodes:
+        """The same nodes; ``do`` is called when a client (``None``: each of them) has trained in a round."""
+
+        def spoil(who: int, message: Message, reply: Message) -> Message:
+            if trained_in(message) == round and client in (None, who):
+                do()
+            return reply
+
+        self.spoil = spoil
+        return self
+
+    def silent(self, client: int, round: int | None = None) -> Nodes:
+        """The same nodes, of which one never replies, or not to a request to train in a round."""
+        self.spoil = lambda who, message, reply: (
+            None if who == client and round in (None, trained_in(message)) else reply
+        )
+        return self
+
+    def without(self, *clients: int) -> Nodes:
+        """The same nodes, of which some are not connected."""
+        self.down = set(clients)
         return self
 
     def failing(self, client: int, code: int, reason: str) -> Nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
 from fedblend.flower.client_task import ClientTask, Memory
+from fedblend.flower.credentials import make_site_key
 from fedblend.flower.site import Site
 
 
@@ -36,6 +37,15 @@ def site_files(
         path.write_text(write_toml({**(of or {}).get(client, fields), "audit": f"audit-{client}.jsonl"}))
         configs.append({"partition-id": client, "site": str(path)})
     return configs
+
+
+def write_peers(folder: Path, names: Iterable[str]) -> None:
+    """Make the keys of sites of these names, and ``peers.toml`` with their public halves and names."""
+    peers = {}
+    for client, name in enumerate(names):
+        make_site_key(folder / name)
+        peers[str(client)] = f"{(folder / f'{name}.pub').read_text().strip()} {name}"
+    (folder / "peers.toml").write_text(write_toml(peers))
 
 
 def audit(folder: Path, client: int) -> list[dict[str, Any]]:
@@ -73,7 +83,7 @@ class OwnSite:
     Its app keeps nothing from message to message, unless :meth:`connect` begins a run of its SuperNode.
     """
 
-    grid: Nodes | None = None
+    run: Nodes | None = None
 
     def __init__(self, folder: Path, samples: int = SAMPLES, **fields: Any) -> None:
         self.folder = folder
@@ -101,6 +111,10 @@ class OwnSite:
         shutil.copy(self.folder / "own.npz", self.folder / "server.npz")
         self.write()
 
+    def grid(self) -> Nodes:
+        """Four sites with this site's file."""
+        return Nodes(self.config | {"partition-id": client} for client in range(4))
+
     def write(self, **fields: Any) -> None:
         """Write the site file anew."""
         (self.folder / "site.toml").write_text(write_toml(self.fields | fields))
@@ -122,21 +136,21 @@ class OwnSite:
 
     def connect(self, run_id: int = 1) -> OwnSite:
         """Begin a run of the site's SuperNode, whose app keeps its memory from message to message."""
-        self.grid = Nodes([self.config], run_id)
+        self.run = Nodes([self.config], run_id)
         return self
 
     def at_once(self) -> OwnSite:
         """A second process of the site, with the memory of now."""
-        other, context = copy.copy(self), self.grid.contexts[1000]
+        other, context = copy.copy(self), self.run.contexts[1000]
         other.connect(context.run_id)
-        other.grid.contexts[1000].state = copy.deepcopy(context.state)
+        other.run.contexts[1000].state = copy.deepcopy(context.state)
         return other
 
     def reply(
         self, kind: str, asked: Experiment, round: Any = 0, run_id: int = 1, tensors: Any = None, **fields: Any
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The reply of the site's app."""
-        grid = self.grid or Nodes([self.config], run_id)
+        grid = self.run or Nodes([self.config], run_id)
         return grid.reply(order(kind, asked, tensors, round=round, **fields))
 
     def shared(self, asked: Experiment, round: int = 0, run_id: int = 1, **more: Any) -> Any:

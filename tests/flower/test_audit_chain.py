@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
-from flower_sites import OwnSite
+from flower_sites import OwnSite, write_peers
 from flwr.app import Context, RecordDict
 
 from fedblend.core import files
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import csv_text, waiting_lock
-from fedblend.flower.audit import AuditLog, Counts
+from fedblend.flower.audit import AuditLog, Counts, End, tagged
 from fedblend.flower.client_task import MOST_RUNS, Memory
 from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import Site
@@ -42,8 +42,6 @@ def record(folder: Path, *rounds: int) -> AuditLog:
 
 def chained(lines: list[dict[str, Any]], secret: bytes) -> str:
     """Lines in a chain of another secret, as who wants to change a log would write them."""
-    from fedblend.flower.audit import End, tagged
-
     text, before = "", End().chain
     for line in lines:
         made = tagged({name: value for name, value in line.items() if name != "chain"}, secret, before)
@@ -51,48 +49,39 @@ def chained(lines: list[dict[str, Any]], secret: bytes) -> str:
     return text
 
 
-def rotated(path: Path) -> None:
-    path.rename(path.with_name("audit.jsonl.1"))
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def older(path: Path) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-
-
-def without_its_head(path: Path) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+def lines_changed(change: Callable[[list[str]], list[str]]) -> Callable[[Path], object]:
+    return lambda path: path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
 
 
 def of_another_secret(path: Path) -> None:
     path.write_text(chained([json.loads(line) for line in path.read_text().splitlines()], b"guessed"))
 
 
-def without_tags(path: Path) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{json.dumps({k: v for k, v in line.items() if k != 'chain'})}\n" for line in lines))
+def rotated(path: Path) -> None:
+    path.rename(path.with_name("audit.jsonl.1"))
 
 
-def without_counter(path: Path) -> None:
-    (path.with_suffix(".shared") / "counts.sqlite").unlink()
+def untagged(line: str) -> str:
+    return f"{json.dumps({k: v for k, v in json.loads(line).items() if k != 'chain'})}\n"
 
 
-def without_secret(path: Path) -> None:
-    shutil.rmtree(path.with_suffix(".shared"))
+without_tags = lines_changed(lambda lines: [untagged(line) for line in lines])
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "rotated": rotated,
+    "emptied": lines_changed(lambda lines: []),
+    "older": lines_changed(lambda lines: lines[:2]),
+    "without its head": lines_changed(lambda lines: lines[1:]),
+    "of another secret": of_another_secret,
+    "without tags": without_tags,
+    "without counter": lambda path: (path.with_suffix(".shared") / "counts.sqlite").unlink(),
+    "without secret": lambda path: shutil.rmtree(path.with_suffix(".shared")),
+}
 
 
-SPOILED = [rotated, emptied, older, without_its_head, of_another_secret, without_tags, without_counter, without_secret]
-
-
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_a_log_that_is_not_the_sites_stops_everything_and_gives_no_count_back(
-    spoil: Callable[[Path], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_log_that_is_not_the_sites_stops_everything_and_gives_no_count_back(how: str, tmp_path: Path) -> None:
     log = record(tmp_path, 0, 1, 2)
-    spoil(tmp_path / "audit.jsonl")
+    SPOILED[how](tmp_path / "audit.jsonl")
 
     for request in (
         lambda: log.has_sent("trial/2", 0, 0, "weights", True),
@@ -190,7 +179,7 @@ def test_a_site_killed_before_a_line_is_counted_goes_on(tmp_path: Path, monkeypa
 def test_a_log_of_version_0_2_goes_on(tmp_path: Path) -> None:
     log, path = record(tmp_path, 0, 1), tmp_path / "audit.jsonl"
     without_tags(path)
-    without_secret(path)
+    SPOILED["without secret"](path)
     assert "trained in 2 of at most 5 rounds" in succeeded(here("site", "check", tmp_path / "site.toml")).out
     assert not path.with_suffix(".shared").exists()
 
@@ -277,12 +266,7 @@ def test_a_folder_of_secrets_that_others_can_read_stops_the_site(tmp_path: Path)
 
 
 def test_a_check_refuses_loose_keys_and_sums_that_no_federation_has(tmp_path: Path) -> None:
-    from fedblend.flower.credentials import make_site_key
-
-    for client in range(3):
-        make_site_key(tmp_path / f"site-{client}")
-    keys = [(tmp_path / f"site-{client}.pub").read_text().strip() for client in range(3)]
-    (tmp_path / "peers.toml").write_text("".join(f'{client} = "{key}"\n' for client, key in enumerate(keys)))
+    write_peers(tmp_path, ("site-0", "site-1", "site-2"))
     path = tmp_path / "site.toml"
     path.write_text('key = "site-0.key"\npeers = "peers.toml"\nmin_sum = 3\n')
     succeeded(here("site", "check", path))

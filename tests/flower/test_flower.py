@@ -11,8 +11,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from flower_helpers import ALL, Nodes, by_loop, experiment, federate, fields_only, is_loops, nodes, one_round, refusals
-from flower_sites import audit, site_files, sites_with_data
+from flower_helpers import (
+    ALL,
+    Nodes,
+    by_loop,
+    experiment,
+    federate,
+    fields_only,
+    is_loops,
+    nodes,
+    one_round,
+    refusals,
+    weights_of,
+)
+from flower_sites import OwnSite, audit, site_files, sites_with_data
+from flwr.app import RecordDict
 from helpers import same
 
 from fedblend import part
@@ -27,16 +40,6 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import connect
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-
-def test_data_that_stay_local_and_a_clients_own_weights_do_not_leave(tmp_path: Path) -> None:
-    for i, method in enumerate(["fd", {"name": "fedmix", "sharing": "local-means"}]):
-        asked, grid = experiment(method), nodes()
-        finished = federate(grid, asked, tmp_path / str(i))
-        is_loops(finished, asked)
-        assert sum(up for _, kind, _, up in grid.sent if kind == "query.share") == 0
-    model = sum(t.numel() * 4 for t in finished.state.weights.values())
-    assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
 
 
 KEPT: list[dict[int, Any]] = []
@@ -63,15 +66,6 @@ def test_a_callback_at_the_server_reads_each_sites_upload(tmp_path: Path) -> Non
     sites, alone = KEPT
     assert list(sites) == list(alone)
     assert all(same(sites[client], upload) for client, upload in alone.items())
-
-
-@pytest.mark.slow
-def test_a_client_takes_part_again_with_a_personal_model_that_is_made_after_training(tmp_path: Path) -> None:
-    """It has no first table of such a model to compare with, unlike Ditto's."""
-    asked = experiment({"name": "pfedme", "personal": {"steps": 1}}, rounds=3, train={"cohort": 4, "epochs": 1})
-    finished = federate(nodes(), asked, tmp_path)
-    assert [record.get("uploads") for record in finished.directory.metrics()[1:]] == [4] * 3
-    is_loops(finished, asked)
 
 
 def test_the_audit_log_records_every_payload_that_left(tmp_path: Path) -> None:
@@ -211,3 +205,58 @@ def test_sites_that_begin_with_models_of_their_own_cannot_begin_with_an_earlier_
     made = make_setup(experiment(method="fd", start="earlier"))
     with pytest.raises(FedblendError, match="start: sites that begin with models of their own"):
         connect(cast(Any, None), made, FederationLimits())
+
+
+# Sites are chosen and asked for losses as simulated clients are -------------------------------------------
+
+
+POWER = {"name": "power-of-choice", "candidates": 3}
+TWO = {**ALL, "cohort": 2}
+ALLOWED = ["weights", "loss", "local-loss"]
+
+
+def test_a_site_states_its_loss_only_if_its_file_allows_it(tmp_path: Path) -> None:
+    asked = experiment(selection=POWER, train=TWO, fraction=1.0)
+    with pytest.raises(FedblendError, match=r"round 1: no site states its loss \(.*lets no local-loss out"):
+        federate(Nodes(site_files(tmp_path / "none", 4)), asked, tmp_path / "a")
+    configs = site_files(tmp_path / "some", 4, {2: {}}, allow=ALLOWED)
+    finished = federate(Nodes(configs), asked, tmp_path / "b")
+    for record in finished.directory.metrics()[1:]:
+        assert 2 not in record["cohort"]
+        assert all(one["client"] == 2 for one in record["asked"].get("refused", ()))
+    lines = [line for line in audit(tmp_path / "some", 0) if line["kind"] == "local-loss"]
+    assert {(line["bytes"], tuple(line["tensors"]["loss"])) for line in lines} == {(8, ("float64",))}
+
+
+def test_a_restarted_site_receives_the_model_again(tmp_path: Path) -> None:
+    asked, grid = experiment(selection=POWER, train=TWO, rounds=1), nodes()
+    answer = grid._answer
+
+    def forgetting(node: int, message: Any) -> None:
+        if message.metadata.message_type == "train":
+            grid.contexts[node].state = RecordDict()
+        answer(node, message)
+
+    grid._answer = forgetting
+    finished = federate(grid, asked, tmp_path)
+    is_loops(finished, asked)
+    assert refusals(finished) == {}
+
+
+def test_what_a_site_with_data_of_its_own_states(tmp_path: Path) -> None:
+    site = OwnSite(tmp_path, allow=ALLOWED, rounds=2)
+    asked = site.experiment(selection=POWER, method="fedavg", train=TWO)
+    weights = weights_of(asked)
+    fields, tensors = site.reply("query.loss", asked, tensors=weights)
+    assert "fault" not in fields
+    assert float(tensors["loss"]) == float(f"{float(tensors['loss']):.3g}")
+    assert "gives them once" in site.reply("query.loss", asked, tensors=weights)[0]["fault"]
+    assert "fault" not in site.reply("query.loss", asked, round=1, tensors=weights)[0]
+    assert "has sent 2 losses in all runs" in site.reply("query.loss", asked, round=2, tensors=weights)[0]["fault"]
+    # A few samples more: the difference of two losses would tell of these.
+    site.write(rounds=9)
+    site.hold(79)
+    assert "fault" in site.reply("query.loss", asked, round=3, tensors=weights)[0]
+    few = OwnSite(tmp_path / "few", samples=19, allow=ALLOWED)
+    told = few.reply("query.loss", few.experiment(method="fedavg"), tensors=weights)[0]["fault"]
+    assert "its mean loss would be of 19 samples, and it tells of 20 or more together" in told

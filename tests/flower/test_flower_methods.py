@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_helpers import Counting, Nodes, by_loop, experiment, federate, nodes, numbers_in
+from flower_helpers import ALL, Counting, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
 from flower_sites import audit, site_files, sites_with_data
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -17,10 +17,12 @@ from helpers import each, needs_of, same, slow_except
 from own_models import Backbone
 from torch import nn
 
+from fedblend import part
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
+from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool
 from fedblend.core.state import to_tensors
 from fedblend.engines.loop_engine import LoopEngine
@@ -35,10 +37,10 @@ from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect
 from fedblend.flower.site import Site, describe_setup
+from fedblend.methods.aggregators.secure import SecureMean
+from fedblend.runs.runner import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-"""Bytes before the numbers in each array of a message: the header of NumPy's file format."""
 
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
@@ -52,6 +54,8 @@ QUICK |= {
 
 DATA = {"partition": {"name": "dirichlet", "form": "client", "clients": 4, "alpha": 5.0}, "fraction": 0.2}
 DATA["train"] = {"cohort": 3, "epochs": 1, "batch_size": 50, "lr": 0.1}
+ADAM = {"optimizer": {"name": "adam", "eps": 0.1, "beta1": 0.8}}
+FLIPS = {"name": "sign-flip", "share": 0.25, "factor": 100.0}
 
 
 def quick(method: str, **changes: Any) -> Experiment:
@@ -124,91 +128,72 @@ def test_a_run_with_frozen_tensors_that_sites_lack_ends(tmp_path: Path) -> None:
         engine.collect(task, [0], [])
 
 
-def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -> None:
+def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -> FinishedRun:
     """Assert the loop engine's weights and records, and that the bytes in messages are those that it counts."""
     state, records = by_loop(asked)
 
     finished = federate(grid, asked, folder)
 
     assert same(finished.state.weights, state.weights)
+    assert same(finished.state.server_state, state.server_state)
     ours = finished.directory.metrics()
-    alike = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down", "shared")
+    alike = ("loss", "accuracy", "per_class", "train_loss", "cohort", "bytes_up", "bytes_down")
+    alike += ("shared", "asked", "late", "uploads")
     if asked.evaluates_each:
         # Sites tell how many of their samples are right, and no more.
         alike = ("accuracy", "clients", *alike[3:])
+    if isinstance(asked.method.aggregator, SecureMean):
+        # Keys are sent beside, and no site states its loss.
+        alike = tuple(field for field in alike if field not in ("train_loss", "bytes_up", "bytes_down"))
     for a, b in zip(ours, records, strict=True):
         assert {k: a.get(k) for k in alike} == {k: b.get(k) for k in alike}
     counted = [sum(sum(one[way].values()) for one in ours) for way in ("bytes_down", "bytes_up")]
     assert counted == grid.exchanged()
-    assert not sum(numbers_in(part) for one in grid.kept if one[1] == "query.hello" for part in one[2:])
+    assert not sum(numbers_in(sent) for one in grid.kept if one[1] == "query.hello" for sent in one[2:])
+    # A selection is the server's own: sites need not trust it.
+    assert {unpack(message.content)[0]["experiment"]["selection"] for _, _, message, _ in grid.kept} == {"uniform"}
+    return finished
 
 
-AT_SITES = {
-    "masked sums of shared layers": {
-        "method": {"name": "fedper", "aggregator": "secure-mean"},
-        "train": {**DATA["train"], "cohort": 4},
+@part("selection", "last-first")
+class LastFirst(Selection):
+    """Takes the last clients."""
+
+    def choose(self, context: SelectionContext) -> Any:
+        return context.clients[-context.number :]
+
+
+CHOICES = {"power": {"name": "power-of-choice", "candidates": 3}, "loss": "loss", "own": f"{__name__}:LastFirst"}
+AS_BY_LOOP: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{
+        f"sites chosen by {name}": ("fedavg", {"selection": one, "rounds": 3, "train": {**ALL, "cohort": 2}})
+        for name, one in CHOICES.items()
     },
-    "personal models": {"method": "ditto", "evaluate_model": "each"},
-    "own layers with scaffold": {"method": {"name": "scaffold", "personal": "fedper"}},
+    **{
+        f"slow sites, {late}": ("fedavg", {"slow": {"epochs": [1, 2, 1.5, 2], "late": late}, "rounds": 3})
+        for late in ("partial", "drop", "next-round")
+    },
+    "pictures": ("fedmix", {"train": {**DATA["train"], "augment": ["random-crop", "horizontal-flip"]}}),
+    "a kept optimizer": ("fedavg", {"rounds": 3, "train": {**DATA["train"], **ADAM, "optimizer_state": "keep"}}),
+    "means that stay": ({"name": "fedmix", "sharing": "local-means"}, {}),
+    "a median of scaffold": ({"name": "scaffold", "aggregator": "median"}, {"adversary": FLIPS}),
+    "personal models": ("ditto", {"evaluate_model": "each", "holdout": 0.2}),
+    "a personal model that is made after training": (
+        {"name": "pfedme", "personal": {"steps": 1}},
+        {"train": ALL, "rounds": 3},
+    ),
+    "masked sums of shared layers": ({"name": "fedper", "aggregator": "secure-mean"}, {"train": ALL, "holdout": 0.2}),
+    "own layers with scaffold": ({"name": "scaffold", "personal": "fedper"}, {"holdout": 0.2}),
 }
 
 
-@pytest.mark.parametrize("changes", slow_except([AT_SITES["personal models"]], AT_SITES.values()), ids=AT_SITES)
-def test_what_stays_at_sites_is_tested_there(changes: dict[str, Any], tmp_path: Path) -> None:
-    asked = experiment(
-        changes["method"], **{**DATA, "holdout": 0.2, **{k: v for k, v in changes.items() if k != "method"}}
-    )
-    state, records = by_loop(asked)
-
-    finished = federate(nodes(), asked, tmp_path)
-
-    for name, tensor in state.weights.items():
-        assert torch.allclose(finished.state.weights[name], tensor, atol=1e-6), name
-    for a, b in zip(finished.directory.metrics(), records, strict=True):
-        assert [a["accuracy"], a["clients"]] == [b["accuracy"], b["clients"]]
-    kept = to_tensors(finished.state.client_states)
-    assert all(name.endswith("/kept") for name in kept), "what clients keep stays at their sites"
-
-
-def test_the_server_aggregates_what_goes_beside_models_as_the_loop_does(tmp_path: Path) -> None:
-    method = {"name": "scaffold", "aggregator": "median"}
-    asked = experiment(method, **DATA, adversary={"name": "sign-flip", "share": 0.25, "factor": 100.0})
-    state, _ = by_loop(asked)
-
-    grid = nodes()
-    finished = federate(grid, asked, tmp_path)
-
-    ours = finished.state.server_part("terms.0")
-    assert ours.keys() == state.server_part("terms.0").keys()
-    assert all(torch.equal(ours[name], tensor) for name, tensor in state.server_part("terms.0").items())
-
-
-def test_sites_train_on_the_loops_pictures(tmp_path: Path) -> None:
-    asked = quick("fedmix", train={**DATA["train"], "augment": ["random-crop", "horizontal-flip"]})
-    state, _ = by_loop(asked)
-
-    finished = federate(nodes(), asked, tmp_path)
-
-    assert same(finished.state.weights, state.weights)
-
-
-def test_adam_with_kept_state_over_flower_equals_the_loop_and_its_state_stays_at_sites(tmp_path: Path) -> None:
-    adam = {"name": "adam", "eps": 0.1, "beta1": 0.8}
-    kept, reset = (
-        quick("fedavg", rounds=3, train={**DATA["train"], "optimizer": adam, "optimizer_state": how})
-        for how in ("keep", "reset")
-    )
-    state, _ = by_loop(kept)
-    grid = nodes()
-
-    finished = federate(grid, kept, tmp_path)
-
-    assert same(finished.state.weights, state.weights)
-    assert not any(torch.equal(by_loop(reset)[0].weights[name], tensor) for name, tensor in state.weights.items())
-    model = sum(tensor.numel() * 4 for tensor in state.weights.values())
-    assert {up for _, kind, _, up in grid.sent if kind == "train"} == {model}
-    assert all(kept.optimizer for kept in state.client_states.values())
-    assert all(name.endswith("/kept") for name in to_tensors(finished.state.client_states))
+@pytest.mark.parametrize("case", slow_except([*AS_BY_LOOP][:-3], AS_BY_LOOP))
+def test_what_is_beside_a_method_is_as_by_the_loop(case: str, tmp_path: Path) -> None:
+    method, changes = AS_BY_LOOP[case]
+    train = {"train": {**ALL, "epochs": 2}} if "slow" in changes else {}
+    asked = experiment(method, **{**DATA, **train, **changes})
+    kept = gives_what_the_loop_gives(asked, nodes(4, Counting), tmp_path).state.client_states
+    assert all(name.endswith("/kept") for name in to_tensors(kept)), "what clients keep stays at their sites"
 
 
 @pytest.mark.slow
@@ -220,13 +205,10 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
     data = {"name": "npz", "path": str(path)}
     fields = {"holdout": 0.25, "validation": {"clients": 0.25}, "metrics": ["hamming-loss"]}
     asked = experiment("naivemix", data=data, partition={"name": "iid", "clients": 4}, **fields)
-    state, _ = by_loop(asked)
     allow = ["weights", "means", "scores", "metrics"]
     grid = Nodes(site_files(tmp_path, 4, trusted=[str(path)], allow=allow, min_mean=2))
-
     finished = federate(grid, asked, tmp_path / "run")
-
-    assert same(finished.state.weights, state.weights)
+    is_loops(finished, asked)
     assert set(finished.directory.metrics()[-1]["validation"]["clients"]["metrics"]) == {"hamming-loss"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_helpers import Nodes, by_loop, experiment, federate, nodes, weights_of
+from flower_helpers import by_loop, experiment, federate, fields_only, nodes, spoiling, weights_of
 from flower_sites import OwnSite
 from flwr.app import Message
 from helpers import without_machine
@@ -53,14 +53,8 @@ def test_sites_send_the_metrics_that_the_loop_computes(tmp_path: Path) -> None:
 def test_a_client_that_sends_invalid_metrics_is_counted_without_them(tmp_path: Path) -> None:
     asked = experiment(**{**ASKED, "rounds": 0})
 
-    def lie(client: int, message: Message, reply: Message) -> Message:
-        if client != 2 or message.metadata.message_type != "evaluate":
-            return reply
-        return Message(pack({**unpack(reply.content)[0], "metrics": {"f1": "best", "auc": True}}), reply_to=message)
-
-    grid = nodes()
-    grid.spoil = lie
-    (record,) = federate(grid, asked, tmp_path / "run").directory.metrics()
+    lie = fields_only(metrics={"f1": "best", "auc": True})
+    (record,) = federate(spoiling(2, "evaluate", lie), asked, tmp_path / "run").directory.metrics()
     (honest,) = federate(nodes(), asked, tmp_path / "other").directory.metrics()
     assert record["client_metrics"]["f1"]["tested"] == honest["client_metrics"]["f1"]["tested"] - 1
     assert record["validation"]["clients"]["accuracy"] == honest["validation"]["clients"]["accuracy"]
@@ -107,7 +101,7 @@ def test_the_servers_own_samples_are_no_samples_of_the_sites(tmp_path: Path) -> 
 
 def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
-    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    grid = site.grid()
     asked = site.experiment(
         method="fedavg", **{**ASKED, "holdout": 0.0, "validation": {"server": 0.25, "clients": 0.25}}
     )
@@ -121,7 +115,7 @@ def test_a_run_with_sites_own_data_validates_at_both_ends(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores"])
-    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    grid = site.grid()
     asked = site.experiment(method="fedavg", holdout=0.25, validation={"clients": 0.25}, rounds=1)
     names, stated = ("samples", "holds_out", "validates"), divided(10**8, 0.25, 0.25)
 
@@ -150,7 +144,7 @@ def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp
 @pytest.mark.slow
 def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
-    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
+    grid = site.grid()
     asked = site.experiment(method="fedavg", holdout=0.25, validation={"clients": 0.25}, rounds=2)
     sent: list[dict[str, Any]] = []
 

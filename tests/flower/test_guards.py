@@ -13,16 +13,18 @@ import torch
 from flower_helpers import (
     ALL,
     NOISE,
-    QUICK,
     TOLD,
     Nodes,
     experiment,
+    federate,
+    is_loops,
     nodes,
     one_round,
     order,
     refusals,
+    refuses,
     spoiling,
-    table_only,
+    tensors_only,
     through,
     trained_in,
     weights_of,
@@ -31,6 +33,7 @@ from flower_sites import audit, sites_of, sites_with_data, task_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from google.protobuf.message import DecodeError
 from helpers import each, same, slow_after_first
+from test_flower_faults import extras_only
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import BLOCK, append_line, read_lines
@@ -41,7 +44,6 @@ from fedblend.flower import client as at_site
 from fedblend.flower import sites as sites_module
 from fedblend.flower import work
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
-from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SharedMeans
@@ -70,7 +72,7 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
         return reply
 
     grid.spoil = again
-    assert run(grid, asked, tmp_path / "run", QUICK).state.round == 2
+    assert federate(grid, asked, tmp_path / "run").state.round == 2
     assert {size for _, size, _ in told} == {0}
     for one in ("query.share", "train"):
         assert any(kind == one and "of round 1 in this run, and gives them once" in fault for kind, _, fault in told)
@@ -174,38 +176,35 @@ def test_unreadable_fields_are_an_error_of_the_message() -> None:
             detach(RecordDict({APP_FIELDS: ConfigRecord({APP_FIELDS: fields})}))
 
 
-def test_a_reply_that_flower_cannot_parse_is_a_fault_of_its_site_alone(tmp_path: Path) -> None:
-    grid = nodes()
-    pull = grid.pull_messages
-
-    def parsing(ids: list[str]) -> list[Message]:
-        replies = list(pull(ids))
-        if any(r.metadata.message_type == "train" and grid.client(r.metadata.src_node_id) == 2 for r in replies):
-            raise DecodeError("Error parsing message with type 'flwr.proto.ConfigRecord'")
-        return replies
-
-    grid.pull_messages = parsing
-    record = run(grid, experiment(train=ALL, rounds=1), tmp_path, QUICK).directory.metrics()[1]
-    assert [one["client"] for one in record["refused"]] == [2]
-    assert record["refused"][0]["reason"] == "it sent what cannot be read: DecodeError"
-    assert record["uploads"] == 3
-
-
-def test_an_error_of_the_superlink_is_not_a_fault_of_sites(tmp_path: Path) -> None:
-    """Else all sites were refused, and with min_uploads = 0 rounds without them would count."""
+def failing_to_pull(error: Exception, client: int | None = None) -> Nodes:
+    """Nodes of which a reply to a request to train, of one client or of any, cannot be pulled."""
     grid = nodes()
     pull = grid.pull_messages
 
     def failing(ids: list[str]) -> list[Message]:
         replies = list(pull(ids))
-        if any(reply.metadata.message_type == "train" for reply in replies):
-            request = httpx.Request("POST", "https://127.0.0.1:8000/v1/runtime/pull-messages")
-            raise httpx.HTTPStatusError("500", request=request, response=httpx.Response(500, request=request))
+        trained = [grid.client(r.metadata.src_node_id) for r in replies if r.metadata.message_type == "train"]
+        if client in trained or (client is None and trained):
+            raise error
         return replies
 
     grid.pull_messages = failing
+    return grid
+
+
+def test_a_reply_that_flower_cannot_parse_is_a_fault_of_its_site_alone(tmp_path: Path) -> None:
+    grid = failing_to_pull(DecodeError("Error parsing message with type 'flwr.proto.ConfigRecord'"), 2)
+    finished = federate(grid, one_round(), tmp_path)
+    assert refusals(finished) == {2: "it sent what cannot be read: DecodeError"}
+    assert finished.directory.metrics()[1]["uploads"] == 3
+
+
+def test_an_error_of_the_superlink_is_not_a_fault_of_sites(tmp_path: Path) -> None:
+    """Else all sites were refused, and with min_uploads = 0 rounds without them would count."""
+    request = httpx.Request("POST", "https://127.0.0.1:8000/v1/runtime/pull-messages")
+    error = httpx.HTTPStatusError("500", request=request, response=httpx.Response(500, request=request))
     with pytest.raises(httpx.HTTPStatusError):
-        run(grid, experiment(train=ALL, rounds=1, min_uploads=0), tmp_path, QUICK)
+        federate(failing_to_pull(error), one_round(min_uploads=0), tmp_path)
     assert [line["round"] for line in RunDirectory(tmp_path).metrics()] == [0]
 
 
@@ -215,10 +214,7 @@ def test_an_error_of_the_superlink_is_not_a_fault_of_sites(tmp_path: Path) -> No
         ({"x": torch.zeros(2, 3), "y": torch.tensor([0, 9], dtype=torch.uint8)}, None),
         ({"x": torch.zeros(2, 3), "y": torch.tensor([0, 10], dtype=torch.uint8)}, "'y' holds labels from 0 to 10; val"),
         ({"x": torch.zeros(2, 3), "y": torch.tensor([[-1, 3]])}, "'y' holds labels from -1 to 3; valid: 0 to 9"),
-        (
-            {"seeds": torch.zeros(1, 3), "y": torch.tensor([1]), "dummies": torch.tensor([200])},
-            "'dummies' holds labels",
-        ),
+        ({"x": torch.zeros(1, 3), "y": torch.tensor([1]), "dummies": torch.tensor([200])}, "'dummies' holds labels"),
         ({"x": torch.tensor([[1.0, torch.nan]]), "y": torch.zeros(1, 10)}, "'x' holds NaN or infinity"),
         ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, None),
         ({"x": torch.zeros(1, 3), "y": torch.full((1, 10), 40.0)}, None),  # noisy means are no distributions
@@ -290,12 +286,11 @@ def test_a_site_that_answers_again_is_asked_in_each_round() -> None:
 
 
 def test_a_node_that_connects_again_and_again_without_an_answer_costs_less_and_less_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(sites_module, "HELLO_S", 0.32)
     caplog.set_level("INFO", "flwr")
-    grid = nodes()
-    grid.spoil = lambda who, message, reply: None if who == 1 else reply
+    grid = nodes().silent(1)
     sites = sites_behind(grid)
     for _ in range(9):
         grid.down = {1} - grid.down
@@ -308,10 +303,8 @@ def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(sites_module, "HELLO_S", 0.1)
-    grid = nodes()
-    silent = grid.node(1)
-    grid.spoil = lambda who, message, reply: None if who == 1 else reply
-    sites = sites_behind(grid)
+    grid = nodes().silent(1)
+    silent, sites = grid.node(1), sites_behind(grid)
     for _ in range(4):
         sites.wait_until_connected()
     again = [f"will be queried again: no answer within 0.1 seconds (attempt {n} of 3)" for n in (1, 2)]
@@ -343,7 +336,7 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
 
     grids = {name: Nodes(sites_with_data(tmp_path / name, asked)) for name in ("lying", "honest")}
     grids["lying"].spoil = states_more
-    ours, theirs = (run(grid, asked, tmp_path / name / "run", QUICK).state.weights for name, grid in grids.items())
+    ours, theirs = (federate(grid, asked, tmp_path / name / "run").state.weights for name, grid in grids.items())
     if by == "clients":
         assert same(ours, theirs)
     else:
@@ -360,16 +353,6 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
 def test_a_site_with_an_invalid_number_of_samples_takes_no_part(said: dict[str, Any]) -> None:
     grid = spoiling(1, "query.hello", lambda fields, tensors: pack({**fields, **said}))
     assert sorted(sites_behind(grid).nodes) == [0, 2, 3]
-
-
-def test_a_sites_fault_is_recorded_in_one_short_line(tmp_path: Path) -> None:
-    names = {f"{'n' * 1000}{i}\n": torch.zeros(1) for i in range(50)}
-    for name, change in (
-        ("fault", lambda fields, tensors: pack({"fault": "a\nb\x1b[2J" + "c" * 10_000})),
-        ("names", table_only(lambda t: names)),
-    ):
-        (reason,) = refusals(run(spoiling(1, "train", change), one_round(), tmp_path / name, QUICK)).values()
-        assert (len(reason) < 400, reason.isprintable()) == (True, True)
 
 
 def answer_to(changes: Any = lambda tensors: tensors, method: str = "fedavg", **fields: Any) -> str:
@@ -400,3 +383,80 @@ def test_control_characters_in_a_message_do_not_come_back() -> None:
     fault = answer_to(experiment={**as_table(experiment()), "\x1b[31m\x07": 1})
     assert fault.isprintable()
     assert ": unknown key" in fault
+
+
+# Uploads of finite numbers that make a round's model, or its loss, overflow -------------------------------
+
+
+def filled(value: float) -> Any:
+    return tensors_only(lambda n, t: torch.full_like(t, value))
+
+
+SQUARES = "the squares of the aggregate's numbers are not finite"
+OVERFLOWING = {
+    "model": ("fedavg", filled(3e38), SQUARES),
+    "by steps": ({"name": "fedavg", "aggregator": "fednova"}, filled(3e38), SQUARES),
+    "server step": ({"name": "fedavg", "server_step": "fedadam"}, filled(-3e30), SQUARES),
+    "loss": ("fedavg", filled(1e18), "the model's loss is not finite"),
+    "beside a model": ("scaffold", extras_only(lambda t: torch.full_like(t, 3e38)), SQUARES),
+}
+
+
+@pytest.mark.parametrize("case", OVERFLOWING)
+def test_a_finite_upload_that_makes_the_model_overflow_is_left_out(case: str, tmp_path: Path) -> None:
+    method, change, reason = OVERFLOWING[case]
+    asked = experiment(method, train=ALL, rounds=2)
+
+    finished = federate(spoiling(2, "train", change), asked, tmp_path / "run")
+
+    for round in (1, 2):
+        ((client, told),) = refusals(finished, round).items()
+        assert (client, reason in told, finished.directory.metrics()[round]["uploads"]) == (2, True, 3)
+    without = federate(spoiling(2, "train", refuses), asked, tmp_path / "b")
+    for table in ("weights", "server_state"):
+        assert same(getattr(finished.state, table), getattr(without.state, table))
+
+
+def test_a_robust_aggregator_keeps_an_upload_that_it_bounds(tmp_path: Path) -> None:
+    asked = experiment({"name": "fedavg", "aggregator": "median"}, train=ALL, rounds=1)
+    record = federate(spoiling(2, "train", filled(3e38)), asked, tmp_path).directory.metrics()[1]
+    assert record["uploads"] == 4
+    assert "refused" not in record
+
+
+ALL_4 = r"round 1: .* not finite, with the uploads of clients 0, 1, 2, 3 .*earlier"
+ONE = r"round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: with its changes of up to 3e\+38 .*\); earlier"
+
+
+@pytest.mark.parametrize(
+    ("clients", "value", "told"), [(range(4), 3e38, ALL_4), (range(4), 1e18, ALL_4), ([2], 3e38, ONE)]
+)
+def test_a_round_whose_uploads_all_overflow_stops_the_run_before_it(
+    clients: Any, value: float, told: str, tmp_path: Path
+) -> None:
+    asked = experiment(train=ALL, rounds=2, min_uploads=4 if told == ONE else 1)
+    with pytest.raises(FedblendError, match=told):
+        federate(nodes().lying("train", clients, filled(value)), asked, tmp_path)
+    is_loops(federate(nodes(), asked, tmp_path), asked)
+
+
+def test_a_masked_sum_that_overflows_stops_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "range": 1e22}}
+    asked = experiment(method, train=ALL, rounds=1)
+    wrong = tensors_only(lambda n, t: t + 2**30 if n == "masked" else t)
+    with pytest.raises(FedblendError) as raised:
+        federate(spoiling(2, "train", wrong), asked, tmp_path)
+    told = r"round 1: the squares .* not finite, with the uploads of clients 0, 1, 2, 3, which are masked"
+    assert re.match(told, str(raised.value))
+    assert federate(nodes(), asked, tmp_path).state.round == 1
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "median"])
+def test_large_numbers_with_a_finite_loss_stop_the_next_round_of_a_mean(aggregator: str, tmp_path: Path) -> None:
+    asked = experiment({"name": "fedavg", "aggregator": aggregator}, train=ALL, rounds=2, min_uploads=2)
+    grid = spoiling(2, "train", filled(1e9))
+    if aggregator == "median":
+        assert federate(grid, asked, tmp_path).state.round == 2
+    else:
+        with pytest.raises(FedblendError, match=r"round 2: [01] good uploads of 4"):
+            federate(grid, asked, tmp_path)

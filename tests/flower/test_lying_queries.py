@@ -15,7 +15,6 @@ from flower_helpers import (
     ALL,
     LINEAR,
     NOISE,
-    QUICK,
     SECURE,
     TOLD,
     Nodes,
@@ -26,7 +25,7 @@ from flower_helpers import (
     weights_of,
 )
 from flower_sites import OwnSite, site_files, sites_of
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from helpers import slow_after_first
 
@@ -36,14 +35,10 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_client
-from fedblend.flower import site as at_site
-from fedblend.flower.app.blending import add_sharing, blend_mod
-from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.ledger import SampleSet
-from fedblend.flower.messages import SHARE_QUERY, attach, pack, to_record, unpack
+from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masks
-from fedblend.flower.server import run
 from fedblend.flower.site import describe_setup
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -508,9 +503,9 @@ def test_a_changed_experiment_gets_no_second_payload_of_a_round(tmp_path: Path) 
     told, tensors = site.trained(site.experiment(method="fedavg"))
     assert "this site has trained in 1 rounds" in told["fault"]
     site.write(rounds=5)
-    told, tensors = site.trained(site.experiment(method="fedavg"))
-    assert "of round 1 in this run, and gives them once" in told["fault"]
-    assert not tensors
+    for changes in ({"method": "fedavg"}, {"method": "fd"}, {"method": "fd", "name": "other"}):
+        told, tensors = site.trained(site.experiment(**changes))
+        assert ("of round 1 in this run, and gives them once" in told["fault"], tensors) == (True, {})
 
 
 ALONE = {**TOLD, "begins": "own"}
@@ -583,7 +578,7 @@ def test_a_site_takes_part_in_each_stage_of_a_masked_sum_once(tmp_path: Path) ->
         return answer(message, context)
 
     grid.app = listen  # type: ignore[assignment]
-    run(grid, one_round(SECURE), tmp_path / "run", QUICK)
+    federate(grid, one_round(SECURE), tmp_path / "run")
     kinds = ["query.keys", "query.shares", "train", "query.unmask"]
     assert [message.metadata.message_type for message, _ in kept] == kinds
     # Another process of the site, which has the memory of before, gets each message again. With both answers to
@@ -671,7 +666,7 @@ def test_data_to_mix_with_that_one_site_lacks_leave_its_model_not_alone_in_the_s
     for name, app in (("honest", answer), ("liar", leave_out)):
         grid = sites_of(tmp_path / name)
         grid.app = app  # type: ignore[assignment]
-        state = run(grid, asked, tmp_path / name / "run", QUICK).state
+        state = federate(grid, asked, tmp_path / name / "run").state
         largest.append(max(float((state.weights[name] - tensor).abs().max()) for name, tensor in start.items()))
     assert largest[0] < 1 < 8 < largest[1]
 
@@ -681,53 +676,14 @@ def test_where_each_sum_is_of_all_sites_no_two_sums_differ_by_one(tmp_path: Path
     configs = site_files(tmp_path, 4, allow=["masked", "keys"], min_sum=4)
 
     def begin(fewest: int, run_id: int, down: set[int]) -> Any:
-        grid = Nodes(configs, run_id)
-        grid.down = down
+        grid = Nodes(configs, run_id).without(*down)
         method = {"name": "fedavg", "aggregator": {"name": "secure-mean", "fewest": fewest}}
-        return run(grid, one_round(method), tmp_path / str(run_id), QUICK)
+        return federate(grid, one_round(method), tmp_path / str(run_id))
 
     assert begin(4, 1, set()).state.round == 1
     for fewest, run_id, down in ((3, 2, set()), (4, 3, {3})):
         with pytest.raises(FedblendError):
             begin(fewest, run_id, down)
-
-
-def test_a_site_with_a_file_trains_on_no_message_that_leaves_its_policy_out(tmp_path: Path) -> None:
-    app = ClientApp(mods=[blend_mod])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"arrays": to_record({"w": torch.ones(2)})}), reply_to=message)
-
-    (tmp_path / "site.toml").write_text('allow = []\naudit = "audit.jsonl"\n')
-    for config, refused in (({}, False), ({"site": str(tmp_path / "site.toml")}, True)):
-        grid = Nodes([{"partition-id": 0, **config}], app=app)
-        content = RecordDict({"arrays": to_record({"w": torch.zeros(2)})})
-        (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
-        assert reply.has_error() == refused
-    assert "trains on requests of a fedblend.flower.Strategy only" in reply.error.reason
-
-
-def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path) -> None:
-    app = ClientApp(mods=[blend_mod])
-    inputs = Inputs(shape=(2,), outputs=2)
-    add_sharing(app, inputs, lambda context: (torch.zeros(4, 2), torch.arange(4) % 2))
-    path = tmp_path / "site.toml"
-    path.write_text('audit = "audit.jsonl"\n')
-    grid = Nodes([{"partition-id": 0, "site": str(path)}], app=app)
-    fields = {"sharing": {"name": "means", "samples_per_mean": 2}, "min_mean": 2, "seed": 0}
-
-    def reply() -> Message:
-        (found,) = grid.send_and_receive([Message(attach(RecordDict(), fields), 1000, f"query.{SHARE_QUERY}")])
-        return found
-
-    (tmp_path / "audit.shared").write_text("no folder")
-    for why in ("cannot be used for this site's secret", "is not valid TOML"):
-        reason = reply().error.reason
-        assert why in reason
-        assert str(tmp_path) not in reason
-        path.write_text("=")
-        at_site._read_cached.cache_clear()
 
 
 def test_work_that_fails_on_some_samples_counts(tmp_path: Path) -> None:
@@ -742,7 +698,7 @@ def test_work_that_fails_on_some_samples_counts(tmp_path: Path) -> None:
         site.trained(asked)
         register = app.evaluate() if kind == "evaluate" else app.query("ask")
         register(functools.partial(at_client.answered, what=what, do=fails, form=form))
-        site.grid.app = app
+        site.run.app = app
         told = [site.reply(kind, asked)[0]["fault"] for _ in range(2)]
         assert told[0] == "its app failed; the log of its SuperNode states why"
         assert "in all runs, and sends no more" in told[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_helpers import ALL, FORMS, NOISE, QUICK, Nodes, experiment, nodes, weights_of
+from flower_helpers import ALL, FORMS, NOISE, Nodes, experiment, federate, nodes, weights_of
 from flower_sites import OwnSite
 from flwr.app import Message
 from helpers import slow_except
@@ -23,7 +23,6 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower.messages import VERSION, pack, to_record, unpack
 from fedblend.flower.requests import Start, StrategyRound, StrategyShare, read_request
-from fedblend.flower.server import run
 from fedblend.flower.site import KINDS, SAFE, describe_setup, site_of_node
 
 WORDS: dict[str, Any] = {
@@ -142,7 +141,7 @@ def test_what_the_servers_model_makes_of_samples_needs_a_word(kind: str, tmp_pat
         grid = nodes(allow=word)
         grid.spoil = lambda who, message, reply: refused.append(str(unpack(reply.content)[0].get("fault"))) or reply
         try:
-            run(grid, asked, tmp_path / (word or "none"), QUICK)
+            federate(grid, asked, tmp_path / (word or "none"))
         except FedblendError:
             assert not word
         assert any(f"lets no {kind} out" in text and told in text for text in refused) == (not word)

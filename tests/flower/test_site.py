@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
+from torch import nn
 
 from fedblend.cli.federation import init_site, show_audit
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import append_line
+from fedblend.core.objective import Task
+from fedblend.core.sharing import ClientData, Payload
 from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.site import SAFE, Site, read_site, site_text
+from fedblend.methods.sharing.moments import Moments
 
 
 def write_samples(path: Path) -> Path:
@@ -112,8 +116,8 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
     path = tmp_path / "site.toml"
     for name in ("site-0", "site-1", "other"):
         trial.make_site_key(tmp_path / name)
-    public = [(tmp_path / f"site-{client}.pub").read_text().strip() for client in (0, 1)]
-    (tmp_path / "peers.toml").write_text("".join(f'{client} = "{key}"\n' for client, key in enumerate(public)))
+    public = [f'{client} = "{(tmp_path / f"site-{client}.pub").read_text().strip()}"' for client in (0, 1)]
+    (tmp_path / "peers.toml").write_text("\n".join(public))
     init_site(path, write_samples(tmp_path / "samples.npz"), 9)
     text = path.read_text().replace("min_sum = 3", "min_sum = 2")
     path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}')
@@ -202,7 +206,7 @@ def test_single_samples_do_not_leave_by_default() -> None:
     assert not {"raw", "seeds", "shared"} & set(Site().allow)
 
 
-def test_an_audit_log_in_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_log_in_rows(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")
     record = AuditLog(read_site(path).audit)
@@ -271,3 +275,27 @@ def test_markup_and_control_characters_in_an_audit_log_are_shown_as_text(tmp_pat
     out = capsys.readouterr().out
     assert "[/x]" in out
     assert "\x1b" not in out
+
+
+# What a site keeps of its sharings ------------------------------------------------------------------------
+
+
+def test_sums_are_of_the_samples_that_a_site_has_now(tmp_path: Path) -> None:
+    """Means stay where samples are added; sums of all samples are made anew."""
+    x, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+
+    def local(rows: int) -> ClientData:
+        model: Any = nn.Linear(3, 2)
+        rng, task = np.random.default_rng(0), Task("classification", 2)
+        return ClientData(x[:rows], y[:rows], task, lambda x: x, lambda x, layer: x, rng, 1, model=model)  # type: ignore
+
+    def shared(rows: int) -> Payload | None:
+        ledger = SharingLedger(AuditLog(tmp_path / "audit.jsonl"), 10)
+        return ledger.payload(sharing, local(rows), {}, lambda tags, labels: None, lambda digest: None)
+
+    sharing = Moments(min_samples=1)
+    for rows in (6, 6, 8):
+        found, wanted = shared(rows), sharing.share(local(rows))
+        assert found
+        assert wanted
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted), rows

@@ -17,7 +17,8 @@ from torch import nn
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import read_lines
-from fedblend.experiment.config import as_table
+from fedblend.core.setup import Setup
+from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import blended_loss
@@ -205,9 +206,7 @@ def test_a_server_chooses_no_data_set_of_the_hub_for_a_site(tmp_path: Path) -> N
     assert "data.features.model: 'timm:resnet18' is not code of" in asked_of_a_site(tmp_path, own, features)
 
 
-def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(tmp_path: Path, caplog: Any) -> None:
     home = tmp_path / "ward 7"
     home.mkdir()
     rng = np.random.default_rng(0)
@@ -247,8 +246,17 @@ def test_a_new_site_file_trusts_what_its_text_names(tmp_path: Path) -> None:
     assert read_site(path).trusted == ("nets:Net", "/srv/a b.npz")
 
 
+def at_site(folder: Path, trusted: list[str], own: dict[str, Any], asked: Experiment) -> Setup:
+    """The setup that a site with samples of its own makes for an experiment."""
+    told, path = describe_setup(make_setup(asked)), folder / "site.toml"
+    path.write_text(write_toml({"trusted": trusted, "data": own}))
+    site = read_site(path)
+    with trust_of(site):
+        return setup_at_site(site, asked, 0, told)
+
+
 def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_trusts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / name)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -266,7 +274,6 @@ def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_tru
         return {"name": "npz", "path": str(tmp_path / f"{name}.npz"), "features": features}
 
     asked = experiment(data=data("server"))
-    told = describe_setup(make_setup(asked))
     for trusted, own, fault in (
         (["backbone_of_site:Net"], data("own"), ""),
         ([], data("own"), "this site's samples cannot be loaded"),
@@ -274,15 +281,11 @@ def test_a_site_computes_features_of_its_own_samples_with_a_backbone_that_it_tru
         (["backbone_of_site:Net"], data("own", scale="symmetric"), "this site's features differs from the federation"),
         (["backbone_of_site:Net"], {k: v for k, v in data("own").items() if k != "features"}, "this site's kind diff"),
     ):
-        path = tmp_path / "site.toml"
-        path.write_text(write_toml({"trusted": trusted, "data": own}))
-        site = read_site(path)
-        with trust_of(site):
-            if fault:
-                with pytest.raises(FedblendError, match=fault):
-                    setup_at_site(site, asked, 0, told)
-                continue
-            setup = setup_at_site(site, asked, 0, told)
+        if fault:
+            with pytest.raises(FedblendError, match=fault):
+                at_site(tmp_path, trusted, own, asked)
+            continue
+        setup = at_site(tmp_path, trusted, own, asked)
         net = sys.modules["backbone_of_site"].Net()
         with np.load(tmp_path / "own.npz") as raw, torch.no_grad():
             # The test half is drawn by the file's name, so that rows are compared in any order.
@@ -317,24 +320,15 @@ def test_a_site_makes_the_servers_tokens_of_its_own_texts(
 
     def data(name: str, **options: Any) -> dict[str, Any]:
         table = {"name": "table", "path": str(tmp_path / f"{name}.csv"), "text": "text", "target": "kind", "length": 9}
-        return {
-            **table,
-            "tokenizer": "letters_of_site:letters",
-            "features": {"model": "letters_of_site:Net"},
-            **options,
-        }
+        table |= {"tokenizer": "letters_of_site:letters", "features": {"model": "letters_of_site:Net"}}
+        return {**table, **options}
 
     asked = experiment(data=data("server"), partition={"name": "iid", "clients": 4})
-    told = describe_setup(make_setup(asked))
     trusted = [f"letters_of_site:{name}" for name in ("letters", "capitals", "Net")]
-    path = tmp_path / "site.toml"
-    path.write_text(write_toml({"trusted": trusted, "data": data("own", **own)}))
-    site = read_site(path)
-    with trust_of(site):
-        if fault:
-            with pytest.raises(FedblendError, match=fault):
-                setup_at_site(site, asked, 0, told)
-            return
-        made = setup_at_site(site, asked, 0, told).data
+    if fault:
+        with pytest.raises(FedblendError, match=fault):
+            at_site(tmp_path, trusted, data("own", **own), asked)
+        return
+    made = at_site(tmp_path, trusted, data("own", **own), asked).data
     sums = sorted(sum(map(ord, f"own {i}")) / 1e3 for i in range(20))
     assert sorted(torch.cat([made.train.x, made.test.x]).flatten().tolist()) == pytest.approx(sums)

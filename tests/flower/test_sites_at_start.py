@@ -8,35 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import here, refused, succeeded
-from flower_helpers import QUICK, Nodes, experiment, nodes
-from flower_sites import OwnSite
-from flwr.app import Message
+from flower_helpers import ALL, Nodes, experiment, federate, fields_only, nodes, order
+from flower_sites import SAMPLES, OwnSite, site_files, write_peers
 from helpers import tokens
-from test_lying_server import SAMPLES
+from test_lying_server import NUMBERS
 
 from fedblend.core.errors import FedblendError
 from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
+from fedblend.flower import client as at_site
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.messages import pack, to_record, unpack
-from fedblend.flower.server import run
+from fedblend.flower.messages import VERSION
+from fedblend.flower.server import SiteNames, log, names_of, peers_of, run
 from fedblend.flower.site import describe_setup, read_site, setup_at_site, trust_of
 from fedblend.flower.sites import Sites
+from fedblend.runs.groups import read
 
 pytestmark = pytest.mark.usefixtures("no_waits")
-
-NUMBERS = ("factor", "offset", "unit_factor", "unit_offset")
-"""What a message says of a scale of numbers."""
 
 
 def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
-    grid = Nodes({"partition-id": client, "site": str(tmp_path / "site.toml")} for client in range(4))
     asked = site.experiment(method="fedavg", fraction=0.5, rounds=1)
     why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
     with pytest.raises(FedblendError, match=why):
-        run(grid, asked, tmp_path / "run", QUICK)
+        federate(site.grid(), asked, tmp_path / "run")
 
 
 def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog: Any) -> None:
@@ -52,9 +49,9 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     )
     caplog.set_level("INFO", "flwr")
     with pytest.raises(FedblendError, match=why):
-        run(Nodes(configs), asked, tmp_path / "run", FederationLimits(min_sites=3, deadline=60.0))
+        federate(Nodes(configs), asked, tmp_path / "run", 60, 3)
     assert "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", tmp_path / "run")).out
-    assert run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0)).state.round == 1
+    assert federate(Nodes(configs), asked, tmp_path / "run", 60).state.round == 1
     assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
     assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
     assert "the run waits" not in caplog.text
@@ -73,7 +70,7 @@ def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(
     grid.down = {3}
     with pytest.raises(FedblendError, match=r"after 2 seconds \(deadline\); missing: 3\. Reasons: client 3"):
         sites.wait_until_connected()
-    (node,) = (node for node in grid.contexts if grid.client(node) == 3)
+    node = grid.node(3)
     grid.contexts[node].node_config["site"] = own["site"]
     grid.down = set()
     sites.wait_until_connected()
@@ -81,11 +78,10 @@ def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(
 
 
 def test_sites_that_are_too_slow_are_given_more_time_by_a_longer_deadline(tmp_path: Path) -> None:
-    grid = nodes(3)
-    grid.spoil = lambda who, message, reply: None if who == 2 else reply
-    (slow,) = (node for node in grid.contexts if grid.client(node) == 2)
+    grid = nodes(3).silent(2)
+    slow = grid.node(2)
     with pytest.raises(FedblendError) as told:
-        run(grid, experiment(partition={"name": "iid", "clients": 3}), tmp_path, FederationLimits(deadline=0.2))
+        federate(grid, experiment(partition={"name": "iid", "clients": 3}), tmp_path, 0.2, 3)
     assert str(told.value) == (
         "min_sites: 3, but only 2 of 3 sites are connected after 0.2 seconds (deadline); missing: 2. Reasons: node "
         f"{slow}: no answer within 0.2 seconds (deadline). Start their SuperNodes, or give a longer --deadline, and "
@@ -102,15 +98,11 @@ def write_table(path: Path, wards: str, classes: str = "ny", header: str = "age,
 
 def test_sites_with_tables_take_part_if_these_have_the_servers_encoding(tmp_path: Path, caplog: Any) -> None:
     data = {"name": "table", "path": str(write_table(tmp_path / "server.csv", "ab")), "target": "ill"}
-    configs = []
     for client, wards in enumerate(("ab", "ba", "ac")):
-        folder = tmp_path / f"site {client}"
-        folder.mkdir()
-        write_table(folder / "own.csv", wards)
-        (folder / "site.toml").write_text(write_toml({"data": {**data, "path": "own.csv"}}))
-        configs.append({"partition-id": client, "site": str(folder / "site.toml")})
+        write_table(tmp_path / f"own-{client}.csv", wards)
+    configs = site_files(tmp_path, 3, {c: {"data": {**data, "path": f"own-{c}.csv"}} for c in range(3)})
     asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
     assert finished.state.round == 1
     assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
     assert "(client 2) takes no part: data: this site's table differs" in caplog.text
@@ -124,24 +116,20 @@ DICTIONARY = {"age": "years", "ward": ["a", "b"], "ill": ["n", "y"]}
 def test_tables_of_other_names_texts_and_classes_conform_by_a_data_dictionary(tmp_path: Path, caplog: Any) -> None:
     server = write_table(tmp_path / "server.csv", "ab")
     data = {"name": "table", "path": str(server), "target": "ill", "columns": DICTIONARY}
-    own = {**data, "path": "own.csv"}
     # Another language, codes for texts, and one ward and one class only; the last has another unit.
     other = {"rename": {"Alter": "age", "Station": "ward"}, "categories": {"ward": {"1": "b"}, "ill": {"0": "y"}}}
-    fields = [own, {**own, **other}, {**own, "columns": {**DICTIONARY, "age": "months"}}]
+    fields = [{}, other, {"columns": {**DICTIONARY, "age": "months"}}]
     tables = [("ab", "ny", "age,ward,ill"), ("1", "0", "Alter,Station,ill"), ("ab", "ny", "age,ward,ill")]
-    configs = []
-    for client, (site_data, table) in enumerate(zip(fields, tables, strict=True)):
-        folder = tmp_path / f"site {client}"
-        folder.mkdir()
-        write_table(folder / "own.csv", *table)
-        (folder / "site.toml").write_text(write_toml({"data": site_data}))
-        configs.append({"partition-id": client, "site": str(folder / "site.toml")})
+    for client, table in enumerate(tables):
+        write_table(tmp_path / f"own-{client}.csv", *table)
+    data_of = {c: {**data, "path": f"own-{c}.csv", **changes} for c, changes in enumerate(fields)}
+    configs = site_files(tmp_path, 3, {c: {"data": own} for c, own in data_of.items()})
     asked = experiment("fedavg", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
-    held = read_site(tmp_path / "site 1" / "site.toml").data.load()
+    held = read_site(tmp_path / "site-1.toml").data.load()
     assert held.train.x[0].tolist() == [20, 0, 1]
     assert (held.classes, held.train.y.unique().tolist()) == (("n", "y"), [1])
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
 
     assert finished.directory.facts()["partition"]["samples"] == [64, 64, 0]
     assert finished.directory.metrics()[1]["uploads"] == 2
@@ -149,8 +137,8 @@ def test_tables_of_other_names_texts_and_classes_conform_by_a_data_dictionary(tm
     # Each site finds the same without the server.
     file = tmp_path / "experiment.toml"
     file.write_text(write_toml(as_table(asked)))
-    assert "no fault found" in succeeded(here("site", "check", tmp_path / "site 1/site.toml", "--experiment", file)).out
-    shown = here("site", "check", tmp_path / "site 2/site.toml", "--experiment", file)
+    assert "no fault found" in succeeded(here("site", "check", tmp_path / "site-1.toml", "--experiment", file)).out
+    shown = here("site", "check", tmp_path / "site-2.toml", "--experiment", file)
     refused(shown, "this site does not take part in")
     assert "refused: data: units: age: 'months' here, 'years' there" in shown.out
 
@@ -160,11 +148,7 @@ OTHER_DATA = {
     "kind": ({"x": (IMAGES / 255).astype(np.float32), "y": LABELS}, "kind", "'features' here, 'image' there"),
     "table": ({"x": IMAGES.reshape(40, 64), "y": LABELS}, "kind", "'features' here, 'image' there"),
     "shape": ({"x": IMAGES[..., 1:], "y": LABELS}, "shape", "place 3: 7 here, 8 there"),
-    "classes": (
-        {"x": IMAGES, "y": np.arange(40) % 5},
-        "classes",
-        "only here: '4'",
-    ),
+    "classes": ({"x": IMAGES, "y": np.arange(40) % 5}, "classes", "only here: '4'"),
 }
 
 
@@ -175,19 +159,16 @@ def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_stat
     arrays, field, difference = OTHER_DATA[other]
     np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS)
     np.savez(tmp_path / "other.npz", **arrays)
-    configs = []
-    for client, file in enumerate(("own", "own", "other")):
-        path = tmp_path / f"site-{client}.toml"
-        data = {"name": "npz", "path": f"{file}.npz"}
-        path.write_text(write_toml({"data": data, "audit": f"{client}.jsonl", "min_mean": 2}))
-        configs.append({"partition-id": client, "site": str(path)})
     data = {"name": "npz", "path": str(tmp_path / "own.npz")}
+    configs = site_files(
+        tmp_path, 3, {2: {"data": {**data, "path": "other.npz"}, "min_mean": 2}}, data=data, min_mean=2
+    )
     asked = experiment("fedmix", data=data, partition={"name": "iid", "clients": 3}, fraction=1.0, rounds=1)
 
     grid = Nodes(configs)
-    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 60.0))
+    finished = federate(grid, asked, tmp_path / "run")
 
-    (node,) = (node for node in grid.contexts if grid.client(node) == 2)
+    node = grid.node(2)
     assert f"fedblend: data: this site's {field} differs from the federation's: {difference}" in caplog.messages
     told = f"data: this site's {field} differs from the federation's; the site's log states how"
     assert f"fedblend: node {node} (client 2) takes no part: {told}" in caplog.messages
@@ -196,28 +177,23 @@ def test_a_site_with_data_of_another_experiment_takes_no_part_and_both_logs_stat
 
 
 def test_the_server_states_which_site_takes_no_part_but_none_of_its_paths(tmp_path: Path, caplog: Any) -> None:
-    site = OwnSite(tmp_path / "site 0")
-    configs = [{"partition-id": 0, "site": str(tmp_path / "site 0" / "site.toml")}]
-    OwnSite(tmp_path / "site 1")
-    (tmp_path / "site 1" / "own.npz").write_bytes(b"")
-    configs.append({"partition-id": 1, "site": str(tmp_path / "site 1" / "site.toml")})
-    other = OwnSite(tmp_path / "site 2")
+    site, empty, other = (OwnSite(tmp_path / f"site {client}") for client in range(3))
+    (empty.folder / "own.npz").write_bytes(b"")
     other.x = other.x[..., :8]
     other.hold(SAMPLES)
-    configs += [{"partition-id": 2, "site": str(tmp_path / "site 2" / "site.toml")}]
+    configs = [one.config | {"partition-id": client} for client, one in enumerate((site, empty, other))]
     configs += [{"partition-id": 3, "site": str(tmp_path / "lost" / "site.toml")}, {"partition-id": "no number"}]
     grid = Nodes(configs)
     asked = site.experiment(method="fedavg", rounds=1)
     with pytest.raises(FedblendError) as raised:
-        run(grid, asked, tmp_path / "run", QUICK)
+        federate(grid, asked, tmp_path / "run")
     text = str(raised.value)
     assert "missing: 1, 2, 3. Reasons: client 1: data: this site's samples cannot be loaded; the site's log" in text
     assert "; client 2: data: this site's shape differs" in text
     assert "; client 3: " in text
     assert str(tmp_path) not in text
     assert "(client 1) takes no part: data: this site's samples cannot be loaded" in caplog.text
-    unnumbered = next(node for node in grid.contexts if grid.client(node) == "no number")
-    assert f"node {unnumbered} takes no part: partition-id" in caplog.text
+    assert f"node {grid.node('no number')} takes no part: partition-id" in caplog.text
 
 
 def write_tokens(folder: Path, **data: Any) -> dict[str, Any]:
@@ -240,7 +216,7 @@ def test_sites_with_tokens_train_on_their_ids(tmp_path: Path) -> None:
     asked = experiment(**fields)
     start = make_setup(asked).weights()
 
-    finished = run(Nodes(configs), asked, tmp_path / "run", QUICK)
+    finished = federate(Nodes(configs), asked, tmp_path / "run")
 
     ids = tokens(mask=True).train.x[:, 0].unique()
     moved = (finished.state.weights["embedding.weight"] != start["embedding.weight"]).any(1).nonzero()[:, 0]
@@ -269,7 +245,7 @@ def test_a_site_that_does_not_declare_its_tokens_takes_no_part(tmp_path: Path) -
     write_tokens(tmp_path / "site")
     site = str(tmp_path / "site" / "site.toml")
     with pytest.raises(FedblendError, match=r"takes no part|data: this site"):
-        run(Nodes([{"partition-id": 0, "site": site}]), experiment(**fields), tmp_path / "run", QUICK)
+        federate(Nodes([{"partition-id": 0, "site": site}]), experiment(**fields), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -288,6 +264,95 @@ def test_a_site_does_not_compute_with_its_tokens_for_a_server_that_lies(
     if forged:
         told["scale"] = forged if len(forged) == 1 else {"name": "none", "inverted": False, **forged}
     grid = Nodes([{"partition-id": 0, "site": str(tmp_path / "site" / "site.toml")}])
-    asked = {"experiment": as_table(experiment(**fields, method=method)), "setup": told, "client": 0, "round": 0}
-    (reply,) = grid.send_and_receive([Message(pack(asked, to_record({})), 1000, "query.share")])
-    assert said in unpack(reply.content)[0]["fault"]
+    request = order("query.share", experiment(**fields, method=method), setup=told)
+    assert said in grid.reply(request)[0]["fault"]
+
+
+# Which site a node is -------------------------------------------------------------------------------------
+
+
+NAMES = ("north", "south", "west")
+
+
+def signing_sites(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Three sites with keys, of which the last claims to be client 1, and the folder with their public keys."""
+    write_peers(folder, NAMES)
+    configs = site_files(folder, 3, {client: {"key": f"{name}.key"} for client, name in enumerate(NAMES)})
+    configs[2]["partition-id"] = 1
+    return configs, str(folder)
+
+
+def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path: Path, caplog: Any) -> None:
+    configs, credentials = signing_sites(tmp_path)
+    caplog.set_level("INFO", "flwr")
+    log.addFilter(names := SiteNames(names_of(peers_of(credentials))))
+    try:
+        asked = experiment(partition={"name": "iid", "clients": 3}, rounds=1)
+        grid = Nodes(configs)
+        finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4, credentials))
+    finally:
+        log.removeFilter(names)
+    (wrong,) = (node for node, context in grid.contexts.items() if "site-2" in str(context.node_config["site"]))
+    told = f"fedblend: node {wrong} (client 1 (south)) takes no part: its key is not that of client 1 (south) in peers"
+    assert told in caplog.text
+    assert "fedblend: client 2 (west): not connected" in caplog.text
+    assert finished.directory.facts()["partition"]["sites"] == list(NAMES)
+    missing = "client 2 (west) in 1 of 1 rounds (its site is not connected)"
+    assert read(finished.directory).missing_uploads == missing
+
+
+def test_a_site_that_is_corrected_between_two_looks_at_the_nodes_takes_part(tmp_path: Path, caplog: Any) -> None:
+    configs, credentials = signing_sites(tmp_path)
+    grid = Nodes(configs)
+
+    def correct() -> None:
+        for context in grid.contexts.values():
+            if "site-2" in str(context.node_config["site"]):
+                context.node_config["partition-id"] = 2
+
+    grid.after(1, None, correct)
+    asked = experiment(partition={"name": "iid", "clients": 3}, train=ALL | {"cohort": 3}, rounds=8)
+    finished = run(grid, asked, tmp_path / "run", FederationLimits(2, 0.4, credentials))
+    uploads = [line.get("uploads") for line in finished.directory.metrics()]
+    assert (uploads[1], uploads[-1]) == (2, 3)
+    assert caplog.text.count("takes no part") == 1
+
+
+@pytest.mark.slow
+def test_tables_and_pages_name_the_sites_whose_uploads_are_missing(tmp_path: Path) -> None:
+    from fedblend.report.page import page
+    from fedblend.report.sections import dataset_sections
+
+    asked = experiment(partition={"name": "iid", "clients": 3}, train=ALL | {"cohort": 3}, rounds=1)
+    directory = federate(nodes(3).without(2), asked, tmp_path / "run").directory
+    missing = "client 2 in 1 of 1 rounds (its site is not connected)"
+    for command in ("inspect", "compare"):
+        assert missing in " ".join(succeeded(here(command, directory.path)).out.split())
+    assert missing in page(dataset_sections([directory]))
+
+
+def test_sites_and_server_of_two_versions_tell_so_in_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    asked = experiment(partition={"name": "iid", "clients": 1}, rounds=1)
+    monkeypatch.setattr(at_site, "VERSION", "fedblend 9.9")
+    with pytest.raises(
+        FedblendError, match=r"its site has .fedblend 9\.9., and the server fedblend .*; valid: the same"
+    ):
+        federate(nodes(1), asked, tmp_path / "run", min_sites=1)
+    monkeypatch.undo()
+    # A site of version 0.2 refuses the word, and states no version.
+    old = nodes(1).lying("query.hello", {0}, fields_only(fault="version: unknown", version=None))
+    with pytest.raises(FedblendError, match=r"its site has a version that does not state itself \(0.2 or older\)"):
+        federate(old, asked, tmp_path / "run", min_sites=1)
+
+
+def test_a_site_that_comes_after_the_beginning_is_told_so_and_the_server_too(tmp_path: Path, caplog: Any) -> None:
+    site = OwnSite(tmp_path)
+    grid = site.grid().without(3)
+    grid.after(1, None, grid.without)
+    asked = site.experiment(method="fedavg", rounds=3)
+    finished = federate(grid, asked, tmp_path / "run")
+    told = "the run began without this site, and goes on without it"
+    assert f"fedblend: refused: {told}" in caplog.text
+    assert f"(client 3) takes no part: {told}" in caplog.text
+    assert [line.get("uploads") for line in finished.directory.metrics()] == [None, 3, 3, 3]
+    assert VERSION.startswith("fedblend 0")

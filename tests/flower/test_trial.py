@@ -282,7 +282,7 @@ def test_an_app_ends_with_its_parent_even_where_nothing_collects_the_dead_parent
             os.killpg(parent.pid, signal.SIGKILL)
 
 
-def test_a_trial_says_which_classes_are_at_no_site(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_says_which_classes_are_at_no_site(capsys: Any) -> None:
     partition = {"name": "classes", "clients": 20, "classes_per_client": 2}
     made = resolve({**TINY, "partition": partition})
     for_sites(made, 5)

@@ -1,4 +1,7 @@
-"""Changes of bytes, of tables, of arrays and of words, drawn from a random generator."""
+"""Changes of bytes, of tables, of arrays and of words, drawn from a random generator.
+
+Hypothesis would not do: an input is made again from its number alone, in a process that the input may end.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,9 @@ CHUNKS = (
 )  # fmt: skip
 """Bytes that parsers of several formats have to refuse."""
 
+FEW = (1, 1, 1, 2, 3)
+"""How often something is changed."""
+
 
 def deep(levels: int, table: bool) -> Any:
     """A value inside as many lists or tables."""
@@ -43,19 +49,17 @@ def deep(levels: int, table: bool) -> Any:
     return value
 
 
+OTHERS = (
+    True, False, [], {}, [1, 2], ["a", 1, None], {"name": 1}, {"name": ""}, {"name": "x", "y": 1}, [[]], [{}],
+    datetime.date(2020, 1, 1), datetime.datetime(1, 1, 1), deep(3, True), deep(60, False), deep(60, True),
+    [0] * 1_000, [math.nan], {str(i): i for i in range(200)},
+)  # fmt: skip
+"""Values that are neither numbers nor texts."""
+
+
 def value(rng: Random) -> Any:
     """A value that a table of TOML or JSON may hold; TOML has dates, and no ``None``."""
-    kind = rng.randrange(10)
-    if kind < 4:
-        return rng.choice(NUMBERS)
-    if kind < 7:
-        return rng.choice(TEXTS)
-    others = (
-        True, False, [], {}, [1, 2], ["a", 1, None], {"name": 1}, {"name": ""}, {"name": "x", "y": 1}, [[]], [{}],
-        datetime.date(2020, 1, 1), datetime.datetime(1, 1, 1), deep(3, True), deep(60, False), deep(60, True),
-        [0] * 1_000, [math.nan], {str(i): i for i in range(200)},
-    )  # fmt: skip
-    return copy.deepcopy(rng.choice(others))
+    return copy.deepcopy(rng.choice(rng.choices((NUMBERS, TEXTS, OTHERS), (4, 3, 3))[0]))
 
 
 def fitting(rng: Random, kind: str) -> Any:
@@ -65,26 +69,21 @@ def fitting(rng: Random, kind: str) -> Any:
     if "true or false" in kind and rng.random() < 0.7:
         return rng.random() < 0.5
     if "list" in kind and rng.random() < 0.7:
-        return [rng.choice(NUMBERS) for _ in range(rng.choice((0, 1, 2, 3, 40)))]
+        return rng.choices(NUMBERS, k=rng.choice((0, 1, 2, 3, 40)))
     if "number" in kind:
-        whole = [number for number in NUMBERS if isinstance(number, int)]
-        return rng.choice(whole) if "whole" in kind and rng.random() < 0.8 else rng.choice(NUMBERS)
+        whole = "whole" in kind and rng.random() < 0.8
+        return rng.choice([number for number in NUMBERS if isinstance(number, int) or not whole])
     words = [word.strip('"') for word in kind.split(" or ") if word.startswith('"')]
-    return rng.choice(words) if words and rng.random() < 0.7 else rng.choice(TEXTS)
+    return rng.choice(words if words and rng.random() < 0.7 else TEXTS)
 
 
-def number_near(rng: Random, number: float) -> Any:
+def number_near(rng: Random, number: Any) -> Any:
     """A number made from another one."""
     if not isinstance(number, (int, float)) or isinstance(number, bool):
         return value(rng)
-    changes = (
-        lambda: -number, lambda: number + 1, lambda: number - 1, lambda: number * 10**12, lambda: float(number),
-        lambda: str(number), lambda: [number], lambda: bool(number), lambda: rng.choice(NUMBERS),
-    )  # fmt: skip
-    try:
-        return rng.choice(changes)()
-    except OverflowError:
-        return value(rng)
+    whole = int(number) if math.isfinite(number) else 0
+    near = (-number, number + 1, number - 1, number * 10**12, float(f"{whole}e0"), str(number)[:9_000], [number])
+    return rng.choice((*near, bool(number), rng.choice(NUMBERS)))
 
 
 # Bytes -------------------------------------------------------------------------------------------------------
@@ -93,103 +92,74 @@ def number_near(rng: Random, number: float) -> Any:
 def of_bytes(rng: Random, raw: bytes) -> bytes:
     """Bytes with one to four changes."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        raw = _one_of_bytes(rng, raw)
+        at = rng.randrange(len(raw) + 1)
+        # Headers are short, and stand at the front.
+        at = min(at, rng.randrange(200)) if rng.random() < 0.4 else at
+        end = min(len(raw), at + rng.choice((1, 1, 2, 4, 16, 100, 1_000)))
+        old, chunk = raw[at:end], rng.choice(CHUNKS)
+        flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in old[:1]) + old[1:]
+        filled = rng.choice((b"\x00", b"\xff")) * len(old)
+        made = rng.choice((flipped, rng.randbytes(len(old)), b"", 2 * old, chunk + old, chunk, filled))
+        raw = rng.choices((raw[:at] + made + raw[end:], raw[:at], raw[at:]), (7, 1, 1))[0]
     return raw
 
 
-def _one_of_bytes(rng: Random, raw: bytes) -> bytes:
-    kind, at = rng.randrange(9), rng.randrange(len(raw) + 1)
-    # Headers are short, and stand at the front.
-    at = min(at, rng.randrange(200)) if rng.random() < 0.4 else at
-    end = min(len(raw), at + rng.choice((1, 1, 2, 4, 16, 100, 1_000)))
-    if kind == 0 and raw:
-        at = min(at, len(raw) - 1)
-        return raw[:at] + bytes([raw[at] ^ (1 << rng.randrange(8))]) + raw[at + 1 :]
-    if kind == 1:
-        return raw[:at] + rng.randbytes(end - at) + raw[end:]
-    if kind == 2:
-        return raw[:at] + raw[end:]
-    if kind == 3:
-        return raw[:at] + raw[at:end] * 2 + raw[end:]
-    if kind == 4:
-        return raw[:at] + rng.choice(CHUNKS) + raw[at:]
-    if kind == 5:
-        return raw[:at] + rng.choice(CHUNKS) + raw[end:]
-    if kind == 6:
-        return raw[:at]
-    if kind == 7:
-        return raw[at:]
-    return raw[:at] + rng.choice((b"", b"\x00", b"\xff")) * (end - at) + raw[end:]
+def of_text(rng: Random, text: str) -> str:
+    """A text with changes of its bytes."""
+    return of_bytes(rng, text.encode()).decode("utf-8", "replace")
 
 
 def of_lines(rng: Random, text: str) -> str:
     """A text of lines with one to three of them changed, doubled, moved or removed."""
     lines = text.splitlines()
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        at = rng.randrange(len(lines)) if lines else 0
-        kind = rng.randrange(7)
-        line = lines[at] if lines else ""
+    for _ in range(rng.choice(FEW)):
+        at, kind = rng.randrange(len(lines) + 1), rng.randrange(7)
+        line = lines[at] if at < len(lines) else ""
         if (kind <= 2 or rng.random() < 0.5) and "=" in line:
             lines[at] = f"{line.partition('=')[0]}= {toml_word(rng)}"
         elif kind == 3:
             lines.insert(at, line)
-        elif kind == 4 and lines:
-            del lines[at]
+        elif kind == 4:
+            del lines[at : at + 1]
         elif kind == 5:
             lines.insert(at, rng.choice(("[train]", "[a.b.c]", "[[methods]]", "[method]", f"x{at} = {toml_word(rng)}")))
-        elif lines:
-            lines[at] = of_bytes(rng, line.encode()).decode("utf-8", "replace")
+        else:
+            lines[at : at + 1] = [of_text(rng, line)]
     return "\n".join(lines) + "\n"
 
 
 def toml_word(rng: Random) -> str:
     """The right side of a line of TOML, valid or not."""
-    words = (
-        "nan",
-        "-inf",
-        "1e999",
-        "1979-05-27",
-        "[" * 500,
-        "[[1, [2, [3]]]]",
-        "{a = {b = {c = 1}}}",
-        "'''",
-        '"\\u0000"',
-    )
     if rng.random() < 0.3:
-        return rng.choice(words)
+        words = ("nan", "-inf", "1e999", "1979-05-27", "[" * 500, "[[1, [2, [3]]]]", "{a = {b = {c = 1}}}", "'''")
+        return rng.choice((*words, '"\\u0000"'))
     return json.dumps(value(rng), default=str).replace("null", '"none"')
 
 
 # Tables ------------------------------------------------------------------------------------------------------
 
 
-def of_table(rng: Random, table: Any, times: int | None = None) -> Any:
+def of_table(rng: Random, table: Any) -> Any:
     """A copy of nested tables and lists with one to three changes."""
     made = copy.deepcopy(table)
-    for _ in range(times or rng.choice((1, 1, 1, 2, 3))):
-        made = _one_of_table(rng, made)
-    return made
-
-
-def _one_of_table(rng: Random, made: Any) -> Any:
-    places = list(_places(made))
-    if not places or rng.random() < 0.02:
-        return value(rng)
-    inside, key = rng.choice(places)
-    kind = rng.randrange(10)
-    if kind <= 3:
-        inside[key] = value(rng)
-    elif kind <= 5:
-        inside[key] = number_near(rng, inside[key])
-    elif kind == 6:
-        del inside[key]
-    elif kind == 7:
-        inside[key] = rng.choice(([inside[key]], {"name": inside[key]}, {"x": inside[key]}, [inside[key]] * 3))
-    elif kind == 8 and isinstance(inside, dict):
-        inside[rng.choice(TEXTS[:30]) or "unknown"] = inside[key] if rng.random() < 0.5 else value(rng)
-    else:
-        other, place = rng.choice(places)
-        inside[key] = copy.deepcopy(other[place])
+    for _ in range(rng.choice(FEW)):
+        places = list(_places(made))
+        if not places or rng.random() < 0.02:
+            made = value(rng)
+            continue
+        inside, key = rng.choice(places)
+        old, kind = inside[key], rng.randrange(10)
+        if kind == 6:
+            del inside[key]
+        elif kind == 8 and isinstance(inside, dict):
+            inside[rng.choice(TEXTS[:30]) or "unknown"] = old if rng.random() < 0.5 else value(rng)
+        elif kind >= 8:
+            other, place = rng.choice(places)
+            inside[key] = copy.deepcopy(other[place])
+        elif kind == 7:
+            inside[key] = rng.choice(([old], {"name": old}, {"x": old}, [old] * 3))
+        else:
+            inside[key] = value(rng) if kind <= 3 else number_near(rng, old)
     return made
 
 
@@ -213,6 +183,7 @@ def plain(node: Any, toml: bool) -> Any:
 # Arrays ------------------------------------------------------------------------------------------------------
 
 TYPES = ("<f8", "<f4", "<f2", "<i8", "<i4", "u1", "i1", "?", "<u8", "<c16", "<U3", "S3", ">f4", "<M8[s]")
+NAMES = ("x", "y", "client", "split", "classes", "client_names", "x_train")
 
 
 def of_array(rng: Random, array: np.ndarray) -> np.ndarray:
@@ -224,17 +195,14 @@ def of_array(rng: Random, array: np.ndarray) -> np.ndarray:
         if kind == 1:
             return array[: rng.choice((0, 1, max(0, len(array) - 1)))]
         if kind == 2:
-            return array[..., None] if rng.random() < 0.5 else array.reshape(-1)
+            return rng.choice((array[..., None], array.reshape(-1), np.concatenate([array, array])))
         if kind == 3:
-            return np.concatenate([array, array])
-        if kind == 4:
             return np.zeros(rng.choice(((), (0,), (1,), (0, 3), (2, 0, 2), (1, 1, 1, 1, 1), (len(array), 1, 1))))
-        if kind == 5:
+        if kind == 4:
             return np.full_like(array, rng.choice((0, -1, 1, 2**31, 2**62, math.nan, math.inf)))
         changed = np.array(array)
-        flat = changed.reshape(-1)
         for _ in range(rng.choice((1, 3))):
-            flat[rng.randrange(max(1, flat.size))] = rng.choice(NUMBERS)
+            changed.reshape(-1)[rng.randrange(max(1, changed.size))] = rng.choice(NUMBERS)
         return changed
     except (TypeError, ValueError, OverflowError, IndexError):
         return array[::-1] if array.ndim else array
@@ -243,18 +211,13 @@ def of_array(rng: Random, array: np.ndarray) -> np.ndarray:
 def of_arrays(rng: Random, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Named arrays with one to three changes: of an array, or of the names."""
     made = dict(arrays)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        if not made:
-            break
-        name, kind = rng.choice(list(made)), rng.randrange(8)
+    for _ in range(min(rng.choice(FEW), len(made))):
+        (name, other), kind = rng.choices(list(made), k=2), rng.randrange(8)
         if kind == 0:
             del made[name]
         elif kind == 1:
-            made[rng.choice(("x", "y", "client", "split", "classes", "client_names", "x_train", f"{name}s"))] = made[
-                name
-            ]
+            made[rng.choice((*NAMES, f"{name}s"))] = made[name]
         elif kind == 2:
-            other = rng.choice(list(made))
             made[name], made[other] = made[other], made[name]
         else:
             made[name] = of_array(rng, made[name])
@@ -267,32 +230,20 @@ def of_arrays(rng: Random, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
 def of_words(rng: Random, words: list[str]) -> list[str]:
     """The words of a command with one to three changes."""
     made = list(words)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        at, kind = rng.randrange(len(made) + 1), rng.randrange(8)
-        inside = min(at, len(made) - 1)
-        if kind <= 1 and made:
-            made[inside] = word(rng)
-        elif kind == 2 and made:
-            del made[inside]
-        elif kind == 3:
-            made.insert(at, word(rng))
-        elif kind == 4 and made:
-            made.insert(at, made[inside])
-        elif kind == 5 and made:
-            made[inside] = of_bytes(rng, made[inside].encode()).decode("utf-8", "replace").replace("\0", "")
-        else:
-            field = rng.choice(
-                ("rounds", "train.lr", "method", "data", "data.path", "partition.clients", "", ".", "a.b.c")
-            )
-            made[at:at] = ["--set", f"{field}={word(rng)}"]
+    for _ in range(rng.choice(FEW)):
+        at, new = rng.randrange(len(made) + 1), word(rng)
+        old = made[at : at + 1]
+        fields = ("rounds", "train.lr", "method", "data", "data.path", "partition.clients", "", ".", "a.b.c")
+        setting = [*old, "--set", f"{rng.choice(fields)}={new}"]
+        changes = ([new], [new], [], [*old, new], 2 * old, [of_text(rng, one) for one in old], setting, setting)
+        made[at : at + 1] = rng.choice(changes)
     # The system passes no word with a zero byte.
     return [one.replace("\0", "") for one in made]
 
 
 def word(rng: Random) -> str:
     """One word of a command line."""
-    options = ("--out", "--seeds", "--resume", "--jobs", "--data", "--set", "--engine", "--ranks", "--round", "--last")
     if rng.random() < 0.2:
-        return rng.choice(options)
-    made = value(rng)
-    return made if isinstance(made, str) else str(made)[:6_000]
+        options = "--out --seeds --resume --jobs --data --set --engine --ranks --round --last"
+        return rng.choice(options.split())
+    return str(value(rng))[:6_000]

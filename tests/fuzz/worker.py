@@ -48,23 +48,23 @@ LIBRARIES = (
     "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "jinja2",
     "sklearn.datasets", "sklearn.manifold", "skimage.metrics", "scipy.optimize", "pandas", "pyarrow.parquet",
     "datasets", "flwr_datasets", "mlxtend.data", "sympy", "sympy.printing", "torch._dynamo", "torch.distributed",
-    "PIL.Image",     "dp_accounting", "pooch",
+    "PIL.Image", "dp_accounting", "pooch",
 )  # fmt: skip
 """Modules that inputs import when they need them."""
 
 SHARES = {
-    "experiment tables": 23,
-    "experiment text": 6,
-    "data files": 20,
-    "run directories": 18,
-    "site files and audit logs": 6,
-    "key files": 5,
-    "paths and permissions": 6,
-    "command lines": 10,
-    "messages to a site": 4,
-    "messages to a server": 2,
+    "experiment_tables": 23,
+    "experiment_text": 6,
+    "data_files": 20,
+    "run_directories": 18,
+    "site_files": 6,
+    "key_files": 5,
+    "paths": 6,
+    "command_lines": 10,
+    "site_messages": 4,
+    "server_messages": 2,
 }
-"""What is fuzzed (:mod:`surfaces`), with its share of the inputs in per cent."""
+"""What is fuzzed, each a function of :mod:`surfaces`, with its share of the inputs in per cent."""
 
 KINDS = ("clean", "message", "traceback", "hang", "too long", "control")
 """The ends of an input; the last two are messages that are too long, or that hold control characters."""
@@ -88,7 +88,6 @@ def work(folder: Path, numbers: list[int]) -> None:
     prepare_worker(folder)
     with open(folder / "results.jsonl", "a", encoding="utf-8") as results:
         for number in numbers:
-            (folder / "now").write_text(str(number))
             results.write(json.dumps(one(number, folder)) + "\n")
             results.flush()
 
@@ -105,20 +104,12 @@ def prepare_worker(folder: Path) -> None:
     for name in (*names, *LIBRARIES):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    real = folder / "real"
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
-    os.environ |= {
-        "HOME": str(home),
-        "MPLCONFIGDIR": str(home),
-        "TMPDIR": str(home),
-        "HF_HOME": str(home),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "COLUMNS": "200",
-    }
+    real, home = folder / "real", str(folder / "home")
+    os.makedirs(home, exist_ok=True)
+    os.environ |= dict.fromkeys(("HOME", "MPLCONFIGDIR", "TMPDIR", "HF_HOME"), home)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "COLUMNS": "200"}
     os.environ.pop("FEDBLEND_DATA", None)
-    tempfile.tempdir = str(home)
+    tempfile.tempdir = home
     if not (real / "done").exists():
         # Runs name their data by absolute paths, so that the folder is made where it stays.
         shutil.rmtree(real, ignore_errors=True)
@@ -187,21 +178,19 @@ def one(number: int, folder: Path) -> dict[str, Any]:
     place = folder / "inputs" / str(number)
     place.mkdir(parents=True)
     begin, words, kind, note, text = time.monotonic(), "", "clean", "", ""
-    watch = Watchdog(place)
+    watch = Watchdog()
     try:
         case = surfaces.SURFACES[surface_of(number)](Random(number), place, folder / "real")
         words = case.words
         with watch:
             outcome = case.run()
-        kind, note, text = judge(outcome, place)
+        kind, note, text = judge(outcome)
     except Hang:
         kind, note = "hang", watch.where
     except Blocked:
-        kind = "clean"
+        pass
     except BaseException as error:
-        if isinstance(error, (SystemExit, KeyboardInterrupt)) and watch.stopped:
-            kind = "clean"
-        else:
+        if not (isinstance(error, (SystemExit, KeyboardInterrupt)) and watch.stopped):
             kind, note, text = "traceback", signature(error), traceback.format_exc()
     seconds = time.monotonic() - begin
     _open_up(place)
@@ -212,19 +201,17 @@ def one(number: int, folder: Path) -> dict[str, Any]:
         kept.parent.mkdir(exist_ok=True)
         shutil.rmtree(kept, ignore_errors=True)
         shutil.move(place, kept)
-        (kept / "what.txt").write_text(
-            f"{words}\n{kind}: {note}\n\n{text}", encoding="utf-8", errors="backslashreplace"
-        )
-    result = {"number": number, "surface": surface_of(number), "kind": kind, "seconds": round(seconds, 3)}
+        told = f"{words}\n{kind}: {note}\n\n{text}"
+        (kept / "what.txt").write_text(told, encoding="utf-8", errors="backslashreplace")
     said = next((line for line in text.splitlines() if "rror: " in line), "") if kind == "message" else ""
+    result = {"number": number, "surface": surface_of(number), "kind": kind, "seconds": round(seconds, 3)}
     return {**result, "note": note, "words": words[:300], "said": said[:MESSAGE_LENGTH]}
 
 
 def _open_up(place: Path) -> None:
     """Make folders that an input closed removable."""
     for folder, names, _ in os.walk(place):
-        for name in names:
-            path = Path(folder) / name
+        for path in (Path(folder, name) for name in names):
             if not path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.chmod(0o700)
@@ -233,8 +220,7 @@ def _open_up(place: Path) -> None:
 class Watchdog:
     """Ends an input that takes too long; where Python does not come to it, faulthandler ends the process."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.stopped, self.where = place, False, ""
+    stopped, where = False, ""
 
     def __enter__(self) -> None:
         self.begin, self.used = time.monotonic(), time.process_time()
@@ -253,56 +239,47 @@ class Watchdog:
         if used > HANG_S or (used < 1 and time.monotonic() - self.begin > BLOCKED_S):
             self.where = place_of(traceback.extract_stack(frame))
             raise Hang
-        if used > TRAINING_S and any(at in self._stack(frame) for at in TRAINING):
+        if used > TRAINING_S and any(at in TRAINING for at in _stack(frame)):
             self.stopped = True
             raise KeyboardInterrupt
 
-    def _stack(self, frame: FrameType | None) -> list[str]:
-        names = []
-        while frame is not None:
-            names.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}")
-            frame = frame.f_back
-        return names
+
+def _stack(frame: FrameType | None) -> list[str]:
+    return [f"{Path(at.f_code.co_filename).name}:{at.f_code.co_name}" for at, _ in traceback.walk_stack(frame)]
 
 
 TRAINING = ("loop.py:round", "inversion.py:attack", "search.py:search", "work.py:train", "autotune.py:plan_engine")
 """Functions inside which an input computes what it was asked for."""
 
 
-def judge(outcome: Any, place: Path) -> tuple[str, str, str]:
+def judge(outcome: Any) -> tuple[str, str, str]:
     """The kind of an outcome, what is wrong with it, and what was printed."""
-    from fedblend import cli
+    from fedblend.cli import FAULT
 
     text = outcome.text
-    if "Traceback (most recent call last)" in text and outcome.code != getattr(cli, "FAULT", None):
-        lines = [line.strip() for line in text.splitlines()]
-        where = [line for line in lines if line.startswith("File") and "/fedblend/" in line]
-        raised = next(
-            (line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Hang|Blocked)", line)), ""
-        )
+    if outcome.code == FAULT:
+        reports = [Path(found) for found in re.findall(r"(\S+fedblend-fault\S*\.txt)", text)]
+        text = next((path.read_text(errors="replace") for path in reports if path.is_file()), text)
+    if outcome.code == FAULT or "Traceback (most recent call last)" in text:
         if "blocked by the fuzzer" in text:
             return "clean", "", text
-        return "traceback", f"{where[-1] if where else ''} {raised[:120]}", text
-    if outcome.code == getattr(cli, "FAULT", None):
-        reports = [Path(found) for found in re.findall(r"(\S+fedblend-fault\S*\.txt)", text)]
-        told = next((path.read_text(errors="replace") for path in reports if path.is_file()), text)
-        note = told.rstrip().splitlines()[-1][:200] if told.strip() else ""
-        where = [line.strip() for line in told.splitlines() if "/fedblend/" in line and line.strip().startswith("File")]
-        if "blocked by the fuzzer" in told:
-            return "clean", "", text
-        return "traceback", f"{where[-1] if where else ''} {note}", told
+        lines = [line.strip() for line in text.splitlines()]
+        where = [line for line in lines if line.startswith("File") and "/fedblend/" in line]
+        raised = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Hang|Blocked)", line)]
+        return "traceback", " ".join([*where[-1:], *(line[:200] for line in raised[-1:])]), text
     if outcome.code not in (0, 2, 130):
         return "traceback", f"exit code {outcome.code}", text
     if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text):
         return "control", f"{found[0]!r} in {text[max(0, found.start() - 60) : found.start() + 20]!r}", text
-    if outcome.code == 2:
-        told = [line for line in text.splitlines() if line.startswith(("fedblend: error: ", "Error: "))]
-        if len(told) != 1 and "Usage:" not in text:
-            return "traceback", f"{len(told)} messages", text
+    if outcome.code != 2:
+        return "clean", "", text
+    told = [line for line in text.splitlines() if line.startswith(("fedblend: error: ", "Error: "))]
+    if len(told) != 1 and "Usage:" not in text:
+        return "traceback", f"{len(told)} messages", text
     longest = max((line for line in text.splitlines() if not line.startswith((" ", "│"))), key=len, default="")
-    if outcome.code == 2 and len(longest) > MESSAGE_LENGTH:
+    if len(longest) > MESSAGE_LENGTH:
         return "too long", f"{len(longest)} characters: {longest[:80]}", text
-    return outcome.kind, "", text
+    return "message", "", text
 
 
 def signature(error: BaseException) -> str:

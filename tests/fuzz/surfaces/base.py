@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,17 @@ from unittest import mock
 
 import mutations
 import numpy as np
+import tomli_w
 
 from fedblend.cli import main
 from fedblend.core.errors import FedblendError, printable
 from fedblend.runs.faults import user_error
 
-CLEAN, MESSAGE = "clean", "message"
-
 
 @dataclass
 class Outcome:
-    """What became of an input: ``clean`` or ``message``, and what was printed."""
+    """What became of an input: what was printed, and the exit code."""
 
-    kind: str
     text: str = ""
     code: int = 0
 
@@ -43,10 +42,6 @@ class Case:
     run: Callable[[], Outcome]
 
 
-Surface = Callable[[Random, Path, Path], Case]
-"""Takes a random generator, the empty folder of the input, and the folder of real files (:func:`make_real_files`)."""
-
-
 # Running -----------------------------------------------------------------------------------------------------
 
 
@@ -56,11 +51,9 @@ def command(folder: Path, *words: object, report: bool = True) -> Case:
     report = report or arguments[:1] not in (["run"], ["resume"])
 
     def run() -> Outcome:
-        out, err = io.StringIO(), io.StringIO()
-        code: Any = 0
-        page = contextlib.nullcontext() if report else mock.patch("fedblend.report.write")
+        out, err, code = io.StringIO(), io.StringIO(), 0
         with (
-            page,
+            contextlib.nullcontext() if report else mock.patch("fedblend.report.write"),
             in_folder(folder, ["fedblend", *arguments]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -69,8 +62,7 @@ def command(folder: Path, *words: object, report: bool = True) -> Case:
                 main()
             except SystemExit as end:
                 code = end.code or 0
-        kind = CLEAN if code in (0, 130) else MESSAGE
-        return Outcome(kind, f"{out.getvalue()}\n{err.getvalue()}", code)
+        return Outcome(f"{out.getvalue()}\n{err.getvalue()}", code)
 
     return Case(f"fedblend {' '.join(map(repr, arguments))}", run)
 
@@ -78,16 +70,13 @@ def command(folder: Path, *words: object, report: bool = True) -> Case:
 @contextlib.contextmanager
 def in_folder(folder: Path, arguments: list[str]) -> Iterator[None]:
     """Inside, this process works in a folder as a command with these arguments does."""
-    before = Path.cwd(), sys.argv, list(sys.path), dict(os.environ)
-    os.chdir(folder)
-    sys.argv = arguments
-    try:
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(sys, "argv", arguments),
+        mock.patch.object(sys, "path", list(sys.path)),
+        mock.patch.dict(os.environ),
+    ):
         yield
-    finally:
-        os.chdir(before[0])
-        sys.argv, sys.path[:] = before[1], before[2]
-        os.environ.clear()
-        os.environ.update(before[3])
 
 
 def call(words: str, function: Callable[[], Any]) -> Case:
@@ -96,13 +85,12 @@ def call(words: str, function: Callable[[], Any]) -> Case:
     def run() -> Outcome:
         try:
             function()
-        except FedblendError as error:
-            return Outcome(MESSAGE, f"fedblend: error: {printable(str(error))}", 2)
         except Exception as error:
-            if (message := user_error(error)) is None:
+            message = str(error) if isinstance(error, FedblendError) else user_error(error)
+            if message is None:
                 raise
-            return Outcome(MESSAGE, f"fedblend: error: {printable(message)}", 2)
-        return Outcome(CLEAN)
+            return Outcome(f"fedblend: error: {printable(message)}", 2)
+        return Outcome()
 
     return Case(words, run)
 
@@ -133,15 +121,18 @@ def tiny(folder: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def write_npz(path: Path) -> None:
-    """A data set of 45 small images of three writers."""
-    np.savez(path, **_arrays())
-
-
-def _arrays() -> dict[str, np.ndarray]:
+    """Write a data set of 45 small images of three writers."""
     rng, y = np.random.default_rng(0), np.arange(45) % 3
     x = (rng.integers(0, 90, (45, 6, 6)) + y[:, None, None] * 60).astype(np.uint8)
     names = {"client_names": np.array(["ann", "ben", "cia"]), "classes": np.array(["a", "b", "c"])}
-    return {"x": x, "y": y, "client": np.arange(45) // 15, "split": np.arange(45) % 5 // 4, **names}
+    np.savez(path, x=x, y=y, client=np.arange(45) // 15, split=np.arange(45) % 5 // 4, **names)
+
+
+def finished_run(folder: Path, real: Path) -> Path:
+    """Copy a finished run into ``folder / "out"``, and write the tiny experiment; return the run's folder."""
+    shutil.copytree(real / "runs" / "fedavg", folder / "out")
+    (folder / "experiment.toml").write_text(tomli_w.dumps(tiny(folder)))
+    return next((folder / "out").rglob("config.toml")).parent
 
 
 # Changed files ----------------------------------------------------------------------------------------------
@@ -156,43 +147,40 @@ def changed_json(rng: Random, raw: bytes) -> bytes:
         return mutations.of_bytes(rng, raw)
 
 
-def spoil_path(rng: Random, path: Path) -> None:
-    """Put something else in a file's place: a folder, a link to nowhere or to itself, an unreadable or endless file."""
-    path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
-    kind = rng.randrange(8)
-    if kind == 0:
-        path.mkdir()
-    elif kind == 1:
-        path.symlink_to("nowhere")
-    elif kind == 2:
-        path.symlink_to(path.name)
-    elif kind == 3:
-        path.write_bytes(b"")
-    elif kind == 4:
-        path.write_bytes(b"x = 1\n")
-        path.chmod(0)
-    elif kind == 5:
-        os.mkfifo(path)
-    elif kind == 6:
-        path.symlink_to("/dev/zero")
-    else:
-        path.mkdir()
-        path.chmod(0)
+def changed_toml(rng: Random, raw: bytes) -> bytes:
+    """A changed copy of a TOML file."""
+    try:
+        table = mutations.plain(mutations.of_table(rng, tomllib.loads(raw.decode())), toml=True)
+        return tomli_w.dumps(table if isinstance(table, dict) else {}).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError):
+        return raw
 
 
 def changed_lines(rng: Random, raw: bytes) -> bytes:
     """JSON lines with one or two of them changed, doubled, moved or removed."""
     lines = raw.splitlines()
-    for _ in range(rng.choice((1, 1, 2))):
-        at, kind = rng.randrange(len(lines)) if lines else 0, rng.randrange(8)
-        if not lines:
-            break
+    for _ in range(min(rng.choice((1, 1, 2)), len(lines))):
+        at, kind = rng.randrange(len(lines)), rng.randrange(8)
         if kind == 0:
-            del lines[at]
-        elif kind == 1:
             lines.insert(at, lines[at])
-        elif kind == 2:
+        elif kind == 1:
             lines.insert(0, lines.pop(at))
         else:
-            lines[at] = changed_json(rng, lines[at]) if lines[at].startswith(b"{") else b"{}"
+            lines[at : at + 1] = [changed_json(rng, lines[at])] if kind > 2 else []
     return b"\n".join(lines) + b"\n"
+
+
+def spoil_path(rng: Random, path: Path) -> None:
+    """Put something else in a file's place: a folder, a link to nowhere or to itself, an unreadable or endless file."""
+    path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+    kind = rng.randrange(8)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind <= 3:
+        path.symlink_to(("nowhere", path.name, "/dev/zero")[kind - 1])
+    elif kind <= 5:
+        path.mkdir()
+    else:
+        path.write_bytes(b"" if kind == 6 else b"x = 1\n")
+    if kind in (5, 7):
+        path.chmod(0)

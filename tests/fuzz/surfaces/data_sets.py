@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +15,17 @@ from typing import Any
 import mutations
 import numpy as np
 import tomli_w
+from datasets_helpers import cifar, idx
 from PIL import Image
 
 from fedblend.core.registry import build
 from surfaces.base import Case, call, changed_json, command, in_folder, spoil_path, write_npz
 
 
-def _idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-
-
 def _write_idx(folder: Path) -> None:
     rng = np.random.default_rng(0)
     for half, count in (("train", 20), ("t10k", 10)):
-        images, labels = _idx(rng.integers(0, 256, (count, 28, 28))), _idx(np.arange(count) % 10)
+        images, labels = idx(rng.integers(0, 256, (count, 28, 28))), idx(np.arange(count) % 10)
         (folder / f"{half}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images, mtime=0))
         (folder / f"{half}-labels-idx1-ubyte").write_bytes(labels)
 
@@ -56,38 +52,27 @@ def _write_heart(folder: Path) -> None:
         (folder / f"processed.{name}.data").write_text("\n".join(rows) + "\n")
 
 
-def _write_cifar(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        rows = np.hstack([np.arange(10)[:, None], rng.integers(0, 256, (10, 3072))])
-        (folder / name).write_bytes(rows.astype(np.uint8).tobytes())
-
-
-def _write_leaf(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for half, seed in (("train", 1), ("test", 2)):
-        users = {
-            f"f{i}": {"x": (rng.integers(0, 256, (3, 784)) / 255).tolist(), "y": [i, i + 1, seed]} for i in range(2)
-        }
+def _write_leaf(folder: Path, samples: Callable[[int, int], tuple[list[Any], list[Any]]]) -> None:
+    """Write two users with three ``samples(user, seed)`` each."""
+    for seed, half in enumerate(("train", "test")):
+        users = {f"user{i}": dict(zip("xy", samples(i, seed), strict=True)) for i in range(2)}
         document = {"users": [*users], "num_samples": [3, 3], "user_data": users}
         (folder / half).mkdir()
         (folder / half / "all.json").write_text(json.dumps(document))
 
 
-def _write_leaf_shakespeare(folder: Path) -> None:
-    text = "to be or not to be that is the question whether tis nobler in the mind to suffer the slings and arrows of "
-    for half, seed in (("train", 0), ("test", 3)):
-        x = [(text * 2)[i + seed : i + seed + 80] for i in range(3)]
-        users = {f"HAMLET{i}": {"x": x, "y": [text[seed], "o", "b"]} for i in range(2)}
-        document = {"users": [*users], "num_samples": [3, 3], "user_data": users}
-        (folder / half).mkdir()
-        (folder / half / "all.json").write_text(json.dumps(document))
+def _pictures_of_user(user: int, seed: int) -> tuple[list[Any], list[Any]]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, 784)) / 255
+    return pixels.tolist(), [user, user + 1, seed]
+
+
+def _lines_of_user(user: int, seed: int) -> tuple[list[Any], list[Any]]:
+    text = 2 * "to be or not to be that is the question whether tis nobler in the mind to suffer the slings of "
+    return [text[i + seed : i + seed + 80] for i in range(3)], [text[seed], "o", "b"]
 
 
 def _write_har(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    split = np.array(["train", "test"] * 6)
-    x = rng.random((12, 9, 128)).astype(np.float32)
+    x, split = np.random.default_rng(0).random((12, 9, 128)).astype(np.float32), np.array(["train", "test"] * 6)
     np.savez(folder / "har.npz", x=x, y=np.arange(12) % 6, client=np.arange(12) // 6, split=split)
 
 
@@ -100,31 +85,22 @@ def _write_parquet(folder: Path) -> None:
         pd.DataFrame(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
 
 
-DATA: dict[str, Callable[[Path], None]] = {
-    "npz": lambda folder: write_npz(folder / "tiny.npz"),
-    "idx": _write_idx,
-    "pictures": _write_pictures,
-    "fer2013": _write_fer2013,
-    "heart": _write_heart,
-    "cifar10": _write_cifar,
-    "femnist": _write_leaf,
-    "leaf-shakespeare": _write_leaf_shakespeare,
-    "har": _write_har,
-    "parquet": _write_parquet,
+DATA: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "npz": (lambda folder: write_npz(folder / "tiny.npz"), {"name": "npz", "path": "tiny.npz"}),
+    "idx": (_write_idx, {"name": "mnist", "folder": "."}),
+    "pictures": (_write_pictures, {"name": "image-folder", "path": "."}),
+    "fer2013": (_write_fer2013, {"name": "fer2013", "folder": "."}),
+    "heart": (_write_heart, {"name": "heart", "folder": "."}),
+    "cifar10": (cifar, {"name": "cifar10", "folder": "."}),
+    "femnist": (lambda folder: _write_leaf(folder, _pictures_of_user), {"name": "femnist", "path": "."}),
+    "leaf-shakespeare": (
+        lambda folder: _write_leaf(folder, _lines_of_user),
+        {"name": "leaf-shakespeare", "path": "."},
+    ),
+    "har": (_write_har, {"name": "har", "path": "har.npz"}),
+    "parquet": (_write_parquet, {"name": "hub", "dataset": ".", "inputs": "x", "label": "y"}),
 }
-
-LOADED: dict[str, dict[str, Any]] = {
-    "npz": {"name": "npz", "path": "tiny.npz"},
-    "idx": {"name": "mnist", "folder": "."},
-    "pictures": {"name": "image-folder", "path": "."},
-    "fer2013": {"name": "fer2013", "folder": "."},
-    "heart": {"name": "heart", "folder": "."},
-    "cifar10": {"name": "cifar10", "folder": "."},
-    "femnist": {"name": "femnist", "path": "."},
-    "leaf-shakespeare": {"name": "leaf-shakespeare", "path": "."},
-    "har": {"name": "har", "path": "har.npz"},
-    "parquet": {"name": "hub", "dataset": ".", "inputs": "x", "label": "y"},
-}
+"""What writes the files of a data set, and what loads them."""
 
 
 def _changed_npz(rng: Random, raw: bytes) -> bytes:
@@ -135,34 +111,14 @@ def _changed_npz(rng: Random, raw: bytes) -> bytes:
     if rng.random() < 0.7:
         np.savez(made, **mutations.of_arrays(rng, arrays))
         return made.getvalue()
-    with zipfile.ZipFile(
-        made, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA))
-    ) as archive:
+    packed = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA))
+    with zipfile.ZipFile(made, "w", packed) as archive:
         for name, array in arrays.items():
             stored = io.BytesIO()
             np.save(stored, array)
             member = stored.getvalue()
             archive.writestr(f"{name}.npy", mutations.of_bytes(rng, member) if rng.random() < 0.4 else member)
     return made.getvalue()
-
-
-def _changed_file(rng: Random, path: Path) -> str:
-    """Change a file by what it holds; returns what was done in words."""
-    raw = path.read_bytes()
-    if rng.random() < 0.06:
-        spoil_path(rng, path)
-        return f"something else in place of {path.name}"
-    if path.suffix == ".npz" and rng.random() < 0.7:
-        path.write_bytes(_changed_npz(rng, raw))
-    elif path.suffix == ".json" and rng.random() < 0.75:
-        path.write_bytes(changed_json(rng, raw))
-    elif path.suffix == ".gz" and rng.random() < 0.5:
-        path.write_bytes(gzip.compress(mutations.of_bytes(rng, gzip.decompress(raw)), mtime=0))
-    elif path.suffix in (".csv", ".data") and rng.random() < 0.5:
-        path.write_bytes(_changed_table(rng, raw))
-    else:
-        path.write_bytes(mutations.of_bytes(rng, raw))
-    return f"changed {path.name}"
 
 
 def _changed_table(rng: Random, raw: bytes) -> bytes:
@@ -175,18 +131,29 @@ def _changed_table(rng: Random, raw: bytes) -> bytes:
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
 
 
+def _changed_gzip(rng: Random, raw: bytes) -> bytes:
+    return gzip.compress(mutations.of_bytes(rng, gzip.decompress(raw)), mtime=0)
+
+
+CHANGES = {".npz": _changed_npz, ".json": changed_json, ".gz": _changed_gzip, ".csv": _changed_table}
+CHANGES[".data"] = _changed_table
+
+
 def data_files(rng: Random, folder: Path, real: Path) -> Case:
     """A changed file of a data set, loaded and made into a setup as a run does."""
     kind = rng.choice([*DATA, "npz", "npz"])
     if kind == "parquet" and rng.random() < 0.7:
         kind = "pictures"
     shutil.copytree(real / "data" / kind, folder, dirs_exist_ok=True)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    done = _changed_file(rng, rng.choice(files))
-    table = {"data": LOADED[kind], "partition": {"name": rng.choice(("iid", "natural", "dirichlet")), "clients": 2}}
-    if table["partition"]["name"] == "natural":
-        del table["partition"]["clients"]
-    table |= {"model": {"name": "mlp", "hidden": [2]}, "train": {"cohort": 1, "batch_size": 4}, "rounds": 0}
+    path = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    if rng.random() < 0.06:
+        spoil_path(rng, path)
+    else:
+        change = CHANGES.get(path.suffix, mutations.of_bytes) if rng.random() < 0.65 else mutations.of_bytes
+        path.write_bytes(change(rng, path.read_bytes()))
+    partition = rng.choice(({"name": "natural"}, {"name": "iid", "clients": 2}, {"name": "dirichlet", "clients": 2}))
+    table: dict[str, Any] = {"data": DATA[kind][1], "partition": partition, "model": {"name": "mlp", "hidden": [2]}}
+    table |= {"train": {"cohort": 1, "batch_size": 4}, "rounds": 0}
     if rng.random() < 0.05:
         (folder / "experiment.toml").write_text(tomli_w.dumps(table))
         return command(folder, "run", "experiment.toml", "--jobs", 1)
@@ -196,7 +163,6 @@ def data_files(rng: Random, folder: Path, real: Path) -> Case:
         from fedblend.experiment.make_setup import make_setup
 
         with in_folder(folder, ["fedblend"]):
-            spec = build("dataset", LOADED[kind])
-            make_setup(resolve({**table, "data": spec}))
+            make_setup(resolve({**table, "data": build("dataset", DATA[kind][1])}))
 
-    return call(f"load {kind}: {done}", read)
+    return call(f"load {kind} with another {path.name}", read)

@@ -64,47 +64,38 @@ def experiment_tables(rng: Random, folder: Path, real: Path) -> Case:
             inside["name"] = part
         if option is not None:
             inside[option] = mutations.fitting(rng, kind)
-        if where == "method.terms" or where == "callbacks":
+        if where in ("method.terms", "callbacks"):
             outer = table["method"] if where == "method.terms" and isinstance(table.get("method"), dict) else table
             outer[where.split(".")[-1]] = [inside]
-    if rng.random() < 0.2:
-        table = mutations.of_table(rng, table)
-    return _file_case(rng, folder, table)
-
-
-def _file_case(rng: Random, folder: Path, table: Any) -> Case:
-    table = mutations.plain(table, toml=True)
+    table = mutations.plain(mutations.of_table(rng, table) if rng.random() < 0.2 else table, toml=True)
     try:
         text = tomli_w.dumps(table if isinstance(table, dict) else {"x": table})
     except (TypeError, ValueError, RecursionError):
         text = mutations.of_lines(rng, tomli_w.dumps(tiny(folder)))
-    return _text_case(rng, folder, text.encode("utf-8", "surrogatepass"))
-
-
-def _text_case(rng: Random, folder: Path, text: bytes) -> Case:
-    (folder / "experiment.toml").write_bytes(text)
-    words: tuple[object, ...] = ("run", "experiment.toml", "--jobs", 1)
-    if rng.random() < 0.1:
-        words = rng.choice((("data", "show", "experiment.toml"), ("channel", "experiment.toml")))
-    if rng.random() < 0.04:
-        words = rng.choice(
-            (
-                ("federation", "app", "experiment.toml", "--out", "app", "--folder", "run"),
-                ("privacy", "samples", "experiment.toml", "--samples", 4, "--repeats", 1),
-                ("privacy", "xor", "experiment.toml"),
-            )
-        )
-    return command(folder, *words, report=rng.random() < 0.1)
+    return _read(rng, folder, text.encode("utf-8", "surrogatepass"))
 
 
 def experiment_text(rng: Random, folder: Path, real: Path) -> Case:
     """A real experiment file with changed lines or bytes."""
-    text = tomli_w.dumps(_some_experiment(rng, folder))
+    table = _some_experiment(rng, folder)
     if rng.random() < 0.3:
-        example = rng.choice(sorted(EXAMPLES.glob("*.toml"))).read_text()
-        table = {**tomllib.loads(example), **{key: TINY[key] for key in ("data", "model", "engine", "ranks", "rounds")}}
+        example = tomllib.loads(rng.choice(sorted(EXAMPLES.glob("*.toml"))).read_text())
+        table = {**example, **{key: TINY[key] for key in ("data", "model", "engine", "ranks", "rounds")}}
         table["train"] = {**table.get("train", {}), "epochs": 1, "steps": 2}
-        text = tomli_w.dumps(table)
+    text = tomli_w.dumps(table)
     if rng.random() < 0.8:
-        return _text_case(rng, folder, mutations.of_lines(rng, text).encode("utf-8", "surrogatepass"))
-    return _text_case(rng, folder, mutations.of_bytes(rng, text.encode()))
+        return _read(rng, folder, mutations.of_lines(rng, text).encode("utf-8", "surrogatepass"))
+    return _read(rng, folder, mutations.of_bytes(rng, text.encode()))
+
+
+def _read(rng: Random, folder: Path, text: bytes) -> Case:
+    """A command that reads an experiment file, which is mostly to run it."""
+    (folder / "experiment.toml").write_bytes(text)
+    words = "run experiment.toml --jobs 1"
+    if rng.random() < 0.1:
+        words = rng.choice(("data show experiment.toml", "channel experiment.toml"))
+    if rng.random() < 0.04:
+        app = "federation app experiment.toml --out app --folder run"
+        samples = "privacy samples experiment.toml --samples 4 --repeats 1"
+        words = rng.choice((app, samples, "privacy xor experiment.toml"))
+    return command(folder, *words.split(), report=rng.random() < 0.1)

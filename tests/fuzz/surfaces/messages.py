@@ -15,32 +15,33 @@ import mutations
 import numpy as np
 import torch
 
-from surfaces.base import CLEAN, MESSAGE, TINY, Case, Outcome, call
+from surfaces.base import TINY, Case, Outcome, call
 
-ASKED = ("fedavg", "fedmix", "fd", "aggenhance-secure", "mix2fld", "masked", "scaffold")
-"""Methods whose messages are changed; ``masked`` is FedMix with secure sums."""
+ASKED: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ("fedavg", "fedmix", "fd", "aggenhance-secure", "scaffold")},
+    "mix2fld": {"name": "mix2fld", "sharing": {"samples": 40}, "server_step": {"steps": 1}},
+    "masked": {"name": "fedmix", "aggregator": "secure-mean"},
+}
+"""Methods whose messages are changed."""
 
 
-def _asked(name: str) -> Any:
+def _run(method: str, folder: Path, grid: Any, min_sites: int, deadline: float) -> None:
     from fedblend.experiment.config import resolve
+    from fedblend.flower.app_folder import FederationLimits
+    from fedblend.flower.server import run
 
-    method: Any = {"name": "fedmix", "aggregator": "secure-mean"} if name == "masked" else {"name": name}
-    if name == "mix2fld":
-        method |= {"sharing": {"samples": 40}, "server_step": {"steps": 1}}
     # A site reads no file that a server names.
-    table = {**TINY, "data": "digits", "fraction": 0.1, "method": method}
+    table = {**TINY, "data": "digits", "fraction": 0.1, "method": ASKED[method]}
     table["train"] = {**TINY["train"], "cohort": 3}
-    return resolve(table)
+    run(grid, resolve(table), folder / "run", FederationLimits(min_sites, deadline))
 
 
 @functools.cache
 def _messages(name: str, folder: Path) -> list[tuple[str, int, Any, dict[str, Any], dict[str, torch.Tensor]]]:
     """What the server sends in a run of this method: kind, client, state of the client before, fields and tensors."""
-    from flower_helpers import Nodes, through
+    from flower_helpers import Nodes
 
-    from fedblend.flower.app_folder import FederationLimits
     from fedblend.flower.messages import unpack
-    from fedblend.flower.server import run
 
     folder.mkdir(parents=True, exist_ok=True)
     grid = Nodes({"partition-id": client} for client in range(3))
@@ -53,8 +54,7 @@ def _messages(name: str, folder: Path) -> list[tuple[str, int, Any, dict[str, An
         return answer(message, context)
 
     grid.app = listening  # type: ignore[assignment]
-    assert through
-    run(grid, _asked(name), folder / "run", FederationLimits(min_sites=3, deadline=20))
+    _run(name, folder, grid, 3, 20)
     return kept
 
 
@@ -71,29 +71,23 @@ def _changed_content(rng: Random, fields: dict[str, Any], tensors: dict[str, tor
             text = json.dumps(changed)
         except (ValueError, RecursionError):
             text = "[" * 100_000
-        if rng.random() < 0.1:
-            text = mutations.of_bytes(rng, text.encode()).decode("utf-8", "replace")
+        text = mutations.of_text(rng, text) if rng.random() < 0.1 else text
         content = RecordDict({"fields": ConfigRecord({"fields": text})})
         if tensors:
             content["tensors0"] = to_record(tensors)
         return content
+    content, made = pack(fields), {}
     if kind <= 5:
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        changed_arrays = mutations.of_arrays(rng, arrays)
-        made = {}
-        for name, array in changed_arrays.items():
+        for name, array in mutations.of_arrays(rng, {name: tensor.numpy() for name, tensor in tensors.items()}).items():
             with contextlib.suppress(TypeError, ValueError):
                 made[name] = Array(np.ascontiguousarray(array).reshape(array.shape))
-        content = pack(fields)
-        content["tensors0"] = ArrayRecord(made)
-        return content
-    content = pack(fields)
-    name = rng.choice(list(tensors))
-    stored = io.BytesIO()
-    np.save(stored, tensors[name].numpy())
-    bad = Array("float32", tuple(tensors[name].shape), "numpy.ndarray", mutations.of_bytes(rng, stored.getvalue()))
-    others = {n: Array(t.numpy()) for n, t in tensors.items() if n != name}
-    content["tensors0"] = ArrayRecord({**others, name: bad})
+    else:
+        bad, stored = rng.choice(list(tensors)), io.BytesIO()
+        np.save(stored, tensors[bad].numpy())
+        changed = mutations.of_bytes(rng, stored.getvalue())
+        made = {name: Array(tensor.numpy()) for name, tensor in tensors.items()}
+        made[bad] = Array("float32", tuple(tensors[bad].shape), "numpy.ndarray", changed)
+    content["tensors0"] = ArrayRecord(made)
     return content
 
 
@@ -104,10 +98,9 @@ def site_messages(rng: Random, folder: Path, real: Path) -> Case:
     from fedblend.flower.client import app
     from fedblend.flower.messages import unpack
 
-    name = rng.choice(ASKED)
+    name = rng.choice([*ASKED])
     kind, client, state, fields, tensors = rng.choice(_messages(name, real.parent / "messages" / name))
-    content = _changed_content(rng, fields, tensors)
-    config = {"partition-id": client}
+    content, config = _changed_content(rng, fields, tensors), {"partition-id": client}
     if rng.random() < 0.2:
         config[rng.choice(("partition-id", "site", "allow"))] = rng.choice((*mutations.TEXTS[:8], 10**12, -1, 1.5))
 
@@ -117,8 +110,8 @@ def site_messages(rng: Random, folder: Path, real: Path) -> Case:
         reply = app(message, Context(1, 1, config, copy.deepcopy(state), {}))
         if not reply.has_content():
             raise RuntimeError(f"the site's app replied with an error: {reply.error.reason}")
-        said, _ = unpack(reply.content)
-        return Outcome(MESSAGE, f"fedblend: error: {said['fault']}", 2) if "fault" in said else Outcome(CLEAN)
+        fault = unpack(reply.content)[0].get("fault")
+        return Outcome() if fault is None else Outcome(f"fedblend: error: {fault}", 2)
 
     return Case(f"a site is sent a changed {kind} of {name}", run)
 
@@ -128,24 +121,18 @@ def server_messages(rng: Random, folder: Path, real: Path) -> Case:
     from flower_helpers import Nodes
     from flwr.app import Message
 
-    from fedblend.flower.app_folder import FederationLimits
     from fedblend.flower.messages import unpack
-    from fedblend.flower.server import run
 
-    name = rng.choice(ASKED)
+    name, victim, number, seen = rng.choice([*ASKED]), rng.randrange(3), rng.randrange(3), [0]
     grid = Nodes({"partition-id": client} for client in range(3))
-    victim, number = rng.randrange(3), rng.randrange(6)
-    seen = [0]
 
     def spoil(who: int, message: Any, reply: Any) -> Any:
         if who != victim or not reply.has_content():
             return reply
         seen[0] += 1
-        if seen[0] - 1 != number % 3 and rng.random() < 0.7:
+        if seen[0] - 1 != number and rng.random() < 0.7:
             return reply
         return Message(_changed_content(rng, *unpack(reply.content)), reply_to=message)
 
     grid.spoil = spoil
-    asked = _asked(name)
-    limits = FederationLimits(min_sites=2, deadline=2)
-    return call(f"a server is sent changed replies in {name}", lambda: run(grid, asked, folder / "run", limits))
+    return call(f"a server is sent changed replies in {name}", lambda: _run(name, folder, grid, 2, 2))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import shutil
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,37 +13,32 @@ from typing import Any
 
 import mutations
 import numpy as np
-import tomli_w
 
-from surfaces.base import TINY, Case, call, changed_lines, command, spoil_path, write_npz
+from surfaces.base import TINY, Case, call, changed_lines, changed_toml, command, spoil_path, write_npz
 
 
 def site_files(rng: Random, folder: Path, real: Path) -> Case:
     """A changed site file or audit log, read by ``site audit``, by ``site check`` or as a node reads it."""
+    from fedblend.flower.audit import AuditLog
     from fedblend.flower.site import KINDS, read_site, site_text
 
     write_npz(folder / "tiny.npz")
     path, log = folder / "site.toml", folder / "audit.jsonl"
     text = site_text(path, folder / "tiny.npz" if rng.random() < 0.5 else None, KINDS)
-    text = text.replace("# max_seeds", "max_seeds").replace("# rounds", "rounds")
-    text = text.replace("trusted = []", 'trusted = ["nets:Net", "/srv/data"]').replace("# min_noise", "min_noise")
+    for name in ("max_seeds", "rounds", "min_noise"):
+        text = text.replace(f"# {name}", name)
+    text = text.replace("trusted = []", 'trusted = ["nets:Net", "/srv/data"]')
     line = {"time": "2026-01-01T00:00:00Z", "run": "a/1", "round": 0, "client": 0, "kind": "weights", "bytes": 24}
     line |= {"tensors": {"w": ["float32", 2, 3]}, "sha256": "0" * 64, "trained": True}
     refusal = {**{key: line[key] for key in ("time", "run", "round", "client", "kind")}, "refused": "no"}
     raw = "".join(json.dumps(one) + "\n" for one in (line, refusal, {**line, "round": 1})).encode()
+    path.write_text(text)
+    log.write_bytes(raw)
     kind = rng.randrange(5)
-    if kind <= 1:
-        table = mutations.plain(mutations.of_table(rng, tomllib.loads(text)), toml=True)
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            text = tomli_w.dumps(table if isinstance(table, dict) else {})
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        log.write_bytes(raw)
-    elif kind == 2:
-        path.write_bytes(mutations.of_bytes(rng, text.encode()))
-        log.write_bytes(raw)
+    if kind <= 2:
+        path.write_bytes((changed_toml if kind <= 1 else mutations.of_bytes)(rng, text.encode()))
     else:
-        path.write_text(text)
-        log.write_bytes(changed_lines(rng, raw) if rng.random() < 0.7 else mutations.of_bytes(rng, raw))
+        log.write_bytes((changed_lines if rng.random() < 0.7 else mutations.of_bytes)(rng, raw))
         if rng.random() < 0.1:
             spoil_path(rng, log)
     if rng.random() < 0.6:
@@ -53,8 +46,6 @@ def site_files(rng: Random, folder: Path, real: Path) -> Case:
         return command(folder, "site", *words)
 
     def read() -> None:
-        from fedblend.flower.audit import AuditLog
-
         site = read_site(path)
         record = AuditLog(site.audit)
         record.rounds_trained()
@@ -154,10 +145,7 @@ def key_files(rng: Random, folder: Path, real: Path) -> Case:
     elif kind == 1:
         path.chmod(rng.choice((0, 0o111, 0o444, 0o644, 0o660)))
     elif path.suffix == ".toml" and kind <= 4:
-        table = mutations.plain(mutations.of_table(rng, tomllib.loads(path.read_text())), toml=True)
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            text = tomli_w.dumps(table if isinstance(table, dict) else {})
-            path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        path.write_bytes(changed_toml(rng, path.read_bytes()))
     elif kind == 2:
         # Another key in its place: of another site, a public one, one of another kind.
         other = rng.choice(("site-1.key", "site-1.pub", "server.key", "ca.crt", "audit.shared/key"))
