@@ -13,8 +13,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup
 from fedblend.core.trees import bytes_of
 from fedblend.experiment.make_setup import make_setup
-from fedblend.methods.channels.link import Link
-from fedblend.methods.channels.wireless import Wireless
+from fedblend.methods.channels import Link, Wireless
 from fedblend.runs import api
 
 OUTPUT_BITS = 32  # Bits of one number of the mean outputs (b_out)

@@ -631,9 +631,9 @@ def test_shared_tensors_of_a_type_that_no_site_sends_are_left_out(tmp_path: Path
 
 def test_shared_tensors_without_rows_are_left_out(tmp_path: Path, caplog: Any) -> None:
     for method, told in (
-        ("statmix", "tensors of shapes {'mean': (), 'std': ()}; valid: mean and std, each of images and 1 channels"),
-        ("ccvr", "it sent {'y': (), 'count': (), 'mean': (), 'covariance': ()}, not statistics of the shapes"),
-        ("feddm", "it sent {'x': (), 'y': ()}, not inputs and targets of the shapes"),
+        ("statmix", "it sent tensors of shapes {'mean': (torch.float32,), 'std': (torch.float32,)}, not of the shapes"),
+        ("ccvr", "it sent tensors of shapes {'y': (torch.int64,), 'count': (torch.int64,), 'mean': (torch.float32,)"),
+        ("feddm", "it sent tensors of shapes {'x': (torch.float32,), 'y': (torch.float32,)}, not of the shapes"),
     ):
         change = tensors_only(lambda n, t: t.flatten()[0].clone())
         asked = experiment({"name": method, **({"sharing": {"steps": 2}} if method == "feddm" else {})}, rounds=1)
@@ -657,7 +657,7 @@ def test_means_of_a_wrong_form_are_left_out_and_recorded(tmp_path: Path) -> None
         assert set(finished.state.entries.owner.tolist()) == {0, 1, 2, 3} - liars, form
         refused = finished.directory.metrics()[1]["shared"]["refused"]
         assert {one["client"] for one in refused} == liars, form
-        assert all("it sent means of the form" in one["reason"] for one in refused), form
+        assert all("it sent tensors of shapes" in one["reason"] for one in refused), form
 
 
 def test_every_fault_of_what_a_site_shares_is_recorded(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def measure_mixtures(drawn: Sequence[Mixtures], lambdas: Sequence[float]) -> lis
     """
     rows = []
     for lam in lambdas:
-        inverse_mixup.inverse_ratios([lam, 1 - lam])
+        inverse_mixup.inverse_ratio(lam)
         rows.append(MixupPrivacy(lam, *np.mean([_measure_one(one, lam) for one in drawn], axis=0).tolist()))
     return rows
 

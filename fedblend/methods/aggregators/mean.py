@@ -79,7 +79,6 @@ class WeightedMean(Aggregator):
         return sums
 
     def unrounded(self, partial: Any) -> Any:
-        """The same sums, whose mean stays in float64."""
         return partial.unrounded() if isinstance(partial, Sums) else partial
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:

@@ -79,7 +79,6 @@ class SecureMean(WeightedMean):
             )
 
     def threshold(self, cohort: int) -> int:
-        """Clients of a cohort that must take part to the end."""
         return min_clients(self.fewest, cohort)
 
     def share_of(self, samples: int, cohort: list[int]) -> float:
@@ -87,7 +86,6 @@ class SecureMean(WeightedMean):
         return self.weight_of(samples) / sum(map(self.weight_of, cohort)) if samples else 0.0
 
     def weight_of(self, samples: int) -> int:
-        """The weight of a client with ``samples`` samples: their number, or 1 (``by = "clients"``)."""
         return samples if self.by == "samples" else int(samples > 0)
 
     def largest(self, tensor: torch.Tensor) -> float:
@@ -95,7 +93,6 @@ class SecureMean(WeightedMean):
         return self.range if tensor.is_floating_point() else COUNTS
 
     def fault(self, upload: Tensors, start: Tensors) -> str:
-        """A change beyond ``range``."""
         for name, before in sorted(start.items()):
             if not bool(((upload[name].double() - before.double()).abs() <= self.largest(before)).all()):
                 return (

@@ -109,7 +109,6 @@ class FedMix(MeanMix):
     measures = (FAILED,)
 
     def warning(self, measured: Mapping[str, float]) -> str:
-        """That predictions fail for more than a tenth of the samples, where nothing is done about them."""
         share = measured.get(FAILED, 0.0)
         if self.remedy != "none" or share <= 0.1:
             return ""
@@ -172,7 +171,6 @@ class Tail(NetAround):
 
     @property
     def layers(self) -> int:
-        """Layers from ``start`` on."""
         return self.net.layers - self.first
 
 
@@ -197,7 +195,6 @@ class HiddenMix(MeanMix):
         return (self.mix, self.plain)
 
     def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch on hidden states."""
         hidden = net(batch.x, 0, self.layer).detach()
         inner: Objective = (FedMix if self.form == "fedmix" else NaiveMix)(lam=self.lam, entries=self.entries)
         return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)

@@ -71,7 +71,6 @@ class StatMix(WithBase):
         return self.phases()[-1](net, batch, drawn, context)
 
     def changed(self, batch: Batch, drawn: Tensors, context: Context) -> Batch:
-        """The batch with the statistics that were drawn."""
         rows, styled = (drawn[name][: len(batch.y)] for name in ("style", "styled"))
         own_mean, own_std = channel_statistics(batch.x)
         mean, std = (context.pool[name][rows] for name in ("mean", "std"))

@@ -9,10 +9,11 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedblend.core.errors import FedblendError, brief
+from fedblend.core.errors import brief
 from fedblend.core.registry import Count, Float, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, Response, ServerContext, Tensors
-from fedblend.methods.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
+from fedblend.methods.requirements import refusal
+from fedblend.methods.server_steps.points import Stacked, ballots, beginning, elect, search
 from fedblend.methods.server_steps.tuning import Tuning
 
 
@@ -44,15 +45,12 @@ class AggEnhance(Tuning):
     """Weight of a point relative to a point of the next round; 1 gives equal weights (Figure 16)."""
 
     def require_possible(self, spec: ModelSpec) -> None:
-        """Raise :class:`FedblendError` for data without classes, and for models that cannot be stacked."""
-        name: str = type(self).name
-        require_classes(name, spec)
+        """Raise :class:`FedblendError` as its base, and for models that cannot be stacked."""
+        super().require_possible(spec)
         for layer in spec.model.modules():
             if isinstance(layer, nn.RNNBase):
-                raise FedblendError(
-                    f"method.server_step: '{name}' moves the points of many models together, which PyTorch cannot with "
-                    f"a fused {type(layer).__name__}"
-                )
+                problem = f"moves the points of many models together, which a {type(layer).__name__} cannot"
+                raise refusal(self, problem, "other layers")
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate tuned on the points; and the points, their labels and the rounds that they were made in."""

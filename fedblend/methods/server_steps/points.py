@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from fedblend._kernels.kernel_layers import use_kernels
 from fedblend._kernels.simplify import TracedFunction
-from fedblend.core.errors import FedblendError
 from fedblend.core.module import same_tensors
-from fedblend.core.server_step import ModelSpec, ServerContext, Tensors
+from fedblend.core.server_step import ModelSpec, ServerContext, ServerStep, Tensors
 from fedblend.data.scale import OneHot, Scaler
+from fedblend.methods.requirements import refusal, require_classes
 
 Stacked = dict[str, torch.Tensor]
 Spec = TypeVar("Spec", bound=ModelSpec)
@@ -26,17 +26,17 @@ MODELS_AT_ONCE = 16  # Models whose points are searched together: a compromise o
 POINTS_AT_ONCE = 200  # Points in one forward pass when a model votes
 
 
-def require_classes(step: str, spec: ModelSpec) -> None:
-    """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
-    if spec.task.kind != "classification":
-        raise FedblendError(f"method.server_step: '{step}' needs classes, but these data have none")
-    if isinstance(spec.scale, OneHot):
-        raise FedblendError(f"method.server_step: '{step}' needs images or features, but these data are text")
-    for name, first in same_tensors(spec.model).items():
-        raise FedblendError(
-            f"method.server_step: '{step}' trains each tensor of a model separately, but '{first}' and '{name}' of "
-            "this model are the same tensor"
-        )
+class TrainingStep(ServerStep):
+    """Base of the steps that train the model at the server, each of its tensors by itself."""
+
+    def require_possible(self, spec: ModelSpec) -> None:
+        """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
+        require_classes(self, spec.task)
+        if isinstance(spec.scale, OneHot):
+            raise refusal(self, "needs images or features, but these data are text", "images or features")
+        for name, first in same_tensors(spec.model).items():
+            problem = f"trains each tensor of a model separately, but '{first}' and '{name}' are the same tensor"
+            raise refusal(self, problem, "a model without shared tensors")
 
 
 def ready(spec: Spec) -> Spec:

@@ -13,16 +13,16 @@ from torch.nn import functional as F
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Int, Positive, part
-from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, Tensors
 from fedblend.data.scale import Scaler
 from fedblend.methods.augment.pictures import mirrored, shifted
-from fedblend.methods.server_steps.points import Stacked, descend, logits, ready, require_classes
+from fedblend.methods.server_steps.points import Stacked, TrainingStep, descend, logits, ready
 
 SHIFT = 4  # Largest shift of an augmented image, in pixels
 
 
 @dataclass(frozen=True)
-class Tuning(ServerStep):
+class Tuning(TrainingStep):
     """Base of the steps that train the aggregate on points with plain SGD, in evaluation mode."""
 
     numeric_inputs = True
@@ -77,12 +77,7 @@ class TrainOnMeans(Tuning):
     epochs: Count = 1
     """Epochs over the means."""
 
-    def require_possible(self, spec: ModelSpec) -> None:
-        """Raise :class:`FedblendError` for data without classes, and for text."""
-        require_classes("train-on-means", spec)
-
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate trained on the means, if any arrived, and no further state."""
         assert isinstance(server.scale, Scaler)
         if server.pool is None or not len(server.pool):
             return dict(weights), {}
@@ -106,8 +101,8 @@ class PriorSamples(Tuning):
     """Mirror half of the images left to right, and shift all by up to 4 pixels, anew in each epoch."""
 
     def require_possible(self, spec: ModelSpec) -> None:
-        """Raise :class:`FedblendError` for data without classes, and with ``augment`` for data that are no images."""
-        require_classes("prior-samples", spec)
+        """Raise :class:`FedblendError` as its base, and with ``augment`` for data that are no images."""
+        super().require_possible(spec)
         if self.augment and len(spec.shape) != 3:
             raise FedblendError(
                 f"method.server_step.augment: true needs images, but these data are of shape {list(spec.shape)}; "
@@ -115,7 +110,6 @@ class PriorSamples(Tuning):
             )
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
-        """The aggregate tuned on the samples, and no further state: the samples are the same in every round."""
         assert server.prior is not None
         assert isinstance(server.scale, Scaler)
         x, y = server.prior(self.per_class)
@@ -123,7 +117,6 @@ class PriorSamples(Tuning):
         return self.tune(weights, unit, y, torch.ones(len(y)), server), {}
 
     def seen(self, points: torch.Tensor, server: ServerContext) -> torch.Tensor:
-        """The batch, augmented with ``augment``."""
         return augmented(points, server.rng) if self.augment else points
 
 

@@ -8,7 +8,6 @@ pixels are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from fedblend.core.errors import FedblendError
 
-SINGULAR = 1e-9  # An eigenvalue of the mixing matrix (whose largest is 1) below this counts as 0
+SINGULAR = 1e-9  # Eigenvalue 2 lambda - 1 of the mixing matrix (whose largest is 1) that counts as 0
 
 
 class Pairs(NamedTuple):
@@ -107,37 +106,6 @@ def mix(x: torch.Tensor, pairs: np.ndarray, lam: float) -> torch.Tensor:
 # Inverse Mixup after collection -----------------------------------------------------------------------------
 
 
-def mixing_matrix(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The soft labels of N mixtures whose labels are shifted cyclically (equation 8): float64 [N, N].
-
-    The left-circulant matrix of ``ratios``: entry (d, m) is lambda_{(d + m) mod N}, the share of label m in mixture d.
-
-    >>> mixing_matrix([0.5, 0.3, 0.2]).tolist()
-    [[0.5, 0.3, 0.2], [0.3, 0.2, 0.5], [0.2, 0.5, 0.3]]
-    """
-    place = np.arange(len(ratios))
-    return np.asarray(ratios, np.float64)[(place[:, None] + place) % len(ratios)]
-
-
-def inverse_ratios(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Inverse mixing ratios of N mixtures (Proposition 1): float64 [N, N], column n for the target label n.
-
-    Entry (d, n) is the weight of mixture d that makes the superposition of soft labels one-hot in n. Each column sums
-    to 1. Weights are outside [0, 1] in general: samples leave the range of pixels and are not clipped. The matrix is
-    singular exactly where the discrete Fourier transform of ``ratios`` has a zero. Raises :class:`FedblendError` then,
-    and for ratios that are not at least two shares with the sum 1.
-    """
-    given = np.asarray(ratios, np.float64)
-    if given.ndim != 1 or len(given) < 2 or given.min() < 0 or not abs(given.sum() - 1) < 1e-9:
-        raise FedblendError(f"lambda: {given.tolist()} is not valid: two or more numbers from 0 to 1 whose sum is 1")
-    if np.abs(np.fft.fft(given)).min() < SINGULAR:
-        raise FedblendError(
-            f"lambda: mixing with the ratios {given.tolist()} has no inverse (the discrete Fourier transform of the "
-            "ratios has a zero); valid: other ratios, such as [0.1, 0.9]"
-        )
-    return np.linalg.solve(mixing_matrix(given), np.eye(len(given)))
-
-
 def inverse_ratio(lam: float) -> float:
     """lambda_hat of two mixtures for the target n = 1 (equations 9 and 10): lambda / (2 lambda - 1).
 
@@ -146,7 +114,7 @@ def inverse_ratio(lam: float) -> float:
     >>> round(inverse_ratio(0.4), 12)
     -2.0
     """
-    return float(inverse_ratios([lam, 1 - lam])[0, 0])
+    return float(_inverse_ratios(lam)[0])
 
 
 def pair_across(labels: np.ndarray, owner: np.ndarray, count: int, rng: np.random.Generator) -> Pairs:
@@ -169,31 +137,29 @@ def pair_across(labels: np.ndarray, owner: np.ndarray, count: int, rng: np.rando
     return Pairs(candidates.at(np.concatenate([drawn, again])), repeated)
 
 
-def unmix(mixed: torch.Tensor, groups: np.ndarray, weights: np.ndarray) -> torch.Tensor:
-    """Superpositions of mixtures: sum over d of weights[..., d] * mixed[groups[k, d]], [groups, ...] in float.
-
-    ``groups`` int64 [k, N] are mixtures whose labels are shifted cyclically, in this order. ``weights`` float64 [N] is
-    a column of :func:`inverse_ratios`, or [k, N] one for each group. Results are not clipped.
-    """
-    spread = np.broadcast_to(weights, groups.shape)
-    total = torch.zeros(len(groups), *mixed.shape[1:], dtype=torch.float64)
-    for d in range(groups.shape[1]):
-        factor = torch.from_numpy(spread[:, d].copy()).reshape(-1, *[1] * (mixed.dim() - 1))
-        total += factor * mixed[torch.from_numpy(groups[:, d])].double()
-    return total.to(mixed.dtype)
-
-
 def unmix_pairs(mixed: torch.Tensor, labels: np.ndarray, pairs: Pairs, lam: float) -> tuple[torch.Tensor, np.ndarray]:
     """Inversely mixed samples of paired mixtures (equation 7), and their labels int64 [pairs].
 
-    Pair (s, t) gives lambda_hat s + (1 - lambda_hat) t with the first label of s. Raises :class:`FedblendError` for
-    lambda = 0.5.
+    Pair (s, t) gives lambda_hat s + (1 - lambda_hat) t with the first label of s. Samples leave the range of pixels
+    and are not clipped. Raises :class:`FedblendError` for lambda = 0.5.
     """
-    weights = inverse_ratios([lam, 1 - lam])[:, 0]
-    return unmix(mixed, pairs.chosen, weights), np.asarray(labels[pairs.chosen[:, 0], 0])
+    first, second = (mixed[torch.from_numpy(rows)].double() for rows in pairs.chosen.T)
+    weights = _inverse_ratios(lam)
+    unmixed = weights[0] * first + weights[1] * second
+    return unmixed.to(mixed.dtype), np.asarray(labels[pairs.chosen[:, 0], 0])
 
 
 # Helpers ----------------------------------------------------------------------------------------------------
+
+
+def _inverse_ratios(lam: float) -> list[float]:
+    """lambda_hat and 1 - lambda_hat, which superpose the soft labels of two mixtures to one label (Proposition 1)."""
+    if not 0 <= lam <= 1:
+        raise FedblendError(f"lambda: {lam} is not valid: a number from 0 to 1")
+    if abs(2 * lam - 1) < SINGULAR:
+        raise FedblendError(f"lambda: mixing with the ratios {[lam, 1 - lam]} has no inverse; valid: other ones")
+    weights: list[float] = np.linalg.solve([[lam, 1 - lam], [1 - lam, lam]], np.eye(2))[:, 0].tolist()
+    return weights
 
 
 def _by_label(labels: np.ndarray, classes: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

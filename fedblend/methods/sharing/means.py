@@ -11,14 +11,13 @@ import pydantic
 import torch
 
 from fedblend.core.context import ModelSpec
-from fedblend.core.errors import FedblendError, legible
+from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Fraction, NonNegative, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, Sharing, SharingPlan, rows_of
+from fedblend.methods.requirements import entries_in, fault_of_form, require_held
 
 CHUNK = 1024  # Samples that are scaled at a time, because scaled one-hot text is 300 times larger than stored text
-
-
 REACH = 10.0  # Deviations by which Gaussian noise may move a number; it moves one further with a probability of 2e-23
 ROUNDING = 1e-3  # Part of the range of samples by which float32 may move a mean
 
@@ -97,7 +96,6 @@ class SharedMeans(Sharing):
 
     @property
     def made_of(self) -> Literal["samples", "label"]:  # type: ignore[override]
-        """Samples of one class where means are within classes."""
         return "label" if self.split == "class" else "samples"
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
@@ -105,12 +103,8 @@ class SharedMeans(Sharing):
 
         Classes are not considered, so that means within a class may still be smaller.
         """
+        require_held(sizes, {"method.sharing.threshold": self.threshold})
         held = int(sizes.max(initial=0))
-        if held < self.threshold:
-            raise FedblendError(
-                f"method.sharing.threshold: {self.threshold} samples, but the largest client holds {held} at the "
-                f"start, so that no client would share; valid: 1 to {held}"
-            )
         largest = held if self.samples_per_mean == "all" else min(held, self.samples_per_mean)
         if largest < minimum:
             more = "give the clients or the means more samples (or state 1, with unsafe = true)"
@@ -191,25 +185,16 @@ class SharedMeans(Sharing):
         """
         if not self.plan.leaves:
             return None
-        return (self._fault_of_form(payload, spec) if self.plan.form == "inputs" else None) or self._fault_of_numbers(
-            payload, spec
-        )
-
-    def _fault_of_form(self, payload: Payload, spec: ModelSpec) -> str | None:
-        sent = {name: (*tensor.shape, tensor.dtype) for name, tensor in payload.items()}
-        rows = payload["x"].shape[:1] if "x" in payload else (1,)
-        x = spec.scale(torch.zeros(1, *spec.shape)).shape[1:]
-        valid = {"x": (*rows, *x, torch.float32), "y": (*rows, spec.task.outputs, torch.float32)}
-        return None if sent == valid else legible(f"it sent means of the form {sent}; valid: {valid}")
-
-    def _fault_of_numbers(self, payload: Payload, spec: ModelSpec) -> str | None:
+        if self.plan.form == "inputs":
+            n, shape = entries_in(payload), spec.scale(torch.zeros(1, *spec.shape)).shape[1:]
+            form = {"x": (n, *shape, torch.float32), "y": (n, spec.task.outputs, torch.float32)}
+            if fault := fault_of_form(payload, form):
+                return fault
         for name, (low, high, deviation) in self._bounds(spec).items():
             if name in payload:
                 slack = REACH * deviation + ROUNDING * (high - low)
                 if not bool(((payload[name] >= low - slack) & (payload[name] <= high + slack)).all()):
-                    return (
-                        f"it sent means '{name}' with a number beyond the bounds of samples and of noise on their mean"
-                    )
+                    return f"it sent means '{name}' with a number beyond the bounds of samples and their noise"
         return None
 
     def _bounds(self, spec: ModelSpec) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
@@ -285,7 +270,6 @@ class Noise(Sharing):
         return min(samples, 1)
 
     def share(self, local: ClientData) -> Payload | None:
-        """One entry of noise, shaped like an input."""
         if not len(local.y):
             return None
         shape = local.scale(local.x[:1]).shape

@@ -31,6 +31,15 @@ class MaskedSums(Sharing):
         """Zeros with the names, shapes and types of a client's payload."""
         raise TypeError(f"{type(self).__name__} defines no form")
 
+    def require_clients(self, sizes: np.ndarray, minimum: int, needed: int, field: str) -> None:
+        """Raise :class:`FedblendError` if fewer clients hold enough samples than the ``field`` demands for a sum."""
+        sharing = int((sizes >= minimum).sum())
+        if sharing < needed:
+            raise FedblendError(
+                f"method.sharing.{field}: {needed} clients to a sum, but only {sharing} hold {minimum} samples or more "
+                "(policy.min_mean); valid: fewer, or more clients"
+            )
+
     def threshold(self, clients: int) -> int:
         """Clients of a group of ``clients`` that must share and take part to the end."""
         return min_clients(self.fewest, clients)
@@ -120,15 +129,9 @@ class SecureMeans(MaskedSums):
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no mean reaches the policy's size, or too few clients can share."""
         self.means.require_possible(sizes, minimum)
-        sharing = int((sizes >= minimum).sum())
-        if sharing < self.fewest:
-            raise FedblendError(
-                f"method.sharing.fewest: {self.fewest} clients to a sum, but only {sharing} hold {minimum} samples or "
-                "more (policy.min_mean); valid: 2 or more, and as many clients"
-            )
+        self.require_clients(sizes, minimum, self.fewest, "fewest")
 
     def mechanism(self) -> Mechanism | str:
-        """The noise of `means`, which is on each client's own mean."""
         return self.means.mechanism()
 
     def share(self, local: ClientData) -> Payload | None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
-from fedblend.data.scale import Scaler
+from fedblend.methods.requirements import require_classes, require_numbers
 from fedblend.methods.sharing.inverse_mixup import (
     coordinate,
     inverse_ratio,
@@ -60,7 +60,6 @@ class RawSeeds(Seeds):
     """Samples that each device sends, N_S; a device with fewer samples sends all."""
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """``samples`` of the option, or all that the client has."""
         return min(samples, self.samples)
 
     def share(self, local: ClientData) -> Payload | None:
@@ -100,7 +99,6 @@ class MixedSeeds(Seeds):
     """Let the server request matching label pairs; if false, each device draws its own."""
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
-        """The option's number of mixtures, of a client with two samples or more."""
         return self.samples if samples > 1 else 0
 
     @pydantic.model_validator(mode="after")
@@ -115,12 +113,8 @@ class MixedSeeds(Seeds):
         Raises :class:`FedblendError` for data without classes, for text, and with ``coordinated`` and without a
         request.
         """
-        if local.task.kind != "classification" or not isinstance(local.scale, Scaler):
-            what = f"have no classes ({local.task.kind})" if local.task.kind != "classification" else "are text"
-            raise FedblendError(
-                f"method.sharing: '{self.name}' mixes images or features of two classes, but these data {what}; valid: "
-                "means"
-            )
+        require_classes(self, local.task, "means")
+        require_numbers(self, local.scale, "means")
         labels = local.y.numpy().astype(np.int64)
         if len(np.unique(labels)) < 2:
             return None
