@@ -371,7 +371,9 @@ class TorchMetric(Metric):
             known, targets = {"task": "multilabel", "num_labels": number}, targets.long()
             outputs = outputs.double().sigmoid()
         options = {name: value for name, value in known.items() if name in self._takes} | self.options | changed
-        if self._is_binary(options) and known.get("num_classes") == 2:
+        of_classes = ".classification." in f"{self._made.__module__}." and "num_classes" not in self._takes
+        is_binary = options["task"] == "binary" if "task" in options else of_classes
+        if is_binary and known.get("num_classes") == 2:
             outputs = outputs[:, 1]
         if number == 1 and "num_classes" not in known:
             outputs, targets = outputs[:, 0], targets[:, 0]
@@ -384,8 +386,3 @@ class TorchMetric(Metric):
         if shape not in ((), (1,), (number,)):
             raise TypeError(f"its result is no number, and not one a class: {brief(result)}")
         return result.double()
-
-    def _is_binary(self, options: Mapping[str, Any]) -> bool:
-        """Whether the metric is one of classes, and takes no number of them."""
-        of_classes = ".classification." in f"{self._made.__module__}."
-        return options["task"] == "binary" if "task" in options else of_classes and "num_classes" not in self._takes

@@ -22,8 +22,7 @@ from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.server import run
-from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
+from fedblend.methods.aggregators.mean import COUNTS, LEVELS, SecureMean, Total, WeightedMean
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

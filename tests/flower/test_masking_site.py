@@ -30,7 +30,7 @@ from fedblend.flower.secure_aggregation.masked_sum import MaskedSum
 from fedblend.flower.server import run
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
-from fedblend.methods.aggregators.secure import SecureMean, Total
+from fedblend.methods.aggregators.mean import SecureMean, Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -21,7 +21,7 @@ from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import NoSum
 from fedblend.flower.server import run
-from fedblend.methods.aggregators.secure import Total
+from fedblend.methods.aggregators.mean import Total
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -20,7 +20,8 @@ from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.methods.sharing.inverse_mixup import (
+from fedblend.methods.sharing.seeds import (
+    MixedSeeds,
     Pairs,
     coordinate,
     inverse_ratio,
@@ -30,7 +31,6 @@ from fedblend.methods.sharing.inverse_mixup import (
     pairs_to_mix,
     unmix_pairs,
 )
-from fedblend.methods.sharing.seeds import MixedSeeds
 
 SEEDS = st.integers(0, 2**32 - 1)
 

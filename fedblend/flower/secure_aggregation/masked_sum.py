@@ -40,7 +40,7 @@ from fedblend.flower.secure_aggregation.masks import (
     tensor_to_bytes,
 )
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
-from fedblend.methods.sharing.secure_means import MaskedSums
+from fedblend.methods.sharing.means import MaskedSums
 
 log = logging.getLogger("flwr")
 

@@ -57,8 +57,8 @@ from fedblend.flower.secure_aggregation.masks import (
     unseal,
 )
 from fedblend.flower.site import RefusedByPolicy, Withheld
-from fedblend.methods.aggregators.secure import SecureMean
-from fedblend.methods.sharing.secure_means import MaskedSums
+from fedblend.methods.aggregators.mean import SecureMean
+from fedblend.methods.sharing.means import MaskedSums
 
 log = logging.getLogger("flwr")
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.methods.objectives.mixup import draw_entries
+from fedblend.methods.objectives.fedmix import draw_entries
 from fedblend.methods.requirements import require_classes
 
 EPSILON = 1e-7  # Added under roots of distances and variances, whose slope at 0 has no bound (the authors' code)

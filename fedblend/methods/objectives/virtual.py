@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.methods.objectives.mixup import draw_entries, has_partner
+from fedblend.methods.objectives.fedmix import draw_entries, has_partner
 from fedblend.methods.objectives.terms import representation
 from fedblend.methods.requirements import require_classes
 

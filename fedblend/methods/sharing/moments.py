@@ -18,7 +18,7 @@ from fedblend.core.registry import Count, Int, NonNegative, Positive, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
 from fedblend.methods.requirements import fault_of_form, require_held
 from fedblend.methods.sharing.features import features_of, width_of
-from fedblend.methods.sharing.secure_means import WHOLE, MaskedSums
+from fedblend.methods.sharing.means import WHOLE, MaskedSums
 
 CHUNK = 1024  # samples whose features are computed at a time
 SENSITIVITY = 2.0  # Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another
