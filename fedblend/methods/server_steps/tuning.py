@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
@@ -12,14 +14,74 @@ from pydantic.dataclasses import dataclass
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedblend._kernels.kernel_layers import use_kernels
+from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.errors import FedblendError
+from fedblend.core.module import same_tensors
 from fedblend.core.registry import Count, Int, NonNegative, Positive, part
-from fedblend.core.server_step import ModelSpec, Refined, ServerContext, Tensors
-from fedblend.data.scale import Scaler
+from fedblend.core.server_step import ModelSpec, Refined, ServerContext, ServerStep, Tensors
+from fedblend.data.scale import OneHot, Scaler
 from fedblend.methods.augment.pictures import mirrored, shifted
-from fedblend.methods.server_steps.points import Stacked, TrainingStep, descend, logits, ready
+from fedblend.methods.requirements import refusal, require_classes
+
+Stacked = dict[str, torch.Tensor]
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 SHIFT = 4  # Largest shift of an augmented image, in pixels
+
+
+class TrainingStep(ServerStep):
+    """Base of the steps that train the model at the server, each of its tensors by itself."""
+
+    def require_possible(self, spec: ModelSpec) -> None:
+        """Raise :class:`FedblendError` for data without classes, for text, and for models with shared tensors."""
+        require_classes(self, spec.task)
+        if isinstance(spec.scale, OneHot):
+            raise refusal(self, "needs images or features, but these data are text", "images or features")
+        for name, first in same_tensors(spec.model).items():
+            problem = f"trains each tensor of a model separately, but '{first}' and '{name}' are the same tensor"
+            raise refusal(self, problem, "a model without shared tensors")
+
+
+def ready(spec: Spec) -> Spec:
+    """The same on its device; on a processor, kernels compute the convolutions and pools for which they are faster."""
+    spec, device = spec.on_device(), torch.device(spec.device)
+    if device.type != "cpu":
+        return spec
+    model = copy.deepcopy(spec.model)
+    use_kernels(model, device)
+    return replace(spec, model=model)
+
+
+def logits(spec: ModelSpec, weights: Tensors, points: torch.Tensor) -> torch.Tensor:
+    """A model's outputs for points in [0, 1]."""
+    assert isinstance(spec.scale, Scaler)
+    return functional_call(spec.model, dict(weights), (spec.scale.from_unit(points),))
+
+
+def descend(
+    loss: Callable[..., torch.Tensor],
+    weights: Tensors,
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    lr: float,
+    server: ServerContext,
+) -> Stacked:
+    """The weights after a step of plain SGD on ``loss(weights, *batch)`` for each batch."""
+    moved = {name: tensor.to(server.device, copy=True) for name, tensor in weights.items()}
+    trained = [name for name in server.trained if moved[name].is_floating_point()]
+
+    def slopes(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        weights = {name: t.detach() for name, t in zip(moved, tensors, strict=False)}
+        params = [weights[name].requires_grad_() for name in trained]
+        with torch.enable_grad():
+            total = loss(weights, *tensors[len(moved) :])
+            # Zeros for a weight that the loss does not depend on.
+            return list(torch.autograd.grad(total, params, materialize_grads=True))
+
+    slopes_at, params = TracedFunction(slopes), [moved[name] for name in trained]
+    for batch in batches:
+        torch._foreach_add_(params, slopes_at(*moved.values(), *batch), alpha=-lr)
+    return {name: tensor.cpu() for name, tensor in moved.items()}
 
 
 @dataclass(frozen=True)
