@@ -54,7 +54,7 @@ class AggEnhance(Tuning):
         super().require_possible(spec)
         for layer in spec.model.modules():
             if isinstance(layer, nn.RNNBase):
-                problem = f"moves the points of many models together, which a {type(layer).__name__} cannot"
+                problem = f"moves many models together, which PyTorch cannot with a fused {type(layer).__name__}"
                 raise refusal(self, problem, "other layers")
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:

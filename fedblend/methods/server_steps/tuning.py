@@ -39,8 +39,8 @@ class TrainingStep(ServerStep):
         if isinstance(spec.scale, OneHot):
             raise refusal(self, "needs images or features, but these data are text", "images or features")
         for name, first in same_tensors(spec.model).items():
-            problem = f"trains each tensor of a model separately, but '{first}' and '{name}' are the same tensor"
-            raise refusal(self, problem, "a model without shared tensors")
+            tied = f"'{first}' and '{name}' of this model are the same"
+            raise refusal(self, f"trains each tensor by itself, but {tied}", "a model without shared tensors")
 
 
 def ready(spec: Spec) -> Spec:
