@@ -24,9 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
+from fedblend.methods.aggregators.robust import IntervalMean, Krum, Median, MultiKrum, TrimmedMean
 
 STATUS = Path("/proc/self/status")
 

@@ -32,7 +32,7 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
-from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.server_steps.tuning import DistillToModel
 
 DEVICES, CLASSES, SEEDS = 10, 10, 100
 ROUND = {"devices": 6400, "server": 3200}

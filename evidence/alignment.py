@@ -29,8 +29,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.make_setup import make_setup
-from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.objectives.mixup import GlobalMixup
+from fedblend.methods.objectives.fedmix import FedMix, GlobalMixup
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.runs.api import expand_file
 

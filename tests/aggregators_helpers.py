@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators.krum import Krum, MultiKrum
-from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
+from fedblend.methods.aggregators.robust import IntervalMean, Krum, Median, MultiKrum, TrimmedMean
 
 GATHERING: list[Aggregator] = [
     Median(),

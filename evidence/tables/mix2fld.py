@@ -18,7 +18,7 @@ from fedblend.analysis.plotting import (
     style_axes,
 )
 from fedblend.analysis.privacy.mixup_privacy import LAMBDAS
-from fedblend.methods.channels.wireless import Wireless
+from fedblend.methods.channels import Wireless
 from tables.common import (
     Row,
     command_of,

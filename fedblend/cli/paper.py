@@ -29,8 +29,7 @@ from fedblend.core.files import csv_frame, write_atomically
 from fedblend.core.setup import Setup
 from fedblend.core.trees import bytes_of
 from fedblend.experiment.make_setup import make_setup
-from fedblend.methods.channels.link import Link
-from fedblend.methods.channels.wireless import Wireless
+from fedblend.methods.channels import Link, Wireless
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.report.boundary_figure import accuracies, draw_boundaries
 from fedblend.runs import api, checkpoint

@@ -49,8 +49,8 @@ from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum, sum_
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
 from fedblend.flower.work import LACKS, asked_of, runs_of
-from fedblend.methods.aggregators.secure import SecureMean, Total
-from fedblend.methods.sharing.secure_means import MaskedSums
+from fedblend.methods.aggregators.mean import SecureMean, Total
+from fedblend.methods.sharing.means import MaskedSums
 
 log = logging.getLogger("flwr")
 

@@ -27,7 +27,6 @@ class NoiseSender(Adversary):
     """Standard deviation of the noise, in the units of weights."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The round's weights plus noise."""
 
         def noisy(tensor: torch.Tensor) -> torch.Tensor:
             drawn = np.asarray(rng.standard_normal(tuple(tensor.shape), np.float32))
@@ -46,7 +45,6 @@ class SignFlip(Adversary):
     """Factor on the flipped update."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The round's weights less ``factor`` times the update."""
 
         def flipped(tensor: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
             return begin - self.factor * (tensor - begin)
@@ -62,5 +60,4 @@ class NaNs(Adversary):
     """Share of the clients that are adversaries, the same ones in all rounds."""
 
     def corrupt(self, upload: Tensors, start: Tensors, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """NaN in every tensor of a floating-point type."""
         return {n: torch.full_like(t, torch.nan) if t.is_floating_point() else t for n, t in upload.items()}

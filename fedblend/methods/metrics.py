@@ -68,21 +68,17 @@ class F1(Metric):
 
     @property
     def label(self) -> str:
-        """``f1``, or ``f1-micro``."""
         return "f1" if self.average == "macro" else "f1-micro"
 
     def require_possible(self, task: Task) -> None:
-        """Refuse the micro average of classes, which is the accuracy."""
         super().require_possible(task)
         if self.average == "micro" and task.kind == "classification":
             raise ValueError("average: 'micro' is the accuracy where a sample has one class; valid: macro")
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean over classes or labels, or F1 of all labels together."""
         return _mean(self._values(outputs, targets))
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
-        """F1 of each class or label; of the micro average none."""
         return self._values(outputs, targets).tolist() if self.average == "macro" else None
 
     def _values(self, outputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
@@ -161,11 +157,9 @@ class TopK(Metric):
 
     @property
     def label(self) -> str:
-        """``top-5``."""
         return f"top-{self.k}"
 
     def require_possible(self, task: Task) -> None:
-        """Refuse a ``k`` for which every sample is right."""
         super().require_possible(task)
         if self.k >= task.outputs:
             raise ValueError(f"k: {self.k}: all samples are right with {task.outputs} classes; valid: 1 to below them")
@@ -214,7 +208,6 @@ class MeanAbsoluteError(_Regression):
     """Mean absolute error, over samples and outputs, in the units of the targets."""
 
     def overall(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """The mean of |output - target|."""
         return float((outputs.double() - targets.double()).abs().mean())
 
 
@@ -293,12 +286,10 @@ class TorchMetric(Metric):
 
     @property
     def label(self) -> str:
-        """The title, or the last word of the path."""
         return self.title or self.path.rpartition(":")[2]
 
     @property
     def larger_is_better(self) -> bool:  # type: ignore[override]
-        """What ``better`` says, or the class."""
         if self.better is not None:
             return self.better == "larger"
         return getattr(self._made, "higher_is_better", None) is not False
@@ -321,7 +312,6 @@ class TorchMetric(Metric):
         return float(computed) if computed.numel() == 1 else math.nan
 
     def by_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
-        """The metric of each class, where it gives one number a class."""
         computed = self._defined(outputs, targets)
         return computed.tolist() if computed.numel() > 1 else None
 
@@ -381,7 +371,9 @@ class TorchMetric(Metric):
             known, targets = {"task": "multilabel", "num_labels": number}, targets.long()
             outputs = outputs.double().sigmoid()
         options = {name: value for name, value in known.items() if name in self._takes} | self.options | changed
-        if self._is_binary(options) and known.get("num_classes") == 2:
+        of_classes = ".classification." in f"{self._made.__module__}." and "num_classes" not in self._takes
+        is_binary = options["task"] == "binary" if "task" in options else of_classes
+        if is_binary and known.get("num_classes") == 2:
             outputs = outputs[:, 1]
         if number == 1 and "num_classes" not in known:
             outputs, targets = outputs[:, 0], targets[:, 0]
@@ -394,8 +386,3 @@ class TorchMetric(Metric):
         if shape not in ((), (1,), (number,)):
             raise TypeError(f"its result is no number, and not one a class: {brief(result)}")
         return result.double()
-
-    def _is_binary(self, options: Mapping[str, Any]) -> bool:
-        """Whether the metric is one of classes, and takes no number of them."""
-        of_classes = ".classification." in f"{self._made.__module__}."
-        return options["task"] == "binary" if "task" in options else of_classes and "num_classes" not in self._takes

@@ -112,7 +112,6 @@ class Exponential(Constant):
     """The factor."""
 
     def after(self, step: int, steps: int | None) -> float:
-        """gamma^step."""
         return self.gamma**step
 
 
@@ -126,7 +125,6 @@ class StepDecay(Constant):
     """Rounds (or steps) with one learning rate."""
 
     def after(self, step: int, steps: int | None) -> float:
-        """gamma^floor(step / every)."""
         return self.gamma ** (step // self.every)
 
 

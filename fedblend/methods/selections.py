@@ -98,7 +98,6 @@ class ByLastLoss(Selection):
     """Share alpha3 of a cohort that is drawn uniformly."""
 
     def init_state(self, clients: int) -> dict[str, torch.Tensor]:
-        """No value is known: NaN."""
         return {"values": torch.full((clients,), math.nan, dtype=torch.float64)}
 
     def choose(self, context: SelectionContext) -> np.ndarray:
@@ -163,7 +162,6 @@ class Available(Selection):
 
     @property
     def by(self) -> Literal["losses", "other"]:  # type: ignore[override]
-        """Whether the choice among them asks for losses."""
         return "losses" if self.among.by == "losses" else "other"
 
     @property

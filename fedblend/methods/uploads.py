@@ -9,12 +9,12 @@ from torch import nn
 
 from fedblend.core.aggregator import Aggregator, Tensors, WeightedUpload
 from fedblend.core.context import Net, Task
-from fedblend.core.errors import FedblendError
 from fedblend.core.module import evaluating
 from fedblend.core.registry import Count, part
 from fedblend.core.state import RunState
 from fedblend.core.upload import Upload, relative_change
 from fedblend.methods.aggregators.mean import WeightedMean
+from fedblend.methods.requirements import require_classes
 
 
 @part("upload", "model")
@@ -27,7 +27,6 @@ class Model(Upload):
     """
 
     def trains_in(self, round: int) -> bool:
-        """Whether ``round``, counted from 0, is ``from_round`` or later."""
         return round + 1 >= self.from_round
 
     def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -44,11 +43,16 @@ class MeansByClass(Upload):
     """Base of uploads that are means by class, in place of a model."""
 
     def require_possible(self, task: Task) -> None:
-        """Raise :class:`FedblendError` unless the task has classes."""
-        if task.kind != "classification":
-            raise FedblendError(
-                f"method.upload: '{self.name}' sends means by class, but these data have no classes; valid: model"
-            )
+        """Raise :class:`FedblendError` for data without classes."""
+        require_classes(self, task, "model")
+
+    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """The means, float32 [C, numbers], under the name ``bytes_kind``."""
+        assert outputs is not None
+        return {self.bytes_kind: outputs}
+
+    def like(self, weights: Tensors, task: Task) -> Tensors:
+        return {self.bytes_kind: torch.zeros(task.outputs, task.features or task.outputs)}
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
         return LabelMeanAggregator()
@@ -70,15 +74,6 @@ class Outputs(MeansByClass):
     bytes_kind = "outputs"
     content = "outputs"
 
-    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The means [C, C]."""
-        assert outputs is not None
-        return {"outputs": outputs}
-
-    def like(self, weights: Tensors, task: Task) -> Tensors:
-        """Float32 [C, C]."""
-        return {"outputs": torch.zeros(task.outputs, task.outputs)}
-
     def fault(self, payload: Tensors, weights: Tensors, task: Task) -> str | None:
         """As :meth:`Upload.fault`; also rows that are neither a distribution nor zeros."""
         fault = super().fault(payload, weights, task)
@@ -99,7 +94,6 @@ class LabelMeanAggregator(Aggregator):
     """
 
     def aggregate(self, uploads: Iterable[WeightedUpload]) -> dict[str, torch.Tensor]:
-        """The means by name, [C, numbers]."""
         payloads = [tensors for tensors, _ in uploads]
         means = {}
         for name in payloads[0]:
@@ -133,15 +127,6 @@ class Prototypes(MeansByClass):
             stages = len(getattr(model, "stages", ()))
             width = _pooled(model(sample, 0, stages - 1) if stages > 1 else model(sample)).shape[1]
         return int(width)
-
-    def payload(self, weights: Tensors, outputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The mean embeddings [C, features]."""
-        assert outputs is not None
-        return {"prototypes": outputs}
-
-    def like(self, weights: Tensors, task: Task) -> Tensors:
-        """Float32 [C, features]."""
-        return {"prototypes": torch.zeros(task.outputs, task.features)}
 
 
 def embedding(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -178,5 +163,4 @@ class Silent(Upload):
         return {}
 
     def aggregator(self, chosen: Aggregator) -> Aggregator:
-        """A mean; payloads are empty."""
         return WeightedMean()

@@ -18,8 +18,8 @@ from fedblend.analysis.privacy.seed_trace import SeedTrace, seed_traces
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.data.scale import Scaler
-from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.synthetic import MatchedSamples
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory

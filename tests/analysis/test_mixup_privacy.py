@@ -24,7 +24,7 @@ from fedblend.analysis.privacy.mixup_privacy import (
 )
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.errors import FedblendError
-from fedblend.methods.sharing.inverse_mixup import Pairs
+from fedblend.methods.sharing.seeds import Pairs
 
 # MNIST's rows of the two tables.
 TABLE_II = (2.163, 4.465, 5.158, 5.564, 5.852, 6.055)

@@ -31,7 +31,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy_facts import clients_keep, noise_facts, privacy_facts
 from fedblend.methods.aggregators.mean import Sums, WeightedMean
-from fedblend.methods.protections.noise import ClipAndNoise
+from fedblend.methods.protections import ClipAndNoise
 from fedblend.report.guarantees import run_statements
 from fedblend.runs.directory import FACTS, RunDirectory
 from fedblend.runs.groups import Outcome

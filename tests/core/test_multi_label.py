@@ -149,18 +149,18 @@ def test_a_federation_learns_labels_and_is_scored_by_their_loss() -> None:
 
 
 NEED_CLASSES = {
-    "fedntd": "leaves out a sample's class, but the targets are no classes",
+    "fedntd": "'fedntd' needs classes, but these data have none",
     "fedlc": "counts a client's samples by class, but the targets are no classes",
     "fedrs": "counts a client's samples by class, but the targets are no classes",
-    "fedproto": "'prototypes' sends means by class, but these data have no classes",
-    "fd": "'outputs' sends means by class, but these data have no classes",
-    "mix2fld": "'outputs' sends means by class, but these data have no classes",
+    "fedproto": "'prototypes' needs classes, but these data have none",
+    "fd": "'outputs' needs classes, but these data have none",
+    "mix2fld": "'outputs' needs classes, but these data have none",
     "xormixfl": "'train-on-seeds' needs classes, but these data have none",
     "aggenhance": "'aggenhance' needs classes, but these data have none",
     "ccvr": "'ccvr' needs classes",
-    "flea": "'flea' compares distributions over classes, but the targets are no classes",
-    "vhl": "'class-noise' makes samples by class, but the data have no classes",
-    "virtual-seeds": "'mixed-seeds' mixes images or features of two classes, but these data have no classes",
+    "flea": "'flea' needs classes, but these data have none",
+    "vhl": "'class-noise' needs classes, but these data have none",
+    "virtual-seeds": "'mixed-seeds' needs classes, but these data have none",
     "feddm": "needs classes",
 }
 

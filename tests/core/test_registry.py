@@ -24,8 +24,7 @@ from fedblend.core.server_step import ServerStep
 from fedblend.core.sharing import Sharing
 from fedblend.experiment.config import resolve
 from fedblend.experiment.parts import BASES, dump, has_option, require_usable
-from fedblend.methods.objectives.fedmix import FedMix
-from fedblend.methods.objectives.mixup import LocalMix
+from fedblend.methods.objectives.fedmix import FedMix, LocalMix
 from fedblend.methods.sharing.means import SharedMeans
 from fedblend.models.cnn import MLP
 

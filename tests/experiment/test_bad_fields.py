@@ -266,7 +266,7 @@ def test_outputs_by_class_need_classes(method: str) -> None:
     values = np.random.default_rng(0).normal(size=(40, 3))
     np.savez("numbers.npz", x=values, y=values[:, 0])
     changes = {"data": {"name": "npz", "path": "numbers.npz"}, "method": method}
-    refused_at_once(run(changes), "method.upload: 'outputs'", "these data have no classes", "valid: model")
+    refused_at_once(run(changes), "method.upload: 'outputs'", "needs classes", "valid: model")
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99", "mps", "meta"])

@@ -551,16 +551,16 @@ def typed(name: str, kind: torch.dtype) -> Any:
 
 
 STEPS = {"mix2fld": {"server_step": {"steps": 2}}, "feddm": {"sharing": {"steps": 2}}}
-TYPE, FORM = "it sent a tensor of type torch.{}; valid: torch.float16, ", "it sent means of the form"
+TYPE, FORM = "it sent a tensor of type torch.{}; valid: torch.float16, ", "it sent tensors of shapes"
 FLAT = tensors_only(lambda n, t: t.flatten()[0].clone())
 SHARED: list[tuple[str, Any, str]] = [
     ("fedmix", typed("y", torch.uint16), TYPE.format("uint16")),
     ("mix2fld", typed("y", torch.complex64), TYPE.format("complex64")),
     ("statmix", typed("std", torch.uint32), TYPE.format("uint32")),
     ("fedmix", typed("x", torch.uint64), TYPE.format("uint64")),
-    ("statmix", FLAT, "tensors of shapes {'mean': (), 'std': ()}; valid: mean and std, each of images and 1 channels"),
-    ("ccvr", FLAT, "it sent {'y': (), 'count': (), 'mean': (), 'covariance': ()}, not statistics of the shapes"),
-    ("feddm", FLAT, "it sent {'x': (), 'y': ()}, not inputs and targets of the shapes"),
+    ("statmix", FLAT, "it sent tensors of shapes {'mean': (torch.float32,), 'std': (torch.float32,)}, not"),
+    ("ccvr", FLAT, "it sent tensors of shapes {'y': (torch.int64,), 'count': (torch.int64,), 'mean'"),
+    ("feddm", FLAT, "it sent tensors of shapes {'x': (torch.float32,), 'y': (torch.float32,)}, not"),
     ("fedmix", table_only(lambda t: {"x": t["x"][..., 1:], "y": t["y"]}), FORM),
     ("fedmix", typed("x", torch.float64), FORM),
     ("fedmix", table_only(lambda t: {"x": t["x"]}), FORM),

@@ -37,7 +37,7 @@ from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect
 from fedblend.flower.site import Site, describe_setup
-from fedblend.methods.aggregators.secure import SecureMean
+from fedblend.methods.aggregators.mean import SecureMean
 from fedblend.runs.runner import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("no_waits")

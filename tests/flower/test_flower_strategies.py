@@ -8,9 +8,8 @@ import torch
 from helpers import each
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators.krum import Krum, MultiKrum
 from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.methods.aggregators.order import Median, TrimmedMean
+from fedblend.methods.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate", reason="Flower (extra 'flower') is not installed")
 

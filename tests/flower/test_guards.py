@@ -46,8 +46,7 @@ from fedblend.flower import work
 from fedblend.flower.messages import APP_FIELDS, detach, fault_of_shared, pack, to_record, unpack
 from fedblend.flower.site import RefusedByPolicy, describe_setup
 from fedblend.flower.sites import ClientRequest, Sites
-from fedblend.methods.sharing.means import SharedMeans
-from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.methods.sharing.means import SecureMeans, SharedMeans
 from fedblend.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("no_waits")

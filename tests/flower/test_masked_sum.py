@@ -27,8 +27,7 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.messages import unpack
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
-from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.methods.aggregators.secure import COUNTS, LEVELS, SecureMean, Total
+from fedblend.methods.aggregators.mean import COUNTS, LEVELS, SecureMean, Total, WeightedMean
 from fedblend.runs.runner import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("no_waits")

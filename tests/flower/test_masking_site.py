@@ -29,7 +29,7 @@ from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum
 from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_site
 from fedblend.flower.sites import Reply
-from fedblend.methods.aggregators.secure import SecureMean
+from fedblend.methods.aggregators.mean import SecureMean
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -23,9 +23,8 @@ from fedblend.core.server_step import ServerContext
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance
-from fedblend.methods.server_steps.points import ballots, beginning, elect, logits, ready, search
-from fedblend.methods.server_steps.tuning import PriorSamples, augmented
+from fedblend.methods.server_steps.aggenhance import AggEnhance, SecureAggEnhance, ballots, beginning, elect, search
+from fedblend.methods.server_steps.tuning import PriorSamples, augmented, logits, ready
 
 CLASSES = 3
 UNIT = Scaler("unit", False, *(torch.tensor([[[v]]]) for v in (1 / 255, 0.0, 1 / 255, 0.0)))

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.core.aggregator import Aggregator
-from fedblend.methods.aggregators import rows as of_rows
-from fedblend.methods.aggregators.krum import Krum, MultiKrum, scores
+from fedblend.methods.aggregators import robust as of_rows
 from fedblend.methods.aggregators.mean import WeightedMean
-from fedblend.methods.aggregators.order import IntervalMean, Median, TrimmedMean
+from fedblend.methods.aggregators.robust import IntervalMean, Krum, Median, MultiKrum, TrimmedMean, scores
 
 
 def uploads_of(values: Any, weights: Sequence[float] | None = None) -> list[Any]:

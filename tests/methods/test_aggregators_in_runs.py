@@ -21,7 +21,7 @@ from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.registry import build
-from fedblend.methods.aggregators.order import IntervalMean
+from fedblend.methods.aggregators.robust import IntervalMean
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 

@@ -16,8 +16,7 @@ from PIL.Image import Resampling, Transform
 
 from fedblend._kernels import build
 from fedblend.data.loaders.small import Digits, Mnist5k
-from fedblend.methods.augment.augmix import augmix, blend_images, draw_augmix
-from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply, blended
+from fedblend.methods.augment.augmix import NOTHING, OPERATIONS, apply, augmix, blend_images, blended, draw_augmix
 
 Draw = dict[str, torch.Tensor]
 

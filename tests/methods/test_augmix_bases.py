@@ -26,8 +26,7 @@ from fedblend.experiment.parts import dump
 from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
 from fedblend.methods.objectives.calibrated import FedLC
-from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
-from fedblend.methods.objectives.mixup import LocalMix
+from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, LocalMix, NaiveMix
 
 POOL = {
     "x": torch.from_numpy(np.random.default_rng(5).normal(size=(3, 1, 6, 6))),

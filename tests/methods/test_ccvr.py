@@ -17,8 +17,8 @@ from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
-from fedblend.methods.server_steps.ccvr import CCVR
-from fedblend.methods.sharing.feature_statistics import FeatureStatistics, combined
+from fedblend.methods.server_steps.heads import CCVR
+from fedblend.methods.sharing.features import FeatureStatistics, combined
 from fedblend.models.layers import Staged, last_layer, with_features
 
 GROUPS = [list(range(0, 12)), list(range(12, 20)), list(range(20, 40))]
@@ -239,7 +239,7 @@ class EndsInNorm(torch.nn.Sequential):
 
 def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
     made = world(model={"name": "module", "path": "test_ccvr:EndsInNorm"})
-    with pytest.raises(FedblendError, match=r"'ccvr' trains the model's last layer .* is a LayerNorm"):
+    with pytest.raises(FedblendError, match=r"'ccvr' sets the last layer .* is a LayerNorm"):
         federation_of(made)
 
 
@@ -284,7 +284,7 @@ GOOD = {
         ("y", torch.tensor([0, 3]), "no different labels from 0 to 2"),
         ("y", torch.tensor([-1, 0]), "no different labels"),
         ("y", torch.tensor([2, 2]), "no different labels"),
-        ("y", torch.tensor([0.0, 2.0]), "of type int64"),
+        ("y", torch.tensor([0.0, 2.0]), "not of the shapes"),
         ("count", torch.tensor([0, 3]), "no numbers of 8 samples"),
         ("count", torch.tensor([6, 3]), "no numbers of 8 samples"),
         ("count", torch.tensor([2**62, 2**62]), "no numbers of 8 samples"),

@@ -20,7 +20,7 @@ from fedblend.core.setup import Setup, model_spec
 from fedblend.core.sharing import Pool
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.server_steps.tuning import DistillToModel
 
 CLASSES, STEPS, SIZE, BETA, LR = 3, 6, 2, 0.5, 0.2
 

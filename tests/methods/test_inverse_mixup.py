@@ -20,47 +20,23 @@ from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.data.partitions.prepare import prepare
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.methods.sharing.inverse_mixup import (
+from fedblend.methods.sharing.seeds import (
+    MixedSeeds,
     Pairs,
     coordinate,
     inverse_ratio,
-    inverse_ratios,
     mix,
-    mixing_matrix,
     pair_across,
     pairs_of_labels,
     pairs_to_mix,
-    unmix,
     unmix_pairs,
 )
-from fedblend.methods.sharing.seeds import MixedSeeds
 
-RATIOS = st.lists(st.integers(0, 50), min_size=2, max_size=7).filter(sum).map(lambda w: [one / sum(w) for one in w])
 SEEDS = st.integers(0, 2**32 - 1)
-SINGULAR = ([0.5, 0.5], [1 / 3] * 3, [0.25] * 4, [0.4, 0.1, 0.4, 0.1], [0.3, 0.2, 0.2, 0.3])
-"""The transform has a zero: of the last two at a quarter and at half of the circle."""
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def test_the_matrix_is_that_of_equation_8() -> None:
-    a, b, c, d = 0.4, 0.3, 0.2, 0.1
-    assert mixing_matrix([a, b, c, d]).tolist() == [[a, b, c, d], [b, c, d, a], [c, d, a, b], [d, a, b, c]]
-
-
-@examples(60)
-@given(RATIOS)
-def test_inverse_ratios_give_one_hot_labels_and_sum_to_1(ratios: list[float]) -> None:
-    assume(np.abs(np.fft.fft(ratios)).min() > 1e-3)
-    inverse = inverse_ratios(ratios)
-    np.testing.assert_allclose(mixing_matrix(ratios) @ inverse, np.eye(len(ratios)), atol=1e-9)
-    np.testing.assert_allclose(inverse.sum(0), 1, atol=1e-9)
-    # Row d of the matrix is the soft label of mixture d: superposed by column n they make the label n.
-    for n in range(len(ratios)):
-        label = sum(inverse[d, n] * mixing_matrix(ratios)[d] for d in range(len(ratios)))
-        np.testing.assert_allclose(label, np.eye(len(ratios))[n], atol=1e-9)
 
 
 @each("lam", [0.01, 0.1, 0.2, 0.3, 0.4, 0.49, 0.6])
@@ -71,17 +47,13 @@ def test_two_mixtures_solve_equations_9_and_10(lam: float) -> None:
     assert hat * (1 - lam) + (1 - hat) * lam == pytest.approx(0, abs=1e-12)
 
 
-@each("ratios", SINGULAR)
-def test_singular_mixing_is_refused(ratios: list[float]) -> None:
-    assert abs(np.linalg.det(mixing_matrix(ratios))) < 1e-12
-    with pytest.raises(FedblendError, match=r"lambda: mixing with the ratios .* has no inverse"):
-        inverse_ratios(ratios)
-
-
-@each("ratios", [[1.0], [], [0.5, 0.6], [1.2, -0.2], [float("nan"), 0.5], [[0.5, 0.5]]])
-def test_ratios_that_are_no_shares_are_refused(ratios: list[float]) -> None:
-    with pytest.raises(FedblendError, match=r"lambda: .* is not valid: two or more numbers from 0 to 1 whose sum is 1"):
-        inverse_ratios(ratios)
+@each(
+    ("lam", "told"),
+    [(0.5, "has no inverse"), (1.2, "a number from 0 to 1"), (-0.2, "a number"), (float("nan"), "a number")],
+)
+def test_mixing_without_an_inverse_is_refused(lam: float, told: str) -> None:
+    with pytest.raises(FedblendError, match=f"lambda: .*{told}"):
+        inverse_ratio(lam)
 
 
 def test_a_mixture_is_that_of_equation_6() -> None:
@@ -197,20 +169,9 @@ def test_samples_of_the_target_label_remain_and_the_others_cancel() -> None:
 
 
 def test_pixels_leave_their_range_and_are_not_clipped() -> None:
-    mixed = mix(torch.tensor([[0.0], [255.0]]), np.array([[0, 1], [0, 1]]), 0.4)
-    made = unmix(mixed * torch.tensor([[1.0], [0.0]]), np.array([[0, 1]]), np.array([-2.0, 3.0]))
+    mixed = mix(torch.tensor([[0.0], [255.0]]), np.array([[0, 1], [0, 1]]), 0.4) * torch.tensor([[1.0], [0.0]])
+    made, _ = unmix_pairs(mixed, np.array([[5, 6], [6, 5]]), Pairs(np.array([[0, 1]]), 0), 0.4)
     assert made.item() == pytest.approx(-2 * 0.6 * 255)
-
-
-@examples(60)
-@given(RATIOS, SEEDS)
-def test_n_mixtures_of_the_same_samples_give_these_back(ratios: list[float], seed: int) -> None:
-    assume(np.abs(np.fft.fft(ratios)).min() > 1e-2)
-    n = len(ratios)
-    raw = torch.from_numpy(rng(seed).uniform(0, 255, (n, 3, 2)))
-    mixed = torch.einsum("dm,mab->dab", torch.from_numpy(mixing_matrix(ratios)), raw)
-    made = unmix(mixed, np.tile(np.arange(n), (n, 1)), inverse_ratios(ratios).T)
-    torch.testing.assert_close(made, raw, atol=1e-8, rtol=0)
 
 
 @examples(100)

@@ -41,7 +41,7 @@ from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.terms import Distill
-from fedblend.methods.server_steps.distill import DistillToModel
+from fedblend.methods.server_steps.tuning import DistillToModel
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.uploads import LabelMeanAggregator, Outputs
 

@@ -16,8 +16,7 @@ from fedblend.core.context import Batch, Context, StepPlan, Task
 from fedblend.core.sharing import Pool
 from fedblend.data.scale import OneHot
 from fedblend.engines.nets import EagerNet
-from fedblend.methods.objectives.fedmix import FedMix, HiddenMix, NaiveMix
-from fedblend.methods.objectives.mixup import GlobalMixup, LocalMix
+from fedblend.methods.objectives.fedmix import FedMix, GlobalMixup, HiddenMix, LocalMix, NaiveMix
 from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTM
 

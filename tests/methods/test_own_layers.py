@@ -32,7 +32,7 @@ from fedblend.core.state import ClientState
 from fedblend.core.trees import bytes_of
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
-from fedblend.methods.personal.layers import FedRep
+from fedblend.methods.personal import FedRep
 
 DEEP = {"name": "mlp", "hidden": [5]}
 DEEPER = {"name": "mlp", "hidden": [5, 5]}

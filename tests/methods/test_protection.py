@@ -45,8 +45,7 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
-from fedblend.methods.protections.noise import ClipAndNoise
-from fedblend.methods.protections.prune import Prune
+from fedblend.methods.protections import ClipAndNoise, Prune
 from fedblend.methods.sharing.means import SharedMeans
 
 START = {"w": torch.zeros(3, 4), "b": torch.zeros(4), "seen": torch.tensor(0)}

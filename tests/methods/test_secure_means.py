@@ -19,9 +19,8 @@ from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
-from fedblend.methods.aggregators.secure import LEVELS
-from fedblend.methods.sharing.means import SharedMeans
-from fedblend.methods.sharing.secure_means import SecureMeans
+from fedblend.methods.aggregators.mean import LEVELS
+from fedblend.methods.sharing.means import SecureMeans, SharedMeans
 
 
 def as_it_is() -> Scaler:

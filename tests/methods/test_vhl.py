@@ -20,7 +20,7 @@ from fedblend.core.trees import bytes_of
 from fedblend.engines.nets import EagerNet
 from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.virtual import VirtualHomogeneity, VirtualSamples
-from fedblend.methods.sharing.class_noise import ClassNoise
+from fedblend.methods.sharing.synthetic import ClassNoise
 
 DEEP = {"name": "mlp", "hidden": [8, 6]}
 
@@ -118,9 +118,7 @@ def test_a_client_alone_with_its_means_is_not_aligned_with_them() -> None:
 
 def test_alignment_needs_classes_too() -> None:
     method = {"sharing": "means", "objective": "virtual-homogeneity"}
-    with pytest.raises(
-        FedblendError, match=r"'virtual-homogeneity' aligns features of classes.*valid: virtual-samples"
-    ):
+    with pytest.raises(FedblendError, match=r"'virtual-homogeneity' needs classes.*valid: virtual-samples"):
         run(federation_of(setup(numbers(), method=method, model=DEEP)), 1)
 
 

@@ -172,7 +172,7 @@ def test_seeds_of_which_none_match_are_told() -> None:
 @pytest.mark.parametrize(
     ("sharing", "told"),
     [
-        (MixedSeeds(), "'mixed-seeds' mixes images or features of two classes, but these data are text; valid: means"),
+        (MixedSeeds(), "'mixed-seeds' needs images or features, but these data are text; valid: means"),
         (XorSeeds(), "'xor-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
         (MixedTargetSeeds(), "'mixed-target-seeds' needs 8-bit pixels (uint8); these data are text; valid: images"),
     ],

@@ -23,8 +23,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.registry import build
 from fedblend.core.trees import bytes_of
-from fedblend.methods.channels.link import Link
-from fedblend.methods.channels.wireless import Wireless
+from fedblend.methods.channels import Link, Wireless
 
 MODEL = 32 * 12_544
 OUTPUTS = 32 * 100

@@ -32,7 +32,7 @@ from fedblend.core.sharing import Pool, Request
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment import presets
-from fedblend.methods.server_steps.seeds import TrainOnSeeds
+from fedblend.methods.server_steps.tuning import TrainOnSeeds
 from fedblend.methods.sharing.xor import blend, shortages
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.models.layers import Staged

@@ -27,7 +27,7 @@ from fedblend.core.trees import Tensors
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.fields import Train
-from fedblend.methods.protections.noise import ClipAndNoise
+from fedblend.methods.protections import ClipAndNoise
 from fedblend.runs.runner import one_thread
 
 Attacker = Literal["guesses", "plain", "knows"]

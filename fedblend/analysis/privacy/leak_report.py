@@ -32,10 +32,10 @@ from fedblend.core.setup import Setup, model_spec
 from fedblend.core.state import RunState
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
 from fedblend.methods.sharing.features import Features
-from fedblend.methods.sharing.matched_samples import MatchedSamples
 from fedblend.methods.sharing.means import HiddenMeans, SharedMeans
 from fedblend.methods.sharing.moments import Moments, SecureMoments, unpacked
 from fedblend.methods.sharing.seeds import MixedSeeds
+from fedblend.methods.sharing.synthetic import MatchedSamples
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, reading

@@ -24,7 +24,7 @@ import torch
 from fedblend.core.dataset import Dataset, Population
 from fedblend.core.errors import FedblendError, missing_package
 from fedblend.core.random import stream
-from fedblend.methods.sharing import inverse_mixup
+from fedblend.methods.sharing import seeds
 
 LAMBDAS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.49)
 """Mixing ratios of Tables II and III; the paper heads the first and last column 0.001 and 0.499."""
@@ -51,7 +51,7 @@ class Mixtures:
     """Rows i and j of ``raw`` of each mixture, int64 [mixtures, 2]."""
     owner: np.ndarray
     """Device of each mixture, int64 [mixtures]."""
-    pairs: inverse_mixup.Pairs
+    pairs: seeds.Pairs
     """Mixtures that are inversely mixed."""
 
     @property
@@ -61,11 +61,11 @@ class Mixtures:
 
     def mixup(self, lam: float) -> torch.Tensor:
         """All mixtures at one lambda."""
-        return inverse_mixup.mix(self.raw, self.mixed, lam)
+        return seeds.mix(self.raw, self.mixed, lam)
 
     def mix2up(self, lam: float) -> torch.Tensor:
         """All inversely mixed samples at one lambda."""
-        return inverse_mixup.unmix_pairs(self.mixup(lam), self.labels, self.pairs, lam)[0]
+        return seeds.unmix_pairs(self.mixup(lam), self.labels, self.pairs, lam)[0]
 
     @property
     def contributors(self) -> np.ndarray:
@@ -179,20 +179,17 @@ def make_mixtures(
     requested: Sequence[np.ndarray | None] = [None] * devices
     if coordinated:
         held = np.stack([np.bincount(labels[own], minlength=len(data.classes)) > 0 for own in rows])
-        requested = list(inverse_mixup.coordinate(held, samples, rng))
+        requested = list(seeds.coordinate(held, samples, rng))
     mixed, start = [], 0
     for own, wanted in zip(rows, requested, strict=True):
         y = labels[own]
-        if wanted is None:
-            pairs_of = inverse_mixup.pairs_to_mix(y, samples, rng)
-        else:
-            pairs_of = inverse_mixup.pairs_of_labels(y, wanted, rng)
+        pairs_of = seeds.pairs_to_mix(y, samples, rng) if wanted is None else seeds.pairs_of_labels(y, wanted, rng)
         mixed.append(start + pairs_of)
         start += len(own)
     all_rows, owner = np.concatenate(rows), np.repeat(np.arange(devices), samples)
     y, all_mixed = labels[all_rows], np.concatenate(mixed)
     try:
-        pairs = inverse_mixup.pair_across(y[all_mixed], owner, samples, rng)
+        pairs = seeds.pair_across(y[all_mixed], owner, samples, rng)
     except FedblendError as error:
         raise FedblendError(f"--samples {samples}: {error} (--coordinated)") from None
     holder = np.repeat(np.arange(devices), [len(own) for own in rows])
@@ -208,7 +205,7 @@ def measure_mixtures(drawn: Sequence[Mixtures], lambdas: Sequence[float]) -> lis
     """
     rows = []
     for lam in lambdas:
-        inverse_mixup.inverse_ratios([lam, 1 - lam])
+        seeds.inverse_ratio(lam)
         rows.append(MixupPrivacy(lam, *np.mean([_measure_one(one, lam) for one in drawn], axis=0).tolist()))
     return rows
 
@@ -227,7 +224,7 @@ def measure_scaled(drawn: Sequence[Mixtures], lam: float, seed: int) -> dict[str
 def _shared(one: Mixtures, lam: float) -> list[tuple[torch.Tensor, np.ndarray]]:
     """The mixtures of one device, and the inversely mixed samples of all, each with their contributors."""
     own = one.mixed[one.owner == 0]
-    return [(inverse_mixup.mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
+    return [(seeds.mix(one.raw, own, lam), own), (one.mix2up(lam), one.contributors)]
 
 
 def _measure_one(one: Mixtures, lam: float) -> list[float]:

@@ -14,7 +14,7 @@ from fedblend.analysis.plotting import INK, MUTED
 from fedblend.analysis.privacy.mixup_privacy import Mixtures, nearest_rows, smallest_distances
 from fedblend.analysis.privacy.xor_privacy import SharedSeeds
 from fedblend.core.files import write_atomically
-from fedblend.methods.sharing.inverse_mixup import inverse_ratio
+from fedblend.methods.sharing.seeds import inverse_ratio
 
 MIXTURE_ROWS, SEED_ROWS = 5, 6
 """Most inversely mixed samples, and most seeds, in a figure; seeds are evenly spread over all."""

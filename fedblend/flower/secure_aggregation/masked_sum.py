@@ -22,7 +22,7 @@ from fedblend.core.upload import fault_of
 from fedblend.flower.messages import Tensors, to_record
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
-from fedblend.methods.sharing.secure_means import MaskedSums
+from fedblend.methods.sharing.means import MaskedSums
 
 log = logging.getLogger("flwr")
 

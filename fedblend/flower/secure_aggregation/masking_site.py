@@ -32,8 +32,8 @@ from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import MessageContent, Tensors
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.site import RefusedByPolicy, Withheld
-from fedblend.methods.aggregators.secure import SecureMean
-from fedblend.methods.sharing.secure_means import MaskedSums
+from fedblend.methods.aggregators.mean import SecureMean
+from fedblend.methods.sharing.means import MaskedSums
 
 log = logging.getLogger("flwr")
 

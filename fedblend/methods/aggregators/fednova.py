@@ -10,7 +10,7 @@ import torch
 from fedblend.core.aggregator import Aggregator, LocalWork, Tensors, WeightedUpload
 from fedblend.core.optimizer import Training
 from fedblend.core.registry import part
-from fedblend.methods.aggregators.mean import Sums
+from fedblend.methods.aggregators.mean import Sums, WeightedMean
 
 
 @part("aggregator", "fednova")
@@ -70,13 +70,9 @@ class NormalisedMean(Aggregator):
         return samples / norm if norm else 0.0
 
     def partial(self, uploads: Iterable[WeightedUpload]) -> Sums:
-        sums = Sums()
-        for tensors, weight in uploads:
-            sums.add(tensors, weight)
-        return sums
+        return WeightedMean().partial(uploads)
 
     def unrounded(self, partial: Sums) -> Sums:
-        """The same sums, whose mean stays in float64."""
         return partial.unrounded()
 
     def norm(self, client: int, samples: int) -> float:
@@ -88,7 +84,6 @@ class NormalisedMean(Aggregator):
         return float(np.linalg.matrix_power(step, self.work.steps_of(client, samples))[1, 2])
 
     def finish(self, partial: Sums, weights: Tensors) -> dict[str, torch.Tensor]:
-        """The global weights after the normalised change; buffers are the mean's."""
         if not partial.weight:  # no client made a step on what is shared
             return dict(weights)
         mean, good = partial.mean(), self.work.good

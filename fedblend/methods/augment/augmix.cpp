@@ -1,7 +1,7 @@
 // AugMix's views of a batch of images: chains of operations on grey levels, as Pillow computes them, and their mixture.
 //
 // Images are uint8, contiguous; K stacks of B images, V views of each, n chains of up to D operations a view. The
-// numbers are those of operations.py, and so are the results, level for level: products and sums are rounded one by
+// numbers are those of augmix.py, and so are the results, level for level: products and sums are rounded one by
 // one, in double precision. What follows comes before the headers, so that their functions can still be inlined.
 
 #ifdef __clang__

@@ -65,7 +65,6 @@ class RandomCrop(Augmentation):
         return rng.integers(2 * self.padding + 1, size=(samples, 2))
 
     def apply(self, x: torch.Tensor, drawn: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-        """Each picture, shifted up by its first number less the padding, and left by its second."""
         up, left = (drawn - self.padding).unbind(1)
         return shifted(x, up, left, background)
 
@@ -84,7 +83,6 @@ class HorizontalFlip(Augmentation):
         return (rng.random((samples, 1)) < self.probability).astype(np.int64)
 
     def apply(self, x: torch.Tensor, drawn: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-        """The pictures, those with a 1 mirrored."""
         return mirrored(x, drawn[:, 0] == 1)
 
 

@@ -15,6 +15,7 @@ from fedblend.core.objective import Base, Batch, Context, Net, Objective, Scale,
 from fedblend.core.registry import Count, Float, NonNegative, Positive, part
 from fedblend.methods.augment.augmix import VIEWS, augmix, draw_augmix
 from fedblend.methods.objectives.output_cache import OutputCache
+from fedblend.methods.requirements import require_classes, require_images
 
 LEAST_SHARE = 1e-7  # Least probability of the mixture in its logarithm, as in AugMix's own code
 LOWEST_LOG = -1e4  # Logarithm of a probability of zero: its exponential is zero, and so is zero times it
@@ -90,7 +91,6 @@ class AugMix(WithBase):
         return drawn | drawn_by_base
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base; the divergence is added to the last."""
         return (*self.base.phases()[:-1], self.loss)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
@@ -98,7 +98,8 @@ class AugMix(WithBase):
         *_, base = self.base.phases()
         if not self.severity:
             return base(net, batch, drawn, context)
-        _require_images(batch.x, context)
+        require_images(self, batch.x.shape[1:], "plain, and the objectives that mix")
+        require_classes(self, context.task, "plain, and the objectives that mix")
         size = len(batch.y)
         views = self.views(batch.x, {name: drawn[name][:size] for name in DRAWN}, context.scale)
         outputs = net(torch.cat([batch.x, views.flatten(0, 1)]))
@@ -133,16 +134,3 @@ def jensen_shannon(log_shares: torch.Tensor) -> torch.Tensor:
     shares = log_shares.exp()
     mixture = shares.mean(0).clamp(min=LEAST_SHARE).log()
     return (shares * (log_shares - mixture)).sum(-1).mean()
-
-
-def _require_images(x: torch.Tensor, context: Context) -> None:
-    if x.dim() != 4:
-        raise FedblendError(
-            f"method.objective: 'augmix' augments images (channels x height x width), but the samples are of shape "
-            f"{list(x.shape[1:])}; valid for these data: plain, and the objectives that mix"
-        )
-    if context.task.kind != "classification":
-        raise FedblendError(
-            "method.objective: 'augmix' compares probabilities of classes, but the targets are no classes; valid for "
-            "these data: plain, and the objectives that mix"
-        )

@@ -16,6 +16,7 @@ from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPl
 from fedblend.core.registry import Fraction, NonNegative, part
 from fedblend.core.trees import Tensors
 from fedblend.methods.objectives.output_cache import NetAround
+from fedblend.methods.requirements import refusal
 
 MISSING = 1e-8
 """Samples that a class without samples counts as in FedLC: its logit falls by 100 tau and leaves the softmax."""
@@ -43,7 +44,6 @@ class CalibratedNet(NetAround):
         return self.calibrate(outputs) if stop is None else outputs
 
     def with_weights(self, weights: Tensors, training: bool = True) -> CalibratedNet:
-        """The net with other weights, and the same change of its outputs."""
         return CalibratedNet(self.net.with_weights(weights, training), self.calibrate)
 
 
@@ -66,10 +66,8 @@ class Calibrated(WithBase):
         Raises :class:`FedblendError` for data without classes.
         """
         if plan.label_counts is None:
-            raise FedblendError(
-                f"method.objective: '{self.name}' counts a client's samples by class, but the targets are no classes; "
-                "valid for these data: plain, and the objectives that mix"
-            )
+            problem = "counts a client's samples by class, but the targets are no classes"
+            raise refusal(self, problem, "plain, and the objectives that mix")
         counts = np.tile(plan.label_counts.astype(np.float32), (len(plan.sizes), 1))
         return {**self.base.draw(rng, plan), "label_counts": counts}
 
@@ -100,7 +98,6 @@ class FedLC(Calibrated):
     """Strength of the calibration."""
 
     def calibrate(self, counts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """f_c - tau n_c^(-1/4)."""
         return logits - self.tau * counts.clamp(min=MISSING) ** -0.25
 
 

@@ -15,6 +15,7 @@ from fedblend.core.module import evaluating
 from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Objective, StepPlan
 from fedblend.core.registry import Count, Float, Fraction, part
 from fedblend.core.trees import Tensors
+from fedblend.methods.objectives import Tables
 
 EPSILON = 1e-6  # Added to variances before their roots are taken (the authors' code)
 STATISTICS = ("mean", "std")  # The statistics of a map: its mean and its standard deviation over positions
@@ -79,12 +80,10 @@ class FedFA(Objective):
         return {layer: maps[layer] for layer in chosen}
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """c as clients' first estimates, V = 1."""
         state = self.init_client_state(spec, weights)
         return {**state, **{_variance(name): torch.ones_like(tensor) for name, tensor in state.items()}}
 
     def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """Running estimates: 0 for means, 1 for standard deviations."""
         return {
             f"{statistic}/{layer}": torch.full((channels,), float(statistic == "std"))
             for layer, channels in self.channels(spec).items()
@@ -127,18 +126,12 @@ class FedFA(Objective):
         moved = std_ * (x - mean[..., None, None]) / std[..., None, None] + mean_
         return torch.where(active, moved, x)
 
-    def after_training(
-        self, spec: ModelSpec, training: LocalTraining
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The running estimates m; m and (m - c)^2."""
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
         kept = dict(training.client_state)
         squares = {_variance(name): (m - training.server_state[name]).square() for name, m in kept.items()}
         return kept, {**kept, **squares}
 
-    def after_aggregation(
-        self, weights: Tensors, state: Tensors, summary: CohortSummary
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The same weights; the mean c and the variance V of the good uploads' estimates."""
+    def after_aggregation(self, weights: Tensors, state: Tensors, summary: CohortSummary) -> Tables:
         means = {name: total / summary.uploads for name, total in summary.extras.items()}
         renewed = {}
         for name in state:

@@ -1,4 +1,4 @@
-"""NaiveMix and FedMix: mixup with averaged data (MAFL), on inputs or on hidden states."""
+"""Mixup of samples (LocalMix, Global Mixup) and with averaged data (NaiveMix, FedMix), also of hidden states."""
 
 from __future__ import annotations
 
@@ -12,11 +12,105 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
-from fedblend.core.registry import Count, Fraction, Int, NonNegative, part
-from fedblend.methods.objectives.mixup import draw_entries, has_partner, mixed_inputs, mixed_loss
+from fedblend.core.registry import Count, Fraction, Int, NonNegative, Positive, part
 from fedblend.methods.objectives.output_cache import NetAround
 
 FAILED = "taylor_failed"  # Name of the share of samples whose loss FedMix's Taylor term predicts below 0
+
+
+def mixed_inputs(x: torch.Tensor, x_other: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
+    """x~ = (1 - lam) x + lam x_other; ``x_other`` may lack the batch dimension."""
+    return torch.lerp(x, x_other.expand_as(x), lam)
+
+
+def mixed_loss(
+    net: Net, batch: Batch, x_other: torch.Tensor, y_other: torch.Tensor, lam: torch.Tensor, context: Context
+) -> torch.Tensor:
+    """(1 - lam) l(f(x~), y) + lam l(f(x~), y_other) at the mixed samples x~.
+
+    This is l(f(x~), y~) of FedMix's equation 3 up to a constant, because the loss is linear in the target
+    (footnote 2). ``x_other`` and ``y_other`` may lack the batch dimension.
+    """
+    outputs = net(mixed_inputs(batch.x, x_other, lam))
+    return (1 - lam) * context.task.loss(outputs, batch.y) + lam * context.task.loss(outputs, y_other)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SampleMix(Objective):
+    """Base of the mixup of samples."""
+
+    numeric_inputs = True
+
+    lam: Fraction | None = None
+    """Mixing ratio (default: drawn from Beta(alpha, alpha) at each step)."""
+    alpha: Positive = 1.0
+    """Both parameters of the Beta distribution."""
+
+    def ratios(self, rng: np.random.Generator, steps: int) -> np.ndarray:
+        """One mixing ratio for each step, float32 [steps]."""
+        ratios = rng.beta(self.alpha, self.alpha, steps) if self.lam is None else np.full(steps, self.lam)
+        return ratios.astype(np.float32)
+
+
+@part("objective", "localmix")
+class LocalMix(SampleMix):
+    """Mix samples within the client's own batch (FedMix, figure 1b).
+
+    Each sample x_i is mixed with a sample x_j of its batch, drawn as a permutation: x~ = (1 - lambda) x_i + lambda x_j.
+    """
+
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
+        """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: a permutation of each batch."""
+        steps = len(plan.sizes)
+        order = rng.random((steps, plan.width))
+        # Places beyond a short batch are sorted last, so the first `size` entries permute the batch itself.
+        order[np.arange(plan.width) >= plan.sizes[:, None]] = 2.0
+        return {"lam": self.ratios(rng, steps), "partner": order.argsort(1)}
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        partner = drawn["partner"][: len(batch.y)]
+        return mixed_loss(net, batch, batch.x[partner], batch.y[partner], drawn["lam"], context)
+
+
+@part("objective", "global-mixup")
+class GlobalMixup(SampleMix):
+    """Mix with raw samples of all clients (FedMix, equations 2 and 3): an upper bound that breaks privacy.
+
+    Needs the sharing ``raw``, and ``unsafe = true`` in the experiment. Each sample is mixed with one drawn uniformly
+    from the samples of all clients.
+    """
+
+    needs = ("x", "y")
+    reads = ("raw",)
+
+    exclude_own: bool = False
+    """Use no samples of the client itself; without samples of other clients its batches are plain."""
+
+    def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
+        """``lam`` float32 [steps], and ``partner`` int64 [steps, width]: entries of the shared samples."""
+        steps = len(plan.sizes)
+        ratio = self.ratios(rng, steps)
+        return {
+            "lam": ratio if has_partner(plan, self.exclude_own) else np.zeros_like(ratio),
+            "partner": draw_entries(rng, plan, (steps, plan.width), self.exclude_own),
+        }
+
+    def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
+        partner = drawn["partner"][: len(batch.y)]
+        return mixed_loss(net, batch, *context.entries(partner), drawn["lam"], context)
+
+
+def draw_entries(rng: np.random.Generator, plan: StepPlan, shape: tuple[int, ...], exclude_own: bool) -> np.ndarray:
+    """Draw entries of the pool, uniformly with replacement: int64 of ``shape``."""
+    if exclude_own and plan.own is not None and not plan.own.all():
+        of_others = np.flatnonzero(~plan.own)
+        return of_others[rng.integers(len(of_others), size=shape)]
+    return rng.integers(plan.entries, size=shape)
+
+
+def has_partner(plan: StepPlan, exclude_own: bool) -> bool:
+    """Whether there is an entry to mix with: there is none if all are the client's own and these are excluded."""
+    return not exclude_own or plan.own is None or not plan.own.all()
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -109,7 +203,6 @@ class FedMix(MeanMix):
     measures = (FAILED,)
 
     def warning(self, measured: Mapping[str, float]) -> str:
-        """That predictions fail for more than a tenth of the samples, where nothing is done about them."""
         share = measured.get(FAILED, 0.0)
         if self.remedy != "none" or share <= 0.1:
             return ""
@@ -172,7 +265,6 @@ class Tail(NetAround):
 
     @property
     def layers(self) -> int:
-        """Layers from ``start`` on."""
         return self.net.layers - self.first
 
 
@@ -197,7 +289,6 @@ class HiddenMix(MeanMix):
         return (self.mix, self.plain)
 
     def mix(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
-        """Mean mixed loss of the batch on hidden states."""
         hidden = net(batch.x, 0, self.layer).detach()
         inner: Objective = (FedMix if self.form == "fedmix" else NaiveMix)(lam=self.lam, entries=self.entries)
         return inner.loss(Tail(net, self.layer), Batch(hidden, batch.y), drawn, context)

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from fedblend.core.objective import Batch, Context, Net, Objective, StepPlan, Tensors
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.methods.objectives.mixup import draw_entries
-from fedblend.methods.objectives.terms import require_classes
+from fedblend.methods.objectives.fedmix import draw_entries
+from fedblend.methods.requirements import require_classes
 
 EPSILON = 1e-7  # Added under roots of distances and variances, whose slope at 0 has no bound (the authors' code)
 
@@ -53,7 +53,6 @@ class FLea(Objective):
 
     @property
     def numeric_inputs(self) -> bool:  # type: ignore[override]
-        """Whether distances between inputs are taken."""
         return self.decorrelation > 0
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
@@ -64,7 +63,7 @@ class FLea(Objective):
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
         """Mean loss of the batch. Raises :class:`FedblendError` for data without classes."""
-        require_classes(context, "method.objective: 'flea' compares distributions over classes")
+        require_classes(self, context.task)
         features, size, task = net(batch.x, 0, self.layer), len(batch.y), context.task
         entries = drawn["entry"][:size]
         shared, targets = (context.pool[name].index_select(0, entries) for name in ("x", "y"))

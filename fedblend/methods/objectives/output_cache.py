@@ -23,7 +23,6 @@ class NetAround:
         return self.net.input_gradient(scalar, x)
 
     def with_weights(self, weights: Tensors, training: bool = True) -> Net:
-        """The inner net with other weights."""
         return self.net.with_weights(weights, training)
 
     @property
@@ -46,7 +45,6 @@ class OutputCache(NetAround):
         self.x, self.outputs = x, None  # type: torch.Tensor, torch.Tensor | None
 
     def __call__(self, x: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The model's outputs, computed once for the cached input."""
         if x is not self.x or start != 0 or stop is not None:
             return self.net(x, start, stop)
         if self.outputs is None:

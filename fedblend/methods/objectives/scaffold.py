@@ -9,6 +9,7 @@ import torch
 from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Term
 from fedblend.core.registry import part
 from fedblend.core.trees import Tensors
+from fedblend.methods.objectives import Tables
 
 
 @part("term", "scaffold")
@@ -55,22 +56,15 @@ class Scaffold(Term):
             )
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """c = 0."""
         return spec.zeros(weights)
 
-    def init_client_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """c_k = 0."""
-        return spec.zeros(weights)
+    init_client_state = init_server_state
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """<c - c_k, y>, summed over all trained weights."""
         apart = {name: c - context.client_state[name] for name, c in context.server_state.items()}
         return torch.stack([(c * params[name]).sum() for name, c in apart.items()]).sum()
 
-    def after_training(
-        self, spec: ModelSpec, training: LocalTraining
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """c_k+, and c_k+ - c_k."""
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
         before, server = training.client_state, training.server_state
         if self.option == "I":
             gradient = training.gradient(training.start)
@@ -83,8 +77,5 @@ class Scaffold(Term):
             renewed = {name: c - server[name] + scale * moved[name] for name, c in before.items()}
         return renewed, {name: renewed[name] - before[name] for name in before}
 
-    def after_aggregation(
-        self, weights: Tensors, state: Tensors, summary: CohortSummary
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The same weights, and c + (1/N) sum (c_k+ - c_k)."""
+    def after_aggregation(self, weights: Tensors, state: Tensors, summary: CohortSummary) -> Tables:
         return dict(weights), {n: (c + summary.extras[n] / summary.clients).to(c.dtype) for n, c in state.items()}

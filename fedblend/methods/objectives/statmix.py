@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Fraction, part
-from fedblend.methods.objectives.mixup import draw_entries, has_partner
+from fedblend.methods.objectives.fedmix import draw_entries, has_partner
 from fedblend.methods.sharing.channel_statistics import channel_statistics
 
 SMALLEST = 1e-6  # Smallest deviation of a channel that is divided by; a channel of one value stays of one value
@@ -71,7 +71,6 @@ class StatMix(WithBase):
         return self.phases()[-1](net, batch, drawn, context)
 
     def changed(self, batch: Batch, drawn: Tensors, context: Context) -> Batch:
-        """The batch with the statistics that were drawn."""
         rows, styled = (drawn[name][: len(batch.y)] for name in ("style", "styled"))
         own_mean, own_std = channel_statistics(batch.x)
         mean, std = (context.pool[name][rows] for name in ("mean", "std"))

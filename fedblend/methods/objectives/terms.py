@@ -1,14 +1,17 @@
-"""Terms that are added to an objective: FedProx's, distillation's, FedNTD's, MOON's and FedProto's."""
+"""Terms that are added to an objective: FedProx's, FedDyn's, distillation's, FedNTD's, MOON's and FedProto's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, LocalTraining, ModelSpec, Net, Tensors, Term
+from fedblend.core.objective import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Tensors, Term
 from fedblend.core.registry import NonNegative, Positive, part
 from fedblend.core.trees import without
+from fedblend.methods.objectives import Tables
+from fedblend.methods.requirements import require_classes
 from fedblend.methods.uploads import embedding
 
 EXCLUDED = -1e30  # Logit of a class that a softmax leaves out: its probability is 0, and so is its summand
@@ -27,10 +30,58 @@ class Proximal(Term):
         return self.mu if type(self).loss is Proximal.loss else 0.0
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """The penalty on the distance to the weights that the round began with."""
         # Tensor by tensor, because fused list operations cannot be stacked over clients.
         squares = ((param - context.start[name]).square().sum() for name, param in params.items())
         return 0.5 * self.mu * torch.stack(list(squares)).sum()
+
+
+@part("term", "feddyn")
+class FedDyn(Term):
+    """Adds -<g_k, w> + alpha / 2 ||w - w_t||^2 to the loss (Acar et al. 2021, Algorithm 1).
+
+    The client keeps g_k, 0 at first, and sets g_k <- g_k - alpha (w_k - w_t) after its training: the gradient of its
+    own loss at w_k, where training has converged. The server keeps h, 0 at first. With P good uploads of m clients:
+
+        h <- h - alpha / m sum_{k in P} (w_k - w_t),    w_{t+1} = 1 / |P| sum_{k in P} w_k - h / alpha
+
+    Any optimiser may minimise the client's loss; g_k is that gradient where it has converged, whatever the optimiser.
+    The mean is over clients, which count alike; other aggregators are refused. Where an upload is lost the client has
+    renewed its g_k already, and the server's h lacks its summand: the paper does not consider lost uploads. In the
+    authors' code client k has alpha n / (m n_k), n samples in all, which is alpha where all hold equally many; it also
+    clips gradients to a norm of 10 (``train.clip_norm``).
+    """
+
+    alpha: Positive = 0.01
+    """Weight alpha of the regularisation; the paper tries 0.1, 0.01 and 0.001."""
+
+    def require_possible(self, method: Any, train: Any) -> None:
+        if not method.aggregator.is_plain_mean:
+            raise ValueError(
+                f"method.aggregator: '{method.aggregator.name}' is no mean in which clients count alike, which the "
+                'term \'feddyn\' needs; valid: aggregator = {name = "mean", by = "clients"}'
+            )
+
+    def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
+        return spec.zeros(weights)
+
+    init_client_state = init_server_state
+
+    def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        parts = (
+            0.5 * self.alpha * (params[name] - context.start[name]).square().sum() - (g * params[name]).sum()
+            for name, g in context.client_state.items()
+        )
+        return torch.stack(list(parts)).sum()
+
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
+        moved = {name: (training.weights[name] - training.start[name]).cpu() for name in training.client_state}
+        return {name: g - self.alpha * moved[name] for name, g in training.client_state.items()}, {}
+
+    def after_aggregation(self, weights: Tensors, state: Tensors, summary: CohortSummary) -> Tables:
+        """w_{t+1} and h. The sum of changes is |P| times the change of the mean."""
+        share = self.alpha * summary.uploads / summary.clients
+        kept = {name: h - share * (weights[name] - summary.start[name]) for name, h in state.items()}
+        return {**weights, **{name: weights[name] - h / self.alpha for name, h in kept.items()}}, kept
 
 
 @part("term", "distill")
@@ -71,19 +122,13 @@ class FedNTD(Term):
     """Temperature."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """beta times the mean divergence of the batch. Raises :class:`FedblendError` for data without classes."""
-        require_classes(context, "method.terms: 'fedntd' leaves out a sample's class")
+        """Raises :class:`FedblendError` for data without classes."""
+        require_classes(self, context.task)
         own = context.task.encode(batch.y) * EXCLUDED
         with torch.no_grad():
             teacher = F.log_softmax((net.with_weights(context.start, training=False)(batch.x) + own) / self.tau, -1)
         student = F.log_softmax((net(batch.x) + own) / self.tau, -1)
         return self.beta * self.tau**2 * (teacher.exp() * (teacher - student)).sum(-1).mean()
-
-
-def require_classes(context: Context, why: str) -> None:
-    """Raise :class:`FedblendError` for data without classes; ``why`` names the field, and what it needs classes for."""
-    if context.task.kind != "classification":
-        raise FedblendError(f"{why}, but the targets are no classes; valid: data with classes")
 
 
 @part("term", "moon")
@@ -117,10 +162,7 @@ class Moon(Term):
         # -log(e^near / (e^near + e^far)) = log(1 + e^(far - near))
         return self.mu * F.softplus(far - near).mean()
 
-    def after_training(
-        self, spec: ModelSpec, training: LocalTraining
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The model that the client has now; nothing is sent beside it."""
+    def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
         return {name: tensor.cpu() for name, tensor in without(training.weights, spec.frozen).items()}, {}
 
 
@@ -144,7 +186,6 @@ class ToPrototypes(Term):
     """Weight of the term."""
 
     def loss(self, params: Tensors, net: Net, batch: Batch, context: Context) -> torch.Tensor:
-        """lambda times the mean distance of the batch."""
         z = embedding(net, batch.x)
         if "prototypes" not in context.global_outputs:
             return 0.0 * z.sum()

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Base, Batch, Context, Net, Objective, StepPlan, Tensors, WithBase
 from fedblend.core.registry import Count, NonNegative, Positive, part
-from fedblend.methods.objectives.mixup import draw_entries, has_partner
+from fedblend.methods.objectives.fedmix import draw_entries, has_partner
 from fedblend.methods.objectives.terms import representation
+from fedblend.methods.requirements import require_classes
 
 
 @part("objective", "virtual-samples")
@@ -64,7 +64,6 @@ class VirtualSamples(WithBase):
         }
 
     def phases(self) -> tuple[Callable[[Net, Batch, Tensors, Context], torch.Tensor], ...]:
-        """The phases of the base; the loss on the entries is added to the last."""
         return (*self.base.phases()[:-1], self.loss)
 
     def loss(self, net: Net, batch: Batch, drawn: Tensors, context: Context) -> torch.Tensor:
@@ -121,11 +120,7 @@ class VirtualHomogeneity(VirtualSamples):
         Raises :class:`FedblendError` for data without classes.
         """
         task = context.task
-        if task.kind != "classification":
-            raise FedblendError(
-                f"method.objective: '{self.name}' aligns features of classes, but the data have no classes "
-                f"({task.kind}); valid: virtual-samples"
-            )
+        require_classes(self, task, "virtual-samples")
         x, y = context.entries(drawn["virtual"])
         z = torch.cat([representation(net, batch.x), representation(net, x)])
         labels = torch.cat([task.encode(batch.y), y if y.is_floating_point() else task.encode(y)])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
+from torch.nn import functional as F
 
-from fedblend.core.errors import FedblendError, brief
+from fedblend._kernels.simplify import TracedFunction
+from fedblend.core.errors import brief
 from fedblend.core.registry import Count, Float, Positive, part
 from fedblend.core.server_step import ModelSpec, Refined, Response, ServerContext, Tensors
-from fedblend.methods.server_steps.points import Stacked, ballots, beginning, elect, require_classes, search
-from fedblend.methods.server_steps.tuning import Tuning
+from fedblend.methods.requirements import refusal
+from fedblend.methods.server_steps.tuning import Stacked, Tuning, logits, ready
+
+MODELS_AT_ONCE = 16  # Models whose points are searched together: a compromise of memory and the overhead of each call
+POINTS_AT_ONCE = 200  # Points in one forward pass when a model votes
 
 
 @part("server_step", "aggenhance")
@@ -44,15 +50,12 @@ class AggEnhance(Tuning):
     """Weight of a point relative to a point of the next round; 1 gives equal weights (Figure 16)."""
 
     def require_possible(self, spec: ModelSpec) -> None:
-        """Raise :class:`FedblendError` for data without classes, and for models that cannot be stacked."""
-        name: str = type(self).name
-        require_classes(name, spec)
+        """Raise :class:`FedblendError` as its base, and for models that cannot be stacked."""
+        super().require_possible(spec)
         for layer in spec.model.modules():
             if isinstance(layer, nn.RNNBase):
-                raise FedblendError(
-                    f"method.server_step: '{name}' moves the points of many models together, which PyTorch cannot with "
-                    f"a fused {type(layer).__name__}"
-                )
+                problem = f"moves many models together, which PyTorch cannot with a fused {type(layer).__name__}"
+                raise refusal(self, problem, "other layers")
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
         """The aggregate tuned on the points; and the points, their labels and the rounds that they were made in."""
@@ -131,3 +134,71 @@ class SecureAggEnhance(AggEnhance):
 
 def _like(tensor: torch.Tensor | None, like: torch.Tensor) -> bool:
     return tensor is not None and tensor.shape == like.shape and tensor.dtype == like.dtype
+
+
+def beginning(server: ServerContext) -> torch.Tensor:
+    """A starting point for each class [C, ...]: noise, or its mean with the last round's point (lines 1 to 4)."""
+    classes = server.task.outputs
+    noise = torch.from_numpy(server.rng.random((classes, *server.shape), np.float32))
+    last = server.state.get("points")
+    return noise if last is None or len(last) < classes else (last[-classes:] + noise) / 2
+
+
+def search(
+    models: Stacked, begin: torch.Tensor, spec: ModelSpec, steps: int, step_size: float, adam: bool = False
+) -> torch.Tensor:
+    """A point for each model and class [K, C, ...] (lines 5 to 7).
+
+    ``models`` has a leading dimension of models. Every point starts at its class's ``begin`` [C, ...] and is clipped to
+    [0, 1]. Steps are gradient descent's, or Adam's with its usual decays.
+    """
+    spec = ready(spec)
+    begin, labels = begin.to(spec.device), torch.arange(len(begin), device=spec.device)
+
+    def loss(weights: Stacked, points: torch.Tensor) -> torch.Tensor:
+        # The sum, because points are independent: a step must not shrink with the number of classes.
+        return F.cross_entropy(logits(spec, weights, points), labels, reduction="sum")
+
+    def slopes(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        moving = points.detach().requires_grad_()
+        with torch.enable_grad():
+            total = torch.vmap(loss)(dict(zip(models, weights, strict=True)), moving).sum()
+        (slope,) = torch.autograd.grad(total, moving)
+        return slope
+
+    slopes_at, found = TracedFunction(slopes), []
+    for some in zip(*(values.to(spec.device).split(MODELS_AT_ONCE) for values in models.values()), strict=True):
+        points = begin.expand(len(some[0]), *begin.shape).contiguous()
+        mean, square = torch.zeros_like(points), torch.zeros_like(points)
+        for number in range(1, steps + 1):
+            slope = slopes_at(points, *some)
+            if adam:
+                mean, square = torch.lerp(slope, mean, 0.9), torch.lerp(slope.square(), square, 0.999)
+                slope = mean / (1 - 0.9**number) / ((square / (1 - 0.999**number)).sqrt() + 1e-8)
+            points = (points - step_size * slope).clamp(0, 1)
+        found.append(points)
+    return torch.cat(found).cpu()
+
+
+def ballots(models: Sequence[Tensors], points: torch.Tensor, spec: ModelSpec) -> list[torch.Tensor]:
+    """Each model's votes [K, C] for points [K, C, ...]: the probability of the point's class if largest, else 0."""
+    spec, (count, classes) = ready(spec), points.shape[:2]
+    labels = torch.arange(classes, device=spec.device).repeat(count)
+    batches = points.to(spec.device).flatten(0, 1).split(POINTS_AT_ONCE)
+    names = list(models[0])
+
+    def class_chances(points: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return logits(spec, dict(zip(names, weights, strict=True)), points).softmax(1)
+
+    chances_of, votes = TracedFunction(class_chances), []
+    for one in models:
+        weights = [one[name].to(spec.device) for name in names]
+        chances = torch.cat([chances_of(some, *weights) for some in batches])
+        own = chances.gather(1, labels[:, None])[:, 0]
+        votes.append(torch.where(chances.argmax(1) == labels, own, 0.0).view(count, classes))
+    return [vote.cpu() for vote in votes]
+
+
+def elect(points: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """The point with the highest score of each class [C, ...]; of equal scores, the first client's (line 20)."""
+    return points[score.argmax(0), torch.arange(points.shape[1])]

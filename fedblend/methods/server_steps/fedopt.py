@@ -29,7 +29,6 @@ class FedAvgM(ServerStep):
     """Momentum of the server."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """m = 0."""
         return add_prefix("m/", spec.zeros(weights))
 
     def refine(self, weights: Tensors, server: ServerContext) -> Refined:
@@ -56,7 +55,6 @@ class Adaptive(ServerStep):
     """Adaptivity: what is added to the root of v, which is tau^2 at first; the authors' best are 0.00001 to 0.1."""
 
     def init_server_state(self, spec: ModelSpec, weights: Tensors) -> dict[str, torch.Tensor]:
-        """m = 0, v = tau^2."""
         zeros = spec.zeros(weights)
         return add_prefix("m/", zeros) | add_prefix("v/", {name: z + self.tau**2 for name, z in zeros.items()})
 
@@ -84,7 +82,6 @@ class FedAdagrad(Adaptive):
     """Decay of the mean of changes."""
 
     def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
-        """v + Delta^2."""
         return v + squared
 
 
@@ -93,7 +90,6 @@ class FedAdam(Adaptive):
     """v <- beta_2 v + (1 - beta_2) Delta^2."""
 
     def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
-        """beta_2 v + (1 - beta_2) Delta^2."""
         return self.beta_2 * v + (1 - self.beta_2) * squared
 
 
@@ -102,5 +98,4 @@ class FedYogi(Adaptive):
     """v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2), which changes more slowly where changes get small."""
 
     def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
-        """v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta_2) * squared * (v - squared).sign()

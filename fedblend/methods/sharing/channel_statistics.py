@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from fedblend.core.context import ModelSpec
-from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, part
 from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
+from fedblend.methods.requirements import entries_in, fault_of_form, require_held, require_images
 
 
 @part("sharing", "channel-statistics")
@@ -38,17 +38,12 @@ class ChannelStatistics(Sharing):
 
     @property
     def made_of(self) -> Literal["sample", "samples"]:  # type: ignore[override]
-        """One image, or all of them."""
         return "sample" if self.of == "image" else "samples"
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` if no client holds as many samples as the policy demands of a mean."""
-        held = int(sizes.max(initial=0))
-        if self.of == "client" and held < minimum:
-            raise FedblendError(
-                f"policy.min_mean: {minimum} samples, but the largest client holds {held} at the start, so that no "
-                f"client would share the statistics of its images; valid: 1 to {held}"
-            )
+        if self.of == "client":
+            require_held(sizes, {"policy.min_mean": minimum})
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
         if self.of == "client":
@@ -60,11 +55,7 @@ class ChannelStatistics(Sharing):
 
         Raises :class:`FedblendError` for samples that are no images.
         """
-        if local.x.dim() != 4:
-            raise FedblendError(
-                f"method.sharing: '{self.name}' takes statistics of the channels of images (channels x height x "
-                f"width), but the samples are of shape {list(local.x.shape[1:])}; valid for these data: means, or none"
-            )
+        require_images(self, local.x.shape[1:], "means, or none")
         n = len(local.y)
         if n < (local.minimum if self.of == "client" else 1):
             return None
@@ -77,11 +68,9 @@ class ChannelStatistics(Sharing):
         return {"mean": mean.float(), "std": std.float()}
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
-        """Why a payload cannot be used: tensors of other names or shapes, or deviations that no image has."""
-        shapes = {name: tuple(t.shape) for name, t in payload.items()}
-        rows = next(iter(shapes.get("mean", ())), 0)
-        if shapes != dict.fromkeys(("mean", "std"), (rows, spec.shape[0])):
-            return f"tensors of shapes {shapes}; valid: mean and std, each of images and {spec.shape[0]} channels"
+        form = (entries_in(payload), spec.shape[0], torch.float32)
+        if fault := fault_of_form(payload, {"mean": form, "std": form}):
+            return fault
         if (payload["std"] < 0).any():
             return "'std' is negative; valid: numbers from 0"
         return None

@@ -12,20 +12,16 @@ from pydantic import Field
 from torch import nn
 
 from fedblend.core.context import ModelSpec, Scale
-from fedblend.core.errors import FedblendError, legible
+from fedblend.core.errors import FedblendError
 from fedblend.core.protection import Mechanism
 from fedblend.core.registry import Count, Int, NonNegative, Positive, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
-from fedblend.methods.sharing.secure_means import WHOLE, MaskedSums
-from fedblend.models.layers import last_layer, with_features
+from fedblend.methods.requirements import fault_of_form, require_held
+from fedblend.methods.sharing.features import features_of, width_of
+from fedblend.methods.sharing.means import WHOLE, MaskedSums
 
 CHUNK = 1024  # samples whose features are computed at a time
 SENSITIVITY = 2.0  # Largest change of all scaled sums together, in the L2 norm, where one sample is replaced by another
-
-
-def width_of(model: nn.Module) -> int:
-    """The number of features, the inputs of the last layer."""
-    return model.get_parameter(f"{last_layer(model)[0]}.weight").shape[1]
 
 
 def projection(width: int, to: int) -> torch.Tensor:
@@ -82,17 +78,12 @@ class Moments(Sharing):
 
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` for noise without a bound, and if no client has enough samples."""
-        held, least = int(sizes.max(initial=0)), max(self.min_samples, minimum)
         if self.multiplier and self.clip is None:
             raise FedblendError(
                 f"method.sharing.multiplier: {self.multiplier:g} needs a largest length of features; valid: a number "
                 "for method.sharing.clip, such as their usual length on public data"
             )
-        if held < least:
-            raise FedblendError(
-                f"method.sharing.min_samples: {self.min_samples} (policy.min_mean: {minimum}), but the largest client "
-                f"holds {held} samples at the start, so that no client would share; valid: 1 to {held}"
-            )
+        require_held(sizes, {"method.sharing.min_samples": self.min_samples, "policy.min_mean": minimum})
 
     def most_entries(self, samples: int, minimum: int, request: Request | None = None) -> int:
         return self.parts
@@ -128,8 +119,7 @@ class Moments(Sharing):
     @torch.no_grad()
     def features(self, model: nn.Module, scale: Scale, x: torch.Tensor) -> torch.Tensor:
         """Features of stored samples, projected and clipped, float64 [n, d]."""
-        device = next(model.parameters()).device
-        f = torch.cat([with_features(model, scale(part).to(device))[1].cpu() for part in x.split(CHUNK)]).double()
+        f = features_of(model, scale, x, CHUNK)
         if self.project is not None:
             f = f @ projection(f.shape[1], self.project)
         return f if self.clip is None else f * (self.clip / f.norm(dim=1, keepdim=True)).clamp(max=1)
@@ -155,10 +145,9 @@ class Moments(Sharing):
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why sums are not those of ``samples`` samples in the model's classes and features, or ``None``."""
-        form = self.form(spec)
-        sent = {name: tuple(tensor.shape) for name, tensor in payload.items()}
-        if sent != form or any(tensor.dtype != torch.float32 for tensor in payload.values()):
-            return legible(f"it sent {sent}, not float32 sums of the shapes {form}")
+        form = {name: (*shape, torch.float32) for name, shape in self.form(spec).items()}
+        if fault := fault_of_form(payload, form):
+            return fault
         counts = payload["sums"][..., -1]
         if not self.multiplier and not (bool((counts >= 0).all()) and counts.sum() <= samples):
             return f"'sums' has counts that are not of {samples} samples"
@@ -216,12 +205,8 @@ class SecureMoments(MaskedSums):
     def require_possible(self, sizes: np.ndarray, minimum: int) -> None:
         """Raise :class:`FedblendError` for noise without a bound, or where too few clients can share."""
         self.moments.require_possible(sizes, minimum)
-        sharing, needed = int((sizes >= minimum).sum()), self.threshold(int((sizes > 0).sum()))
-        if sharing < needed:
-            raise FedblendError(
-                f"method.sharing: '{self.name}' sums {needed} clients or more (fewest, noise_over), but only {sharing} "
-                f"hold {minimum} samples or more (policy.min_mean); valid: fewer, or more clients"
-            )
+        needed = self.threshold(int((sizes > 0).sum()))
+        self.require_clients(sizes, minimum, needed, "noise_over" if needed == self.noise_over else "fewest")
 
     def threshold(self, clients: int) -> int:
         """More than half of the clients, and as many as share the noise.

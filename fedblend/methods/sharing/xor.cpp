@@ -9,7 +9,7 @@ constexpr int64_t BLOCK = 4096;  // pixels of a sample that are worked on at a t
 constexpr int64_t AHEAD = 2;     // samples that are fetched before they are needed: they lie anywhere in memory
 constexpr int64_t LINE = 64;
 
-// Rounding, as in blending.py: what lies within WINDOW of a half counts as one, and goes to the even number.
+// Rounding, as in xor.py: what lies within WINDOW of a half counts as one, and goes to the even number.
 constexpr int32_t BITS = 23, HALF = 1 << (BITS - 1), MASK = (1 << BITS) - 1, WINDOW = 128;
 
 // Shares of two samples: of 2^23 in all, and, where that is exact too, of 2^16.

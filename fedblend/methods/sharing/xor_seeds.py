@@ -16,9 +16,9 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.registry import Count, Float, Int, part
 from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, SharingPlan
 from fedblend.data.scale import Scaler
+from fedblend.methods.requirements import refusal
 from fedblend.methods.sharing.seeds import Seeds, compact_labels
-from fedblend.methods.sharing.xor import decode, draw_within, encode, shortages, superpose
-from fedblend.methods.sharing.xor_kernels import WHITE
+from fedblend.methods.sharing.xor import WHITE, decode, draw_within, encode, shortages, superpose
 
 Label = Annotated[Int, Field(ge=0)]
 OpenFraction = Annotated[Float, Field(gt=0, lt=1)]
@@ -91,7 +91,6 @@ class _TargetSeeds(Seeds):
         return self
 
     def requests(self, server: ServerSide) -> dict[int, Request]:
-        """What :meth:`spread` requests of the clients other than the server."""
         assert server.base is not None
         others = server.clients[server.clients != self.server].tolist()
         return self.spread(server.base[1].numpy(), server.spec.task.outputs, others)
@@ -103,10 +102,7 @@ class _TargetSeeds(Seeds):
         exist, and for dummy labels that the server cannot decode.
         """
         if not np.issubdtype(base.dtype, np.integer):
-            raise FedblendError(
-                f"method.sharing: '{self.name}' requests samples by label; these data have no labels; valid: data with "
-                "classes"
-            )
+            raise refusal(self, "requests samples by label, but these data have no labels", "data with classes")
         counts = np.bincount(base, minlength=classes)
         short = shortages(counts, self._targets(counts))
         dummies = self._dummies(counts)
@@ -180,11 +176,8 @@ class _TargetSeeds(Seeds):
         Raises :class:`FedblendError` for data that are not stored in 8 bits, and for text.
         """
         if local.x.dtype != torch.uint8 or not isinstance(local.scale, Scaler):
-            is_text = not isinstance(local.scale, Scaler)
-            kind = "text" if is_text else str(local.x.dtype).removeprefix("torch.")
-            raise FedblendError(
-                f"method.sharing: '{self.name}' needs 8-bit pixels (uint8); these data are {kind}; valid: images"
-            )
+            kind = str(local.x.dtype).removeprefix("torch.") if isinstance(local.scale, Scaler) else "text"
+            raise refusal(self, f"needs 8-bit pixels (uint8); these data are {kind}", "images")
         recipe = self.draw_recipe(local.y.numpy(), local.request, local.rng)
         if recipe is None:
             return None
@@ -227,7 +220,6 @@ class XorSeeds(_TargetSeeds):
     """
 
     def make_seeds(self, x: torch.Tensor, recipe: SeedRecipe, rng: np.random.Generator) -> torch.Tensor:
-        """Encode the samples (equation 2)."""
         noise = self.dummy_noise(x, len(recipe.labels), rng)
         return encode(x, recipe.targets, recipe.dummies[0], self.alpha, noise)
 

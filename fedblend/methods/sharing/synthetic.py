@@ -1,4 +1,4 @@
-"""Synthetic samples that each client learns by distribution matching (FedDM)."""
+"""Synthetic samples: learned by each client by distribution matching (FedDM), or a server's noise by class (VHL)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,57 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
+from torch.nn import functional as F
 
-from fedblend.core.context import ModelSpec
-from fedblend.core.errors import FedblendError
+from fedblend.core.context import ModelSpec, Scale
 from fedblend.core.random import lent_generator
-from fedblend.core.registry import Count, Float, Positive, part
-from fedblend.core.sharing import ClientData, Payload, Request, Sharing, SharingPlan
-from fedblend.data.scale import Scaler
+from fedblend.core.registry import Count, Float, NonNegative, Positive, part
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, ServerSide, Sharing, SharingPlan
+from fedblend.methods.requirements import entries_in, fault_of_form, require_classes, require_numbers
 from fedblend.models.layers import with_features
+
+
+@part("sharing", "class-noise")
+class ClassNoise(Sharing):
+    """Make virtual samples of pure noise by class at the server, and send all clients the same ones (VHL).
+
+    A virtual sample of class c is
+
+        x = up(m_c + deviation * e),   m_c ~ N(0, 1) once a class,   e ~ N(0, 1) for each sample
+
+    on the model's input scale; ``up`` enlarges a grid of noise to the size of the image, bilinearly (Tang et al. 2022,
+    Gaussian noise). So the virtual samples of different classes differ, and hold nothing of any client's samples. The
+    paper's other generator, an untrained StyleGAN, is not here. Nothing leaves a client. Each client downloads the
+    samples once. Inputs that are no images have no grid: each number has its own noise.
+    """
+
+    bytes_kind = "noise"
+    plan = SharingPlan("inputs", who="server")
+
+    samples: Count = 100
+    """Virtual samples of each class."""
+    grid: Count = 8
+    """Numbers on each side of the grid of an image, at most the image's own."""
+    deviation: NonNegative = 0.5
+    """Standard deviation of samples of a class around the class's mean."""
+
+    def make_pool(self, entries: Pool, server: ServerSide) -> Pool:
+        """Inputs x [C * samples, ...] in order of class, and their classes y int64.
+
+        Raises :class:`FedblendError` for data without classes.
+        """
+        spec, rng, task = server.spec, server.rng, server.spec.task
+        require_classes(self, task)
+        shape = tuple(spec.scale(torch.zeros(1, *spec.shape)).shape[1:])
+        image = len(shape) == 3
+        coarse = (shape[0], *(min(self.grid, side) for side in shape[1:])) if image else shape
+        means = rng.standard_normal((task.outputs, 1, *coarse), np.float32)
+        noise = rng.standard_normal((task.outputs, self.samples, *coarse), np.float32)
+        x = torch.from_numpy((means + np.float32(self.deviation) * noise).reshape(-1, *coarse))
+        if image:
+            x = F.interpolate(x, shape[1:], mode="bilinear")
+        y = torch.arange(task.outputs).repeat_interleave(self.samples)
+        return Pool({"x": x, "y": y}, np.full(len(y), -1))
 
 
 @part("sharing", "matched-samples")
@@ -62,7 +105,6 @@ class MatchedSamples(Sharing):
 
     @property
     def plan(self) -> SharingPlan:  # type: ignore[override]
-        """In each round, if samples are matched under the global model."""
         follows = self.networks == "global"
         return SharingPlan("inputs", "each-round" if follows else "once", sees_model=follows)
 
@@ -74,12 +116,8 @@ class MatchedSamples(Sharing):
 
         Raises :class:`FedblendError` for data without classes, and for text.
         """
-        if local.task.kind != "classification" or not isinstance(local.scale, Scaler):
-            what = "have none" if local.task.kind != "classification" else "are text"
-            raise FedblendError(
-                f"method.sharing: '{self.name}' learns images or features of each class, but these data {what}; "
-                "valid: means"
-            )
+        require_classes(self, local.task, "means")
+        require_numbers(self, local.scale, "means")
         counts = torch.bincount(local.y, minlength=local.task.outputs)
         labels = torch.nonzero(counts >= max(1, local.minimum))[:, 0]
         if not len(labels):
@@ -89,7 +127,7 @@ class MatchedSamples(Sharing):
         x = self._matched(noise, labels, local, local.scale)
         return {"x": x, "y": local.task.encode(labels.repeat_interleave(self.per_class))}
 
-    def _matched(self, synthetic: torch.Tensor, labels: torch.Tensor, local: ClientData, scale: Scaler) -> torch.Tensor:
+    def _matched(self, synthetic: torch.Tensor, labels: torch.Tensor, local: ClientData, scale: Scale) -> torch.Tensor:
         """The samples after all steps; ``labels`` are the classes, of which each has ``per_class`` samples in turn."""
         assert local.model is not None
         device = next(local.model.parameters()).device
@@ -130,11 +168,10 @@ class MatchedSamples(Sharing):
 
     def fault(self, payload: Payload, samples: int, spec: ModelSpec) -> str | None:
         """Why samples are not inputs of the model with a class each, or ``None``."""
-        sent = {name: tuple(tensor.shape) for name, tensor in payload.items()}
-        entries = next(iter(sent.get("x", ())), 0)
-        shapes = {"x": (entries, *spec.shape), "y": (entries, spec.task.outputs)}
-        if sent != shapes or any(tensor.dtype != torch.float32 for tensor in payload.values()):
-            return f"it sent {sent}, not inputs and targets of the shapes {shapes} in float32"
+        n = entries_in(payload)
+        form = {"x": (n, *spec.shape, torch.float32), "y": (n, spec.task.outputs, torch.float32)}
+        if fault := fault_of_form(payload, form):
+            return fault
         classes = payload["y"].sum(0)
         if bool(((payload["y"] != 0) & (payload["y"] != 1)).any()) or bool((payload["y"].sum(1) != 1).any()):
             return "'y' has a row that is no single class"

@@ -1,1 +1,0 @@
-"""Personal models: what each client keeps for itself beside the global model, or of it."""
