@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from helpers import each, engine_of, examples, federation_of, images, local, run, same, same_up_to_rounding, setup
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedblend.core.context import Task
-from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.methods.server_steps.ccvr import CCVR
@@ -228,39 +226,6 @@ def test_diagonal_covariances_draw_features_apart() -> None:
     diagonal = whole.entries.tensors["covariance"][:, rows == columns]
     torch.testing.assert_close(state.entries.tensors["covariance"], diagonal)
     assert not same(state.weights, whole.weights)
-
-
-class EndsInNorm(torch.nn.Sequential):
-    """A model whose last layer with weights is no dense one."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))
-
-
-def test_a_model_that_does_not_end_in_a_dense_layer_is_refused() -> None:
-    made = world(model={"name": "module", "path": "test_ccvr:EndsInNorm"})
-    with pytest.raises(FedblendError, match=r"'ccvr' trains the model's last layer .* is a LayerNorm"):
-        federation_of(made)
-
-
-@each(
-    ("changes", "told"),
-    [
-        ({"sharing": {"min_samples": 21}}, r"method.sharing.min_samples: 21 .* valid: 1 to 20"),
-        ({"server_step": "train-on-seeds"}, "shares moments of features, but method.server_step 'train-on-seeds'"),
-        ({"server_step": "train-on-means"}, "shares moments of features, but method.server_step 'train-on-means'"),
-        ({"sharing": {"name": "means"}}, "'means' shares the model's inputs, but method.server_step 'ccvr'"),
-        (
-            {"sharing": {"name": "features", "layer": 1}, "objective": "flea", "server_step": "train-on-seeds"},
-            "'features' shares hidden states, but method.server_step",
-        ),
-        ({"objective": "naivemix"}, "but method.objective 'naivemix' reads"),
-        ({"personal": "fedper"}, "'fedper' keeps layers"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=told):
-        RoundLoop(made := world({**METHOD, **changes}, evaluate_model=None), engine_of(made))
 
 
 def test_without_statistics_the_model_is_the_aggregate() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, experiment, images, run, same_up_to_rounding, setup, slow_except
+from helpers import each, images, run, same_up_to_rounding, setup, slow_except
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
@@ -67,22 +67,6 @@ def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, in
     made = setup(method=method, train=TRAIN, holdout=HOLDOUT, **changes)
     _, (record,) = run(made, 1)
     return record["bytes_up"], record["bytes_down"]
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"protection": "noise"}, "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more"),
-        ({"channel": "wireless"}, "channel: 'wireless' loses downlinks, but 'scaffold' needs the server's state"),
-        ({"train": {"momentum": 0.9}}, "train.momentum: 0.9 makes steps longer than gradients"),
-        ({"method": {"name": "scaffold", "aggregator": "secure-mean"}}, "'secure-mean' would not mask"),
-        ({"method": {"name": "feddyn", "aggregator": "mean"}}, "no mean in which clients count alike"),
-        ({"method": {"name": "fd", "personal": "ditto"}}, "'ditto' trains beside a global model"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        experiment(**{"method": "scaffold", **changes})
 
 
 def test_a_full_gradient_with_batch_norm_has_no_rest_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:

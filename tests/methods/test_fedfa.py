@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, experiment, federation_of, images, run, same_up_to_rounding, setup
+from helpers import engine_of, federation_of, images, run, same_up_to_rounding, setup
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.context import Batch, CohortSummary, Context, StepPlan, Task
-from fedblend.core.errors import FedblendError
 from fedblend.core.setup import model_spec
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.fedfa import EPSILON, FedFA, channel_weights
@@ -206,32 +205,3 @@ def test_layers_are_those_with_maps_unless_given() -> None:
     spec = model_spec(world, world.model)
     assert FedFA().channels(spec) == {1: 6, 2: 16}
     assert FedFA(layers=(2,)).channels(spec) == {2: 16}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"model": {"name": "mlp", "hidden": [6]}}, r"method.objective.layers: not given: .*valid: a convolutional"),
-        ({"model": {"name": "module", "path": "helpers:RowsLSTM"}}, r"not given: .*valid: a convolutional network"),
-        ({"method": {"name": "fedfa", "objective": {"layers": [2, 3]}}}, r"\[2, 3\]: .*has after layers 1, 2"),
-    ],
-)
-def test_models_without_such_layers_are_refused(changes: dict[str, Any], expected: str) -> None:
-    side = 4 if "module" in str(changes) else 14
-    with pytest.raises(FedblendError, match=expected):
-        federation_of(setup(images(side=side), **{**LENET, "method": "fedfa", **changes})).start()
-
-
-@each(
-    ("changes", "expected"),
-    [
-        ({"method": {"name": "fedfa", "objective": {"layers": [2, 1]}}}, "layers: .*rising order"),
-        ({"method": {"name": "fedfa", "objective": {"layers": []}}}, "layers"),
-        ({"method": {"objective": {"name": "fedlc", "base": "fedfa"}}}, "base: 'fedfa' keeps a state"),
-        ({"method": {"name": "fedfa", "personal": "pfedme"}, "holdout": 0.2}, "personal: 'pfedme' takes several steps"),
-        ({"method": {"name": "fedfa", "aggregator": "secure-mean"}}, "'fedfa' sends more beside the model"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(FedblendError, match=expected):
-        experiment(**{**LENET, **changes})

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from helpers import each, experiment, federation_of, images, local, setup
+from helpers import each, federation_of, images, local, setup
 from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.context import Batch, Context, StepPlan, Task
-from fedblend.core.errors import FedblendError
 from fedblend.engines.nets import EagerNet
 from fedblend.methods.objectives.flea import FLea, distance_correlation
 from fedblend.methods.sharing.features import Features
@@ -126,25 +123,3 @@ def test_only_the_rounds_clients_share_and_earlier_features_are_dropped() -> Non
             state.entries.tensors["x"][0], fed.setup.model(fed.setup.scale(x[:1]), 0, 1)[0].detach()
         )
     assert len(cohorts) > 1
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        (
-            {"objective": "flea"},
-            "'none' shares nothing, but .*'flea' reads hidden states; valid: .*features",
-        ),
-        ({"name": "flea", "objective": {"layer": 2}}, "method.sharing.layer: 1 and method.objective.layer: 2 differ"),
-        ({"name": "flea", "sharing": {"fraction": 0}}, "sharing.fraction: 0"),
-        ({"name": "flea", "objective": {"alpha": 0}}, "objective.alpha: 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(method: Any, expected: str) -> None:
-    with pytest.raises(FedblendError, match=expected):
-        experiment(method=method)
-
-
-def test_a_model_without_layers_to_choose_from_is_refused() -> None:
-    with pytest.raises(FedblendError, match=r"method.objective.layer: 1: mlp has 1 layers"):
-        setup(method="flea", model={"name": "mlp", "hidden": []})

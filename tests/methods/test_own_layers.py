@@ -21,12 +21,10 @@ from helpers import (
     slow_after_first,
     slow_except,
 )
-from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.callbacks import Callback
 from fedblend.core.engine import TrainTask
-from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.state import ClientState
 from fedblend.core.trees import bytes_of
@@ -35,7 +33,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.personal.layers import FedRep
 
 DEEP = {"name": "mlp", "hidden": [5]}
-DEEPER = {"name": "mlp", "hidden": [5, 5]}
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 HEAD = ("stages.1.weight", "stages.1.bias")
 BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
@@ -240,57 +237,6 @@ def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]
     made, wanted = (run(RoundLoop(of, engine(of)), 2)[0].weights for of in both)
     assert same(made, wanted)
-
-
-class FrozenBody(nn.Sequential):
-    """A network of which only the last layer is trained."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(16, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
-
-
-NOVA_HIDDEN = {"name": "fedmix-hidden", "aggregator": "fednova"}
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"evaluate_model": "server"}, "evaluate_model: 'server' has no whole model to evaluate, because 'fedper'"),
-        ({"method": {"name": "aggenhance", "personal": "fedper"}}, "'aggenhance' trains a whole model at the server"),
-        ({"method": {"name": "fd", "personal": "fedper"}}, "'fedper' trains beside a global model"),
-        ({"method": {"name": "fedper", "personal": {"layers": -1}}}, "personal.layers: -1 is not valid"),
-        ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
-        ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
-        ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
-        (
-            {"model": {"name": "module", "path": "test_own_layers:FrozenBody"}},
-            "the model has 1 layers with trained weights, of which one must be shared",
-        ),
-        (
-            {"method": "fedrep", "train": {"accumulate": 2}},
-            r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch",
-        ),
-        *(
-            ({"method": "fednova", "train": train}, "'fednova' computes how far the steps of SGD move a client")
-            for train in (
-                {"optimizer": "adam"},
-                {"accumulate": 2},
-                {"schedule_in_round": "cosine"},
-                {"momentum": 0.9, "optimizer_state": "keep"},
-            )
-        ),
-        *(
-            (
-                {"method": NOVA_HIDDEN, "model": DEEPER, **more},
-                "'fednova' does not know how momentum and proximal terms",
-            )
-            for more in ({"train": {"momentum": 0.5}}, {"method": {**NOVA_HIDDEN, "terms": ["proximal"]}})
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        federation_of(setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes}))
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, federation_of, images, local, numbers, run, setup
+from helpers import each, federation_of, images, local, run, setup
 from torch.nn import functional as F
 
 from fedblend.analysis.privacy import membership
 from fedblend.core.context import Batch, Context, StepPlan
 from fedblend.core.dataset import Dataset
-from fedblend.core.errors import FedblendError
 from fedblend.core.setup import Setup, model_spec
 from fedblend.engines.nets import EagerNet
-from fedblend.experiment.config import resolve
 from fedblend.methods.objectives.statmix import StatMix
 from fedblend.methods.sharing.channel_statistics import ChannelStatistics, channel_statistics
 
@@ -79,9 +77,6 @@ def test_overall_statistics_need_as_many_images_as_the_policy_demands() -> None:
     assert share(overall, made, minimum=40) is not None
     assert (overall.most_entries(40, 41), overall.most_entries(40, 40)) == (0, 1)
     assert (ChannelStatistics().most_entries(40, 41), ChannelStatistics(samples="all").most_entries(90, 2)) == (40, 90)
-    method = {"name": "statmix", "sharing": {"of": "client"}}
-    with pytest.raises(FedblendError, match=r"policy.min_mean: 50 .*valid: 1 to 10"):
-        federation_of(setup(images(), method=method, policy={"min_mean": 50}))
 
 
 def test_bytes_are_two_numbers_a_channel_and_image() -> None:
@@ -111,11 +106,6 @@ def test_statistics_that_no_images_have_are_refused(payload: dict[str, torch.Ten
     made = setup(coloured(), model=MLP)
     fault = ChannelStatistics().fault(payload, 10, model_spec(made, made.model))
     assert fault is None if words is None else words in str(fault)
-
-
-def test_tables_have_no_channels() -> None:
-    with pytest.raises(FedblendError, match=r"'channel-statistics' takes statistics of the channels of images .*\[5\]"):
-        run(federation_of(setup(numbers(), method="statmix", model=MLP)), 1)
 
 
 @pytest.mark.parametrize("data", [images, coloured])
@@ -159,34 +149,6 @@ def test_statistics_are_of_others_with_the_probability() -> None:
     anyone = StatMix(exclude_own=False).draw(np.random.default_rng(0), plan([True, False, False, True]))
     assert set(anyone["style"].ravel()) == {0, 1, 2, 3}
     assert not StatMix(probability=1.0).draw(np.random.default_rng(0), plan([True, True]))["styled"].any()
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (
-            {"sharing": "means", "objective": "statmix"},
-            "'means' shares the model's inputs, but .*objective 'statmix' reads statistics",
-        ),
-        (
-            {"sharing": "channel-statistics", "objective": "fedmix"},
-            "'channel-statistics' shares statistics of channels, but .*objective 'fedmix'",
-        ),
-        (
-            {"sharing": "channel-statistics", "objective": "statmix", "server_step": "train-on-means"},
-            "server_step 'train-on-means' reads the model's inputs",
-        ),
-    ],
-)
-def test_parts_that_need_other_tensors_are_refused(method: dict[str, Any], words: str) -> None:
-    with pytest.raises(FedblendError, match=words):
-        run(federation_of(setup(images(), method=method, model=MLP)), 1)
-
-
-def test_a_base_that_mixes_is_refused() -> None:
-    method = {"sharing": "channel-statistics", "objective": {"name": "statmix", "base": "fedmix"}}
-    with pytest.raises(FedblendError, match=r"method.objective.base: 'fedmix' needs x, y"):
-        resolve({"data": "digits", "partition": "iid", "method": method})
 
 
 def test_statistics_of_all_images_give_their_members_away() -> None:
