@@ -320,10 +320,7 @@ def fedrs(alpha: float) -> Slope:
 
 
 CASES: dict[str, tuple[Any, Slope]] = {
-    "fedntd": (
-        {"name": "fedntd", "terms": [{"name": "fedntd", "beta": 0.7, "tau": 2.0}]},
-        fedntd(0.7, 2.0),
-    ),
+    "fedntd": ({"name": "fedntd", "terms": [{"name": "fedntd", "beta": 0.7, "tau": 2.0}]}, fedntd(0.7, 2.0)),
     "fedlc": ({"name": "fedlc", "objective": {"tau": 0.8}}, fedlc(0.8)),
     "fedrs": ({"name": "fedrs", "objective": {"alpha": 0.3}}, fedrs(0.3)),
 }

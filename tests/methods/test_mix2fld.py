@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    each,
-    federation,
-    federation_of,
-    images,
-    linear_net,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-)
+from helpers import each, federation, federation_of, images, linear_net, run, same, same_up_to_rounding, setup
 from torch.nn import functional as F
 
 from fedblend import part

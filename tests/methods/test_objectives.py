@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    each,
-    examples,
-    federation,
-    images,
-    loss_of,
-    run,
-    same,
-    setup,
-    tanh_net,
-    weight_gradient,
-)
+from helpers import each, examples, federation, images, loss_of, run, same, setup, tanh_net, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool, train_all

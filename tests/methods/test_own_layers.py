@@ -10,17 +10,7 @@ import pytest
 import torch
 from baselines_helpers import Reference, near
 from federation_helpers import stacks_agree
-from helpers import (
-    each,
-    federation_of,
-    images,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-    slow_after_first,
-    slow_except,
-)
+from helpers import each, federation_of, images, run, same, same_up_to_rounding, setup, slow_after_first, slow_except
 from torch.nn import functional as F
 
 from fedblend.core.callbacks import Callback

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    experiment,
-    federation_of,
-    images,
-    local,
-    numbers,
-    run,
-    same,
-    setup,
-)
+from helpers import experiment, federation_of, images, local, numbers, run, same, setup
 from sharing_helpers import server_side
 from torch.nn import functional as F
 
