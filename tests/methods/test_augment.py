@@ -17,7 +17,6 @@ from helpers import (
     examples,
     experiment,
     images,
-    run,
     same_up_to_rounding,
     setup,
     slow_after_first,
@@ -25,6 +24,7 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from objectives_helpers import step_of_sgd
 from PIL import Image, ImageOps
 from PIL.Image import Resampling, Transform
 from torch.nn import functional as F
@@ -32,13 +32,11 @@ from torch.nn import functional as F
 import fedblend
 from fedblend._kernels import build
 from fedblend.core.engine import TrainTask
-from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
 from fedblend.data.loaders.small import Digits, Mnist5k
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import as_table, resolve
 from fedblend.methods.augment.augmix import augmix, blend_images, draw_augmix
 from fedblend.methods.augment.operations import NOTHING, OPERATIONS, apply, blended
@@ -384,25 +382,8 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
         seen = augmented(
             made.experiment.train.augment, x[rows], torch.from_numpy(choices[a:b]), made.scale.background(x)
         )
-        loss = F.cross_entropy(model(made.scale(seen)), y[rows])
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                assert p.grad is not None
-                p -= made.experiment.train.lr_in(3) * p.grad
+        step_of_sgd(model, F.cross_entropy(model(made.scale(seen)), y[rows]), made.experiment.train.lr_in(3))
     same_up_to_rounding(update.weights, dict(model.state_dict()), steps=3)
-
-
-@pytest.mark.parametrize("stack", slow_except([2], [2, 6]))
-@pytest.mark.parametrize(
-    "train", slow_after_first([{}, {"steps": 5}, {"accumulate": 2}]), ids=["epochs", "steps", "accumulated"]
-)
-def test_a_stack_trains_on_the_loops_pictures(train: dict[str, Any], stack: int) -> None:
-    made = federation(**train)
-    loop, _ = run(made, 2)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made, stack=stack)), 2)
-    same_up_to_rounding(stacked.weights, loop.weights, steps=20)
 
 
 def test_an_experiment_keeps_its_augmentations() -> None:

@@ -402,14 +402,6 @@ def test_fedproto_is_the_papers() -> None:
             near(state.client_states[k].model[name].double().numpy(), wanted.numpy())
 
 
-def test_only_prototypes_are_sent() -> None:
-    made = setup(images(), method="fedproto", model=DEEP)
-    _, records = run(made, 2)
-    size = 4 * CLASSES * WIDTH
-    assert [one["bytes_up"] for one in records] == [{"prototypes": 2 * size}] * 2
-    assert [one["bytes_down"] for one in records] == [{}, {"prototypes": 2 * size}]
-
-
 def test_a_class_of_too_few_samples_has_no_prototype() -> None:
     made = setup(images(), [[0, 3, 1], [2, 5, 4, 7]], method="fedproto", model=DEEP, train={"cohort": 2})
     means = [LoopEngine(made).prototypes(made.weights(), client, n) for client, n in ((0, 3), (1, 4))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,30 @@ from fedblend.methods.server_steps.distill import DistillToModel
 CLASSES, STEPS, SIZE, BETA, LR = 3, 6, 2, 0.5, 0.2
 
 
-def server_of(made: Setup, model: nn.Module, teacher: torch.Tensor) -> ServerContext:
+def server_of(made: Setup, model: nn.Module, teacher: torch.Tensor, soft: bool = False) -> ServerContext:
     """A server with ten seeds, whose draws are always the same."""
-    half = made.data.train
-    pool = Pool({"x": half.x[:10].float(), "y": half.y[:10]}, np.full(10, -1))
+    x, y = made.data.train.x[:10].float(), made.data.train.y[:10]
+    pool = Pool({"x": x, "y": labels_of(made) if soft else y}, np.full(10, -1))
     known = vars(model_spec(made, model))
     return ServerContext(
         **known, round=0, lr=LR, rng=np.random.default_rng(5), global_outputs={"outputs": teacher}, pool=pool
     )
 
 
-def by_autograd(made: Setup, teacher: torch.Tensor) -> dict[str, torch.Tensor]:
+def labels_of(made: Setup) -> torch.Tensor:
+    """Soft labels of the seeds, each of two classes."""
+    hot = F.one_hot(made.data.train.y[:10], CLASSES).float()
+    return 0.9 * hot + 0.1 * hot.roll(1, 1)
+
+
+def by_autograd(made: Setup, teacher: torch.Tensor, soft: bool) -> dict[str, torch.Tensor]:
     """The same steps by the book: a module, its loss of two terms, backward."""
     weights = {name: t.clone().requires_grad_() for name, t in made.weights().items()}
-    x, y = made.scale(made.data.train.x[:10].float()), made.data.train.y[:10]
+    x, hard = made.scale(made.data.train.x[:10].float()), F.one_hot(made.data.train.y[:10], CLASSES).float()
+    labels = labels_of(made) if soft else hard
     for rows in torch.from_numpy(np.random.default_rng(5).integers(10, size=(STEPS, SIZE))):
         log = F.log_softmax(functional_call(made.model, weights, (x[rows],)), -1)
-        loss = F.nll_loss(log, y[rows]) - BETA * (teacher[y[rows]] * log).sum(-1).mean()
+        loss = -((labels[rows] + BETA * labels[rows] @ teacher) * log).sum(-1).mean()
         slopes = torch.autograd.grad(loss, list(weights.values()))
         weights = {
             name: (t - LR * slope).detach().requires_grad_()
@@ -50,20 +58,23 @@ def by_autograd(made: Setup, teacher: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: t.detach() for name, t in weights.items()}
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
-def test_the_steps_are_those_of_autograd(engine: Any) -> None:
+@pytest.mark.parametrize(("engine", "soft"), [(LoopEngine, False), (StackedEngine, False), (LoopEngine, True)])
+def test_the_steps_are_those_of_autograd(engine: Any, soft: bool) -> None:
     made = setup(images(n=20, classes=CLASSES, side=6), model="mix2fld-cnn", scale="unit")
     teacher = torch.rand(CLASSES, CLASSES, generator=torch.Generator().manual_seed(0)).softmax(1)
     before = {name: t.clone() for name, t in made.weights().items()}
 
     step = DistillToModel(steps=STEPS, batch_size=SIZE, beta=BETA)
-    got, _ = step.refine(made.weights(), server_of(made, engine(made).server_model(), teacher))
+    server = server_of(made, engine(made).server_model(), teacher, soft)
+    got, _ = step.refine(made.weights(), server)
 
-    wanted = by_autograd(made, teacher)
+    wanted = by_autograd(made, teacher, soft)
     for name, tensor in wanted.items():
         torch.testing.assert_close(got[name], tensor, atol=1e-5, rtol=1e-4)
         assert not torch.equal(got[name], before[name])
     assert same(made.weights(), before)
+    empty = replace(server, pool=Pool({}, np.empty(0, np.int64)))
+    assert same(DistillToModel().refine(before, empty)[0], before)
 
 
 class Wavering(nn.Module):

@@ -142,20 +142,6 @@ def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Modul
     return other
 
 
-def test_samples_under_random_networks_go_to_the_server_once() -> None:
-    made = world("server-matched")
-    _, records = run(made, 2)
-    assert [record["bytes_up"].get("synthetic") for record in records] == [3 * 3 * 2 * 4 * (16 + 3), None]
-    assert not any("synthetic" in record["bytes_down"] for record in records)
-
-
-def test_clients_can_mix_with_synthetic_samples() -> None:
-    method = {"name": "virtual-means", "sharing": {"name": "matched-samples", "networks": "random", **QUICK}}
-    made = setup(groups=GROUPS, method=method, train={"cohort": 2})
-    _, records = run(made, 1)
-    assert records[0]["bytes_down"]["synthetic"] == 2 * records[0]["bytes_up"]["synthetic"]
-
-
 def features() -> Dataset:
     """A table with classes."""
     made = numbers(40)

@@ -19,18 +19,14 @@ from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.objective import Batch, Context, Plain, Task
-from fedblend.core.server_step import ServerContext
-from fedblend.core.sharing import Pool
 from fedblend.core.state import ClientState
 from fedblend.core.trees import bytes_of
-from fedblend.data.scale import Scaler
 from fedblend.engines.assignment import batches
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.nets import EagerNet
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.fields import Train
 from fedblend.methods.objectives.terms import Distill
-from fedblend.methods.server_steps.distill import DistillToModel
 from fedblend.methods.sharing.seeds import MixedSeeds
 from fedblend.methods.uploads import LabelMeanAggregator, Outputs
 
@@ -110,15 +106,6 @@ def test_outputs_that_are_no_distributions_are_refused(rows: torch.Tensor, fault
     found = Outputs().fault({"outputs": rows}, {}, Task("classification", 3))
     assert (found is None) == (fault is None)
     assert fault is None or fault in str(found)
-
-
-def test_payloads_are_what_the_paper_counts() -> None:
-    """32 bits for each of 100 outputs up and down; nothing else."""
-    made = setup(images(classes=10), method="fd", model=LINEAR, train={"cohort": 4})
-    _, records = run(made, 2)
-    assert records[0]["bytes_up"] == {"outputs": 4 * 32 * 100 / 8}
-    assert records[0]["bytes_down"] == {}
-    assert records[1]["bytes_down"] == {"outputs": 4 * 32 * 100 / 8}
 
 
 def test_the_gradient_at_the_logits_is_f_minus_l_plus_beta_f_minus_g() -> None:
@@ -294,35 +281,6 @@ def test_more_seeds_than_came_can_be_made() -> None:
 
 def test_a_mixture_that_is_not_undone_may_be_in_equal_parts() -> None:
     assert MixedSeeds(lam=0.5, inverse=False).lam == 0.5
-
-
-def test_conversion_is_sgd_on_seeds_with_the_teacher() -> None:
-    net = linear_net(4, CLASSES).float()
-    unit = Scaler("unit", False, *(torch.tensor([v]) for v in (1.0, 0.0, 1.0, 0.0)))
-    teacher = torch.rand(CLASSES, CLASSES).softmax(1)
-    x, labels = torch.rand(1, 4), torch.tensor([[0.1, 0.9, 0.0]])
-    server = ServerContext(
-        model=net,
-        trained=["weight", "bias"],
-        shape=(4,),
-        scale=unit,
-        task=Task("classification", CLASSES),
-        round=0,
-        lr=0.2,
-        rng=np.random.default_rng(0),
-        global_outputs={"outputs": teacher},
-        pool=Pool({"x": x, "y": labels}, np.zeros(1, np.int64)),
-    )
-    weights = {name: t.detach().clone() for name, t in net.named_parameters()}
-
-    made, _ = DistillToModel(steps=1, beta=0.5).refine(weights, server)
-
-    said = (x @ weights["weight"].T + weights["bias"]).softmax(1)
-    slope = (said - labels) + 0.5 * (said - labels @ teacher)
-    torch.testing.assert_close(made["weight"], weights["weight"] - 0.2 * slope.T @ x)
-    torch.testing.assert_close(made["bias"], weights["bias"] - 0.2 * slope[0])
-    empty = replace(server, pool=Pool({}, np.empty(0, np.int64)))
-    assert same(DistillToModel().refine(weights, empty)[0], weights)
 
 
 def test_steps_are_drawn_with_replacement_and_of_full_batches() -> None:

@@ -11,7 +11,7 @@ import torch
 from helpers import each, examples, federation, images, loss_of, run, same, setup, tanh_net, weight_gradient
 from hypothesis import given
 from hypothesis import strategies as st
-from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool, train_all
+from objectives_helpers import CLASSES, NUMBERS, draws, one_hot, random_pool, step_of_sgd, train_all
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,24 +26,34 @@ from fedblend.methods.objectives.terms import Proximal, representation
 from fedblend.models.layers import Staged
 from fedblend.models.lstm import LSTM
 
+ON_HIDDEN = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1, "lambda": 0.3}}
 
-def test_fedmix_in_the_engine_takes_the_steps_of_its_formula() -> None:
-    settings_ = {"cohort": 1, "epochs": 1, "batch_size": 40, "lr": 0.5}
-    made = setup(groups=[range(20)], method={"name": "fedmix", "objective": {"lambda": 0.3}}, train=settings_)
-    x_g = made.scale(made.data.train.x[20:40]).mean(0, keepdim=True)
+
+@pytest.mark.parametrize("method", [{"name": "fedmix", "objective": {"lambda": 0.3}}, ON_HIDDEN])
+def test_the_engine_takes_the_steps_of_fedmixs_formula(method: dict[str, Any]) -> None:
+    """On hidden states it steps on the layers above them, and then on all."""
+    made = setup(groups=[range(20)], method=method, train={"cohort": 1, "batch_size": 40, "lr": 0.5})
+    x_g = torch.rand(1, 6) if method is ON_HIDDEN else made.scale(made.data.train.x[20:40]).mean(0, keepdim=True)
     pool = Pool({"x": x_g, "y": torch.full((1, 3), 1 / 3)}, np.array([7]))
-    before = made.weights()
+    before, model = made.weights(), made.model
 
     trained = next(iter(train_all(made, pool)))
 
-    made.model.load_state_dict(before)
+    model.load_state_dict(before)
     x, y = made.samples(0, 20)
-    batch = Batch(made.scale(x), y)
-    loss = loss_of(FedMix(), made.model, batch, made.task, 0.3, pool.tensors)
-    gradients = torch.autograd.grad(loss, list(made.model.parameters()))
-    for (name, start), gradient in zip(made.model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(trained.weights[name], start.detach() - 0.5 * gradient, rtol=1e-5, atol=1e-6)
-    assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
+    x, above = made.scale(x), model
+    mixed = Batch(x, y)
+    if method is ON_HIDDEN:
+        head, above = model.stages
+        mixed = Batch(head(x).detach(), y)
+    loss = loss_of(FedMix(), above, mixed, made.task, 0.3, pool.tensors)
+    step_of_sgd(above, loss, 0.5)
+    if method is ON_HIDDEN:
+        step_of_sgd(model, made.task.loss(model(x), y), 0.5)
+    else:
+        assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedmix", "naivemix"])
@@ -80,10 +90,8 @@ def test_proximal_term_is_measured_from_the_rounds_global_weights() -> None:
     model, (x, y) = fed.setup.model, fed.setup.samples(0, 20)
     model.load_state_dict(first.weights)
     for _ in range(2):
-        gradients = torch.autograd.grad(F.cross_entropy(model(fed.setup.scale(x)), y), list(model.parameters()))
-        with torch.no_grad():
-            for (name, p), gradient in zip(model.named_parameters(), gradients, strict=True):
-                p -= lr * (gradient + mu * (p - first.weights[name]))
+        away = sum((p - first.weights[name]).square().sum() for name, p in model.named_parameters())
+        step_of_sgd(model, F.cross_entropy(model(fed.setup.scale(x)), y) + mu / 2 * away, lr)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(second.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
@@ -331,33 +339,6 @@ def test_hidden_mixing_is_the_input_form_on_the_tail(form: str, objective: FedMi
     assert mixing.item() == pytest.approx(by_hand.item(), rel=1e-12)
     assert plain.item() == pytest.approx(CLASSES.loss(model(batch.x), batch.y).item(), rel=1e-12)
     torch.testing.assert_close(weight_gradient(mixing, tail), weight_gradient(by_hand, tail))
-
-
-def test_hidden_mixing_steps_on_the_tail_and_then_on_all() -> None:
-    method = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1, "lambda": 0.3}}
-    settings_ = {"cohort": 1, "batch_size": 40, "lr": 0.5}
-    made = setup(groups=[range(20)], method=method, train=settings_)
-    pool = Pool({"x": torch.rand(1, 6), "y": torch.full((1, 3), 1 / 3)}, np.array([7]))
-    before = made.weights()
-
-    trained = next(iter(train_all(made, pool)))
-
-    made.model.load_state_dict(before)
-    head, tail = made.model.stages[0], made.model.stages[1]
-    x, y = made.samples(0, 20)
-    batch = Batch(made.scale(x), y)
-    hidden = Batch(head(batch.x).detach(), y)
-    for model, loss in (
-        (tail, lambda: loss_of(FedMix(), tail, hidden, made.task, 0.3, pool.tensors)),
-        (made.model, lambda: made.task.loss(made.model(batch.x), y)),
-    ):
-        parameters = list(model.parameters())
-        gradients = torch.autograd.grad(loss(), parameters)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.5 * gradient
-    for name, parameter in made.model.named_parameters():
-        torch.testing.assert_close(trained.weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
 def text_model(seed: int = 0) -> Staged:

@@ -23,7 +23,6 @@ from helpers import (
     same,
     same_state,
     setup,
-    slow_after_first,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,13 +33,11 @@ from fedblend.core.context import Task
 from fedblend.core.engine import TrainTask
 from fedblend.core.engine import protected as protected_upload
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Mechanism, ReleaseContext
 from fedblend.core.record import RoundRecord
 from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
@@ -214,19 +211,6 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
     assert length(protected(part)) == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("side", slow_after_first(["client", "server"]))
-def test_noise_is_the_same_in_every_engine(side: str) -> None:
-    noisy = {"name": "noise", "scale": 0.01, "clip": 1.0, "side": side}
-    made = setup(images(side=14), protection=noisy, model="lenet5", train={"cohort": 3})
-    loop, _ = run(made, 2)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made)), 2)
-
-    for name, tensor in loop.weights.items():
-        torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-4, rtol=1e-4)
-    again, _ = run(made, 2)
-    assert same_state(again, loop)
-
-
 def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> None:
     made = setup(
         partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
@@ -279,6 +263,8 @@ def test_releases_compose() -> None:
 
 RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
+AT_SERVER = {**NOISY, "side": "server"}
+EQUAL = {"aggregator": {"name": "mean", "by": "clients"}}
 NOISY_MEANS = {"name": "fedmix", "sharing": {"multiplier": 3.0}}
 
 
@@ -300,12 +286,10 @@ def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_too
 
 @pytest.mark.slow
 def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
-    at_server = {**NOISY, "side": "server"}
-    equal = {"aggregator": {"name": "mean", "by": "clients"}}
-    weights = claims(experiment(protection=at_server, method=equal))["weights"]
+    weights = claims(experiment(protection=AT_SERVER, method=EQUAL))["weights"]
 
     assert weights.epsilon == epsilon([Release("gaussian", 4.0, 3, (10, 2))], 1e-5)
-    by_samples = claims(experiment(protection=at_server))["weights"]
+    by_samples = claims(experiment(protection=AT_SERVER))["weights"]
     assert by_samples.epsilon is None
     assert "plain mean" in by_samples.reason
 
@@ -333,41 +317,21 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
         ({"protection": {"name": "noise", "scale": 1.0}}, "protection.clip is not given"),
         ({"protection": {"name": "noise", "clip": 1.0}}, "adds no noise"),
         ({"protection": "prune"}, "depends on the data"),
-        ({"protection": NOISY, "method": "fedmix"}, "means get no noise"),
-        ({"protection": NOISY, "method": "global-mixup", "unsafe": True}, "'raw' shares without noise"),
-        ({"protection": NOISY, "method": "prior-samples", "unsafe": True}, "uses raw samples"),
-        (
-            {
-                "protection": NOISY,
-                "method": {"sharing": {"name": "base-samples", "server": 3}, "server_step": "train-on-seeds"},
-            },
-            "trains on the samples of client 3 without noise",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"aggregator": {"name": "secure-mean", "by": "clients", "fewest": 2}},
-            },
-            "plain mean",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"aggregator": {"name": "mean", "by": "clients"}},
-                "adversary": "noise",
-            },
-            "adversaries' updates are not clipped",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"name": "aggenhance", "aggregator": {"name": "mean", "by": "clients"}},
-            },
-            "uses uploads before",
-        ),
-        (
-            {"protection": NOISY, "method": {"name": "fedmix", "sharing": {"multiplier": 1.0, "split": "class"}}},
-            "depend on labels",
+        ({"protection": AT_SERVER, "method": {"aggregator": {"name": "secure-mean", "fewest": 2}}}, "plain mean"),
+        ({"protection": AT_SERVER, "method": EQUAL, "adversary": "noise"}, "adversaries' updates are not clipped"),
+        ({"protection": AT_SERVER, "method": {"name": "aggenhance", **EQUAL}}, "uses uploads before"),
+        *(
+            ({"protection": NOISY, "method": method, "unsafe": True}, reason)
+            for method, reason in (
+                ("fedmix", "means get no noise"),
+                ("global-mixup", "'raw' shares without noise"),
+                ("prior-samples", "uses raw samples"),
+                (
+                    {"sharing": {"name": "base-samples", "server": 3}, "server_step": "train-on-seeds"},
+                    "trains on the samples of client 3 without noise",
+                ),
+                ({"name": "fedmix", "sharing": {"multiplier": 1.0, "split": "class"}}, "depend on labels"),
+            )
         ),
     ],
 )
@@ -463,14 +427,13 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     monkeypatch.chdir(tmp_path)
     study = {
         "methods": [
-            {"label": "noisy"},
+            {"label": "noisy", **EQUAL},
             {"label": "weighed", "aggregator": {"name": "mean", "by": "samples"}},
             {"name": "naivemix", "label": "shared"},
         ],
-        "protection": {**NOISY, "side": "server"},
+        "protection": AT_SERVER,
         "rounds": 2,
     }
-    study["methods"][0]["aggregator"] = {"name": "mean", "by": "clients"}
     file = write(Path("private.toml"), study)
     succeeded(here("run", file, "--out", "runs/private", "--jobs", 1))
     page = Path("runs/private/report.html").read_text()

@@ -18,7 +18,6 @@ from fedblend.core.loop import RoundLoop
 from fedblend.core.random import stream
 from fedblend.core.setup import Portions, arrived
 from fedblend.core.sharing import Payload, Pool, Request, Shares, gather, rows_of
-from fedblend.core.trees import bytes_of
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
@@ -78,10 +77,7 @@ def test_hidden_means_are_means_of_the_global_models_hidden_states_without_dropo
 def test_hidden_means_are_sent_again_every_round() -> None:
     state, records = run(federation(method=HIDDEN), 2)
 
-    # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
     assert [record["shared"]["sent"] for record in records] == [4, 4]
-    assert [record["bytes_up"]["hidden-means"] for record in records] == [4 * (6 + 3) * 4] * 2
-    assert [record["bytes_down"]["hidden-means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
     assert state.shared_round == 1
 
 
@@ -115,20 +111,6 @@ def test_means_travel_once_to_the_server_and_once_to_each_client() -> None:
         assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
     assert np.flatnonzero(state.has_pool).tolist() == sorted(seen)
     assert any("means" not in record["bytes_down"] for record in records)
-
-
-def test_server_averages_are_what_clients_download() -> None:
-    method = {"name": "fedmix", "sharing": {"server_average": 2}}
-    _, records = run(federation(partition={"name": "iid", "clients": 5}, method=method), 1)
-    assert records[0]["bytes_up"]["means"] == 5 * MEANS_BYTES
-    assert records[0]["bytes_down"]["means"] == 2 * 3 * MEANS_BYTES
-
-
-def test_raw_samples_are_counted_as_stored() -> None:
-    _, records = run(federation(method="global-mixup", unsafe=True), 1)
-    # 40 samples of 16 pixels in one byte each, and labels of 8 bytes.
-    assert records[0]["bytes_up"]["raw"] == 40 * (16 + 8)
-    assert records[0]["bytes_down"]["raw"] == 2 * 40 * (16 + 8)
 
 
 ARRIVAL = {"first": 0.25, "clients": 0.4, "portion": 0.25}
@@ -332,13 +314,6 @@ def test_a_round_is_a_function_of_its_state_alone() -> None:
 
     assert same(after_another.weights, alone.weights)
     assert without_machine(records) == without_machine(expected)
-
-
-def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() -> None:
-    fed = federation(method=HIDDEN)
-    model = bytes_of(fed.setup.weights())
-    record = run(fed, 1)[1][0]
-    assert record["bytes_down"]["weights"] == model * len(fed.setup.population)
 
 
 REQUEST = Request(np.array([2, 0, 1]), np.array([1]))

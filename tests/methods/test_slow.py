@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from baselines_helpers import GROUPS, ROUNDS, SIZES, TRAIN, Reference, descend, near
 from federation_helpers import stacks_agree
 from helpers import each, experiment, federation_of, images, run, setup
@@ -16,7 +15,6 @@ from helpers import each, experiment, federation_of, images, run, setup
 from fedblend.core.random import stream
 from fedblend.core.setup import Work, work_of
 from fedblend.experiment.privacy_facts import noise_facts
-from fedblend.runs import checkpoint
 
 BATCHES = [math.ceil(n / 4) * 3 for n in SIZES]
 """Batches of each client in three epochs: 3, 9, 9 and 12."""
@@ -129,19 +127,6 @@ def test_late_uploads_are_weighted_down(a: float) -> None:
     near(made.flat(state.weights), late_by_hand(whole, [r["cohort"] for r in records], [0, 0, 1, 3], a))
     assert not [name for name in state.server_state if name.startswith("late/")]
     stacks_agree(made.setup, ROUNDS)
-
-
-def test_late_uploads_in_a_checkpoint(tmp_path: Path) -> None:
-    made = slow_setup(seconds=SECONDS, deadline=9.0, late="next-round")
-    whole, records = run(federation_of(made), 6)
-    half, _ = run(federation_of(made), 3)
-    assert any(name.startswith("late/") for name in half.server_state)
-    checkpoint.write(tmp_path, half)
-    kept = checkpoint.read(tmp_path)
-    assert kept is not None
-    ended, rest = run(federation_of(made), 3, checkpoint.match_model(kept, made.weights(), 4, tmp_path))
-    assert [r.get("stale") for r in rest] == [r.get("stale") for r in records[3:]]
-    assert all(torch.equal(ended.weights[name], tensor) for name, tensor in whole.weights.items())
 
 
 def test_the_time_of_a_round_is_that_of_its_last_client_or_its_deadline() -> None:

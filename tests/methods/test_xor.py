@@ -386,15 +386,6 @@ def test_training_on_seeds_is_adam_on_the_scaled_samples(layers: list[torch.nn.M
     assert same(step.refine(weights, replace(server, pool=Pool({}, np.empty(0, np.int64))))[0], weights)
 
 
-def test_what_travels_is_pixels_the_label_and_the_dummy_s_label() -> None:
-    made = one_shot()
-    _, _, record = pool_of(made)
-    assert record["bytes_up"] == {"seeds": 4 * (16 + 1 + 1)}
-    assert record["bytes_down"] == {}
-    _, _, record = pool_of(one_shot({"name": "mixfl", "sharing": {"equal_parts": True}}))
-    assert record["bytes_up"] == {"seeds": 4 * (16 + 1 + 2)}
-
-
 @pytest.mark.parametrize("method", ["xormixfl", "mixfl", "standalone"])
 def test_one_shot_is_done_in_one_round(method: str) -> None:
     made = one_shot(method)
