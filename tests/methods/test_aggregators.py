@@ -20,6 +20,7 @@ from helpers import (
     examples,
     federation,
     federation_of,
+    iid,
     run,
     same,
     setup,
@@ -339,7 +340,7 @@ class Extras(Callback):
         self.each = [result.each_extras[client] for client, _, _ in result.good]
 
 
-FIVE = {"partition": {"name": "iid", "clients": 5}, "train": {"cohort": 5}}
+FIVE = iid(5)
 LIAR = {"name": "sign-flip", "share": 0.2, "factor": 1e6}
 
 
@@ -453,12 +454,7 @@ def test_infinity_that_no_round_makes_is_no_fault_of_a_round() -> None:
 
 def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
     attack = {"name": "sign-flip", "share": 0.25, "factor": 1e6}
-    made = federation(
-        partition={"name": "iid", "clients": 4},
-        train={"cohort": 4},
-        method={"aggregator": "secure-mean"},
-        adversary=attack,
-    )
+    made = federation(**iid(4), method={"aggregator": "secure-mean"}, adversary=attack)
     _, (record,) = run(made, 1)
     (refused,) = record["refused"]
     assert record["uploads"] == 3
@@ -475,7 +471,7 @@ def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
     ids=["clients' noise", "the server's noise", "adversaries"],
 )
 def test_a_running_variance_never_falls_below_zero(changes: dict[str, Any]) -> None:
-    made = federation(model=BATCH_NORM, partition={"name": "iid", "clients": 4}, train={"cohort": 4}, **changes)
+    made = federation(model=BATCH_NORM, **iid(4), **changes)
     state, (record,) = run(made, 1)
     variance = state.weights["norm.running_var"]
     assert float(variance.min()) == 0.0  # some would be negative
@@ -492,9 +488,7 @@ def test_a_cohort_that_is_just_large_enough() -> None:
         ("median", 1),
         ("interval-mean", 1),
     ):
-        made = federation(
-            partition={"name": "iid", "clients": 10}, train={"cohort": cohort}, method={"aggregator": spec}
-        )
+        made = federation(**iid(10, cohort), method={"aggregator": spec})
         assert run(made, 1)[1][0]["uploads"] == cohort
 
 
@@ -506,7 +500,7 @@ class LosesThree(Channel):
 
 
 def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
-    made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": "krum"})
+    made = setup(**iid(10, 6), method={"aggregator": "krum"})
     lossy = made.experiment.model_copy(update={"channel": LosesThree()})
     fed = federation_with(made, lossy)
     with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 3; valid: 0 to 0"):
@@ -517,7 +511,7 @@ def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
 def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str) -> None:
     def made(invalid: float) -> Any:
         adversary = {"name": "nan", "share": invalid}
-        clients = {"partition": {"name": "iid", "clients": 10}, "train": {"cohort": 10}}
+        clients = iid(10)
         return setup(**clients, adversary=adversary, method={"aggregator": {"name": name, "byzantine": 3}})
 
     _, records = run(federation_of(made(0.3)), 2)
@@ -529,7 +523,7 @@ def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str)
 
 def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() -> None:
     def weights(aggregator: Any) -> Any:
-        made = setup(partition={"name": "iid", "clients": 10}, train={"cohort": 6}, method={"aggregator": aggregator})
+        made = setup(**iid(10, 6), method={"aggregator": aggregator})
         state, _ = run(federation_with(made, made.experiment.model_copy(update={"channel": LosesThree()})), 1)
         return state.weights
 
@@ -546,12 +540,7 @@ def federation_with(made: Any, experiment: Any) -> RoundLoop:
 
 @pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
 def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
-    made = setup(
-        model=BATCH_NORM,
-        partition={"name": "iid", "clients": 6},
-        train={"cohort": 6},
-        method={"aggregator": aggregator},
-    )
+    made = setup(model=BATCH_NORM, **iid(6), method={"aggregator": aggregator})
     fed = federation_with(made, made.experiment)
     task = fed.engine.train
     seen: list[Any] = []
@@ -566,7 +555,7 @@ def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None
     assert list(state.weights) == list(BatchNormNet().state_dict())
 
 
-ONE_OF_FOUR = {"partition": {"name": "iid", "clients": 4}, "train": {"cohort": 4}}
+ONE_OF_FOUR = iid(4)
 
 
 OVERFLOWING = [

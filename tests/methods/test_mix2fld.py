@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, federation, federation_of, images, linear_net, run, same, same_up_to_rounding, setup
+from helpers import each, federation, federation_of, iid, images, linear_net, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -167,7 +167,7 @@ def test_in_federated_distillation_devices_keep_their_models_and_one_is_judged()
 
 @each("seed", range(6))
 def test_the_device_that_is_judged_trains_in_the_first_round(seed: int) -> None:
-    fed = federation(method="fd", seed=seed, partition={"name": "iid", "clients": 4}, train={"cohort": 1})
+    fed = federation(method="fd", seed=seed, **iid(4, 1))
     state, _ = run(fed, 1)
     assert list(state.client_states) == [fed.recorder.device]
 

@@ -12,24 +12,14 @@ import pytest
 import torch
 from cli_helpers import here, succeeded, write
 from federation_helpers import BATCH_NORM
-from helpers import (
-    each,
-    examples,
-    experiment,
-    federation,
-    images,
-    local,
-    run,
-    same,
-    same_state,
-    setup,
-)
+from helpers import each, examples, experiment, federation, images, local, run, same, same_state, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.analysis.privacy.statements import statements
 from fedblend.core.context import Task
+from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
 from fedblend.core.engine import protected as protected_upload
 from fedblend.core.errors import FedblendError
@@ -369,32 +359,25 @@ def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> Non
     assert scaled.diameter((1, 4, 4)) == pytest.approx(apart, rel=1e-6)
 
 
+def means_of(data: Dataset, **options: Any) -> Any:
+    """What a client that holds all data shares."""
+    train = data.train
+    return SharedMeans(**options).share(local(train.x, train.y, Task("classification", 3), setup(data).scale))
+
+
 @pytest.mark.parametrize("samples", [2, 5])
 def test_noise_on_means_is_in_proportion_to_what_one_sample_can_do(samples: int) -> None:
-    made = images(n=4000, side=4)
-    x, y = made.train.x, made.train.y
-    seen = local(x, y, Task("classification", 3), setup(made).scale)
-    quiet = SharedMeans(samples_per_mean=samples).share(seen)
-    seen = local(x, y, Task("classification", 3), setup(made).scale)
-    noisy = SharedMeans(samples_per_mean=samples, multiplier=0.5).share(seen)
-    assert quiet is not None
-    assert noisy is not None
+    data = images(n=4000, side=4)
+    quiet, noisy = (means_of(data, samples_per_mean=samples, multiplier=m) for m in (0.0, 0.5))
 
-    size = 0.5 * setup(made).scale.diameter((1, 4, 4)) / samples
+    size = 0.5 * setup(data).scale.diameter((1, 4, 4)) / samples
     assert float((noisy["x"] - quiet["x"]).std()) == pytest.approx(size, rel=0.05)
     assert float((noisy["y"] - quiet["y"]).std()) == pytest.approx(0.5 * math.sqrt(2) / samples, rel=0.05)
 
 
 def test_a_smaller_last_group_gets_more_noise() -> None:
-    made = images(n=5, side=40)
-    seen = [local(made.train.x, made.train.y, Task("classification", 3), setup(made).scale) for _ in range(2)]
-    quiet, noisy = (
-        SharedMeans(samples_per_mean=4).share(seen[0]),
-        SharedMeans(samples_per_mean=4, multiplier=1.0).share(seen[1]),
-    )
-    assert quiet is not None
-    assert noisy is not None
-
+    data = images(n=5, side=40)
+    quiet, noisy = (means_of(data, samples_per_mean=4, multiplier=m) for m in (0.0, 1.0))
     four, one = (noisy["x"] - quiet["x"]).flatten(1).std(1).tolist()
     assert one / four == pytest.approx(4, rel=0.1)
 
@@ -404,11 +387,8 @@ def test_a_sample_beyond_the_scale_moves_a_private_mean_no_further_than_its_edge
     y, task = torch.tensor([0, 1]), Task("classification", 2)
     wild = torch.tensor([[1e6, -1e6], [0.5, 0.5]])
 
-    mean = SharedMeans(multiplier=1e-12).share(local(wild, y, task, box))
-    plain = SharedMeans().share(local(wild, y, task, box))
+    mean, plain = (SharedMeans(multiplier=m).share(local(wild, y, task, box)) or {} for m in (1e-12, 0.0))
 
-    assert mean is not None
-    assert plain is not None
     torch.testing.assert_close(mean["x"], torch.tensor([[0.75, 0.25]]))
     assert float(plain["x"].abs().max()) > 1e5
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from baselines_helpers import GROUPS
-from helpers import each, federation, images, numbers, run
+from helpers import each, federation, iid, images, numbers, run
 from torch import nn
 
 from fedblend.core.errors import FedblendError
@@ -52,10 +52,7 @@ def parts_of(name: str, rows: Rows, sharing: Any = None, **base: Any) -> Rows:
 
 
 AGGREGATORS: Rows = [
-    (
-        {"partition": {"name": "iid", "clients": 10}, "train": {"cohort": cohort}, "method": {"aggregator": spec}},
-        rf"method\.aggregator[.:] ?{told}",
-    )
+    ({**iid(10, cohort), "method": {"aggregator": spec}}, rf"method\.aggregator[.:] ?{told}")
     for spec, cohort, told in (
         ({"name": "krum", "byzantine": 2}, 6, "byzantine: 2 needs 7 uploads.*train.cohort is 6.*valid: 0 to 1"),
         ({"name": "krum"}, 2, "byzantine: 1 needs 5.*train.cohort is 2.*valid: a train.cohort of 5 or more"),
