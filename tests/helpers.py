@@ -121,6 +121,11 @@ def experiment(**changes: Any) -> Experiment:
     return resolve(table)
 
 
+def iid(clients: int, cohort: int | None = None) -> dict[str, Any]:
+    """Fields of so many clients that hold like data, of which ``cohort`` (default: all) train in a round."""
+    return {"partition": {"name": "iid", "clients": clients}, "train": {"cohort": cohort or clients}}
+
+
 def setup(data: Dataset | None = None, groups: Sequence[Sequence[int]] | None = None, **changes: Any) -> Setup:
     """A world on data in memory; ``groups`` says which training samples each client holds.
 

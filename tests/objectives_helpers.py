@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from helpers import engine_of
+from torch import nn
 from torch.nn import functional as F
 
 from fedblend.core.context import Task
@@ -49,3 +50,12 @@ def train_all(made: Setup, pool: Pool | None) -> Iterable[ClientUpdate]:
     """Train all clients of a world for one round from its first weights."""
     task = TrainTask(0, made.weights(), pool, made.sizes(0))
     return engine_of(made).train(task, range(len(made.population)))
+
+
+def step_of_sgd(model: nn.Module, loss: torch.Tensor, lr: float) -> None:
+    """Move the weights of a module against their gradients."""
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= lr * gradient

@@ -258,8 +258,6 @@ def test_answers_of_the_wrong_form_count_for_nothing() -> None:
 
 
 def test_real_samples_one_of_each_class_and_the_same_in_every_round() -> None:
-    with pytest.raises(FedblendError, match="unsafe: false does not allow 'prior-samples'"):
-        federation(method="prior-samples")
     made = setup(method={"server_step": {"name": "prior-samples", "per_class": 2}}, unsafe=True)
 
     x, y = made.prior(2)

@@ -1,22 +1,52 @@
-"""Aggregators: worked by hand, against NumPy, under outliers."""
+"""Aggregators: worked by hand, against NumPy, under outliers, and in runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from aggregators_helpers import GATHERING
-from helpers import each, examples
+from cli_helpers import CHECKPOINT, here, records, succeeded, write
+from federation_helpers import FLOATS, ROWS, train
+from helpers import (
+    BatchNormNet,
+    each,
+    engine_of,
+    examples,
+    federation,
+    federation_of,
+    iid,
+    run,
+    same,
+    setup,
+    slow_after_first,
+    without_machine,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from fedblend.core.aggregator import Aggregator
+from fedblend.core.callbacks import Callback
+from fedblend.core.channel import Channel
+from fedblend.core.errors import FedblendError
+from fedblend.core.loop import RoundLoop
 from fedblend.methods.aggregators import robust as of_rows
 from fedblend.methods.aggregators.mean import WeightedMean
 from fedblend.methods.aggregators.robust import IntervalMean, Krum, Median, MultiKrum, TrimmedMean, scores
+
+GATHERING: list[Aggregator] = [
+    Median(),
+    TrimmedMean(share=0.2),
+    IntervalMean(low=-2, high=2),
+    Krum(byzantine=1),
+    MultiKrum(byzantine=1, kept=2),
+]
 
 
 def uploads_of(values: Any, weights: Sequence[float] | None = None) -> list[Any]:
@@ -243,3 +273,325 @@ def test_distances_between_near_uploads_far_from_the_origin(far: float) -> None:
     torch.testing.assert_close(found[honest][:, honest], exact[honest][:, honest], rtol=1e-5, atol=0)
     if far:
         assert (found[4, honest] > 1e3 * found[0, 1]).all()
+
+
+@given(rows=ROWS)
+@examples(60)
+def test_the_mean_is_weighted_by_samples(rows: list[tuple[list[float], int]]) -> None:
+    mean = WeightedMean().aggregate(uploads_of([v for v, _ in rows], [w for _, w in rows]))["w"]
+    expected = np.average([v for v, _ in rows], axis=0, weights=[w for _, w in rows])
+    np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+@given(value=st.lists(FLOATS, min_size=1, max_size=5), weights=st.lists(st.integers(1, 10_000), min_size=1, max_size=9))
+@examples(60)
+def test_equal_uploads_average_to_themselves_exactly(value: list[float], weights: list[int]) -> None:
+    mean = WeightedMean().aggregate(({"w": torch.tensor(value)}, float(w)) for w in weights)
+    assert torch.equal(mean["w"], torch.tensor(value))
+
+
+def test_a_client_without_samples_changes_nothing() -> None:
+    groups = [range(7), range(7, 20), range(20, 25)]
+    with_empty = federation(groups=[*groups, []], train={"cohort": 3}, method="fedmix")
+    without = federation(groups=groups, train={"cohort": 3}, method="fedmix")
+
+    (state, records), (expected, expected_records) = run(with_empty, 3), run(without, 3)
+
+    assert same(state.weights, expected.weights)
+    assert same(state.entries.tensors, expected.entries.tensors)
+    assert without_machine(records) == without_machine(expected_records)
+
+
+def test_the_mean_keeps_types_and_rounds_whole_numbers() -> None:
+    pairs = [
+        ({"a": torch.tensor([1.0]), "b": torch.tensor(4), "c": torch.tensor([1.0], dtype=torch.float64)}, 1.0),
+        ({"a": torch.tensor([2.0]), "b": torch.tensor(9), "c": torch.tensor([4.0], dtype=torch.float64)}, 2.0),
+    ]
+
+    mean = WeightedMean().aggregate(pairs)
+
+    assert {n: t.dtype for n, t in mean.items()} == {"a": torch.float32, "b": torch.int64, "c": torch.float64}
+    assert mean["a"].item() == pytest.approx(5 / 3, rel=1e-7)
+    assert mean["b"].item() == 7  # 22 / 3, rounded
+    assert mean["c"].item() == pytest.approx(3, rel=1e-15)
+
+
+def test_a_round_averages_its_cohort_by_number_of_samples() -> None:
+    made = setup(groups=[range(4), range(4, 20), range(20, 40)], train={"cohort": 3})
+
+    state, records = run(federation_of(made), 1)
+
+    uploads = train(made, range(3))
+    for name, tensor in state.weights.items():
+        total = sum(uploads[k].weights[name].double() * n for k, n in enumerate((4, 16, 20)))
+        torch.testing.assert_close(tensor, (total / 40).float(), rtol=1e-6, atol=1e-7)
+    losses = sum(uploads[k].loss * n for k, n in enumerate((4, 16, 20))) / 40
+    assert records[0]["train_loss"] == pytest.approx(losses)
+
+
+BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
+
+
+class Extras(Callback):
+    """What the good uploads of a round had beside their models."""
+
+    def on_updates(self, task: Any, result: Any) -> None:
+        self.each = [result.each_extras[client] for client, _, _ in result.good]
+
+
+FIVE = iid(5)
+LIAR = {"name": "sign-flip", "share": 0.2, "factor": 1e6}
+
+
+@each(
+    ("aggregator", "expected"),
+    [
+        ("median", lambda rows, honest: np.median(rows, 0)),
+        ({"name": "trimmed-mean", "share": 0.2}, lambda rows, honest: np.sort(rows, 0)[1:4].mean(0)),
+        ("multi-krum", lambda rows, honest: rows[honest].mean(0)),
+        ("krum", None),
+    ],
+)
+def test_a_robust_aggregator_also_takes_what_goes_beside_the_model(aggregator: Any, expected: Any) -> None:
+    made, seen = setup(method={"name": "scaffold", "aggregator": aggregator}, adversary=LIAR, **FIVE), Extras()
+
+    state, _ = run(RoundLoop(made, engine_of(made), [seen]), 1)
+
+    controls = {name: control.double().numpy() for name, control in state.server_part("terms.0").items()}
+    rows = {n: np.stack([e[f"terms.0/{n}"].double().numpy() for e in seen.each]) for n in controls}
+    honest = np.flatnonzero(~made.adversaries)
+    if expected is None:
+        assert any(all(np.array_equal(controls[n], rows[n][k]) for n in controls) for k in honest)
+    for name, control in controls.items():
+        largest = np.abs(rows[name][honest]).max()
+        assert np.abs(rows[name]).max() > 1e3 * largest
+        # SCAFFOLD's control variate begins at 0; all five clients of the federation take part.
+        assert np.abs(control).max() <= largest * (1 + 1e-6)
+        if expected:
+            np.testing.assert_allclose(control, expected(rows[name], honest), rtol=1e-5, atol=1e-7)
+
+
+def test_a_mean_sums_what_an_adversary_sends_beside_its_model() -> None:
+    plain = {"name": "scaffold", "aggregator": {"name": "mean", "by": "clients"}}
+    (honest, _), (lied, _) = (run(federation(method=plain, adversary=a, **FIVE), 1) for a in ("none", LIAR))
+
+    one, other = (state.server_part("terms.0") for state in (honest, lied))
+    assert all(other[name].abs().max() > 1e3 * one[name].abs().max() for name in one)
+
+
+def test_a_client_that_sends_no_numbers_beside_its_model_is_refused() -> None:
+    nan = {"name": "nan", "share": 0.2}
+    state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **FIVE), 1)
+    assert len(record["refused"]) == 1
+    assert all(torch.isfinite(control).all() for control in state.server_part("terms.0").values())
+
+
+class Mistaken(Aggregator):
+    """An author's mistake: what ``made`` returns for the first client's tensors."""
+
+    name = "mistaken"
+
+    def __init__(self, made: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+        vars(self)["made"] = made
+
+    def aggregate(self, uploads: Any) -> Any:
+        return vars(self)["made"](uploads[0][0])
+
+
+@each(
+    ("made", "told"),
+    [
+        (
+            lambda tensors: (tensors, 1.0),
+            "'mistaken' returned what is no model.*tuple, where a dict of tensors by name is",
+        ),
+        (lambda tensors: dict(list(tensors.items())[1:]), r"'mistaken' returned what is no model.*missing \['"),
+        # A run ended as done with a model of zeros.
+        (
+            lambda tensors: {name: tensor.long() for name, tensor in tensors.items()},
+            r"returned what is no model.*has whole numbers \(torch.int64\), where torch.float32 is valid",
+        ),
+        (
+            lambda tensors: {name: tensor / 0 for name, tensor in tensors.items()},
+            "^round 1: the server's model: '.*' holds NaN or infinity after method.aggregator 'mistaken'; "
+            "valid: smaller steps, or other parts of the method$",
+        ),
+    ],
+)
+def test_what_an_own_aggregator_returns_is_checked(made: Any, told: str) -> None:
+    world = setup(rounds=1)
+    method = world.experiment.method.model_copy(update={"aggregator": Mistaken(made)})
+    with pytest.raises(FedblendError, match=told):
+        run(federation_with(world, world.experiment.model_copy(update={"method": method})), 1)
+
+
+def test_a_model_that_is_no_number_names_each_part_that_changed_it() -> None:
+    made = federation(
+        rounds=1,
+        method={"aggregator": {"name": "mean", "by": "clients"}, "terms": [{"name": "feddyn", "alpha": 1e-300}]},
+        protection={"name": "noise", "clip": 1.0, "multiplier": 1.0, "side": "server"},
+    )
+    told = "after method.aggregator 'mean' and protection 'noise' and method.terms.0 'feddyn'; valid: smaller steps"
+    with pytest.raises(FedblendError, match=told):
+        run(made, 1)
+
+
+class Masked(BatchNormNet):
+    """A network whose state has a mask of attention, which is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+
+
+def test_infinity_that_no_round_makes_is_no_fault_of_a_round() -> None:
+    model = {"name": "module", "path": f"{__name__}:Masked"}
+    state, records = run(federation(model=model, rounds=2, method="fd"), 2)
+    assert [record["uploads"] for record in records] == [2, 2]
+    assert torch.equal(state.weights["mask"], Masked().mask)
+
+
+def test_a_client_beyond_the_range_of_a_secure_mean_sends_nothing() -> None:
+    attack = {"name": "sign-flip", "share": 0.25, "factor": 1e6}
+    made = federation(**iid(4), method={"aggregator": "secure-mean"}, adversary=attack)
+    _, (record,) = run(made, 1)
+    (refused,) = record["refused"]
+    assert record["uploads"] == 3
+    assert "changed by more than 16 in one round" in refused["reason"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protection": {"name": "noise", "clip": 1.0, "multiplier": 2.0}},
+        {"protection": {"name": "noise", "clip": 1.0, "multiplier": 9.0, "side": "server"}},
+        {"adversary": {"name": "sign-flip", "share": 0.5, "factor": 10.0}},
+    ],
+    ids=["clients' noise", "the server's noise", "adversaries"],
+)
+def test_a_running_variance_never_falls_below_zero(changes: dict[str, Any]) -> None:
+    made = federation(model=BATCH_NORM, **iid(4), **changes)
+    state, (record,) = run(made, 1)
+    variance = state.weights["norm.running_var"]
+    assert float(variance.min()) == 0.0  # some would be negative
+    assert np.isfinite(record["loss"])
+
+
+def test_a_cohort_that_is_just_large_enough() -> None:
+    for spec, cohort in (
+        ({"name": "krum", "byzantine": 2}, 7),
+        ({"name": "krum", "byzantine": 0}, 3),
+        ({"name": "multi-krum", "byzantine": 2, "kept": 5}, 7),
+        ({"name": "trimmed-mean", "share": 0.112}, 9),
+        ({"name": "trimmed-mean", "share": 0}, 1),
+        ("median", 1),
+        ("interval-mean", 1),
+    ):
+        made = federation(**iid(10, cohort), method={"aggregator": spec})
+        assert run(made, 1)[1][0]["uploads"] == cohort
+
+
+class LosesThree(Channel):
+    """A channel that loses three uploads of each round."""
+
+    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return (np.arange(len(sizes)) > 2) | (direction == "down")
+
+
+def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
+    made = setup(**iid(10, 6), method={"aggregator": "krum"})
+    lossy = made.experiment.model_copy(update={"channel": LosesThree()})
+    fed = federation_with(made, lossy)
+    with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 3; valid: 0 to 0"):
+        run(fed, 1)
+
+
+@pytest.mark.parametrize("name", ["krum", "multi-krum"])
+def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str) -> None:
+    def made(invalid: float) -> Any:
+        adversary = {"name": "nan", "share": invalid}
+        clients = iid(10)
+        return setup(**clients, adversary=adversary, method={"aggregator": {"name": name, "byzantine": 3}})
+
+    _, records = run(federation_of(made(0.3)), 2)
+    assert [(one["uploads"], len(one["refused"])) for one in records] == [(7, 3), (7, 3)]
+    # What is refused beyond that leaves too few.
+    with pytest.raises(FedblendError, match=r"0 needs 3 uploads .* but valid uploads are 2"):
+        run(federation_of(made(0.8)), 1)
+
+
+def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() -> None:
+    def weights(aggregator: Any) -> Any:
+        made = setup(**iid(10, 6), method={"aggregator": aggregator})
+        state, _ = run(federation_with(made, made.experiment.model_copy(update={"channel": LosesThree()})), 1)
+        return state.weights
+
+    # One of six at each end: of the three that arrive the middle one is left.
+    assert same(weights({"name": "trimmed-mean", "share": 0.2}), weights("median"))
+    told = r"share: 0.4 of 6 clients leaves out 2 uploads at each end and needs 5, but valid uploads are 3; valid: a sm"
+    with pytest.raises(FedblendError, match=told):
+        weights({"name": "trimmed-mean", "share": 0.4})
+
+
+def federation_with(made: Any, experiment: Any) -> RoundLoop:
+    return federation_of(replace(made, experiment=experiment))
+
+
+@pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
+def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
+    made = setup(model=BATCH_NORM, **iid(6), method={"aggregator": aggregator})
+    fed = federation_with(made, made.experiment)
+    task = fed.engine.train
+    seen: list[Any] = []
+    fed.engine.train = lambda *given: (seen.append(one) or one for one in task(*given))  # type: ignore[method-assign]
+
+    state, _ = run(fed, 1)
+
+    uploads = [(one.weights, float(one.samples)) for one in seen]
+    assert len(uploads) == 6
+    assert same(state.weights, aggregator.finish(uploads, made.weights()))
+    assert state.weights["norm.num_batches_tracked"].dtype == torch.int64
+    assert list(state.weights) == list(BatchNormNet().state_dict())
+
+
+ONE_OF_FOUR = iid(4)
+
+
+OVERFLOWING = [
+    ("fedavg", ("--engine", "loop")),
+    ("scaffold", ("--engine", "loop")),
+    ("fedavg", ("--engine", "stacked")),
+    ("scaffold", ("--ranks", 2)),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), slow_after_first(OVERFLOWING))
+def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
+    method: str, options: tuple[Any, ...], tmp_path: Path
+) -> None:
+    for name, adversary in (("huge", {"name": "sign-flip", "factor": 1e30}), ("nan", {"name": "nan"})):
+        file = write(
+            tmp_path / f"{name}.toml", {"method": method, "adversary": {**adversary, "share": 0.25}, **ONE_OF_FOUR}
+        )
+        succeeded(here("run", file, *options, "--out", tmp_path / name))
+
+    huge, nan = (next((tmp_path / name).glob("*-seed0")) for name in ("huge", "nan"))
+    assert same(load_file(huge / CHECKPOINT), load_file(nan / CHECKPOINT))
+    lines = [[json.loads(line) for line in records(folder)] for folder in (huge, nan)]
+    who = [[[one["client"] for one in line.get("refused", ())] for line in of] for of in lines]
+    assert who[0] == who[1]
+    assert len(who[0][-1]) == 1
+
+
+def test_simulated_clients_that_all_diverge_count_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setup(**ONE_OF_FOUR)
+    large = made.experiment.train.model_copy(update={"lr": 1e12})
+    fed = federation_with(made, made.experiment.model_copy(update={"train": large}))
+    trained: list[Any] = []
+    collect = fed.engine.collect
+    monkeypatch.setattr(fed.engine, "collect", lambda *given: trained.append(given) or collect(*given))
+    with pytest.raises(
+        FedblendError, match=r"0 good uploads of 4.*clients 0, 1, 2, 3: .*NaN or infinity \(a learning rate"
+    ):
+        run(fed, 20)
+    assert len(trained) < 40

@@ -1,6 +1,6 @@
 """Baselines for non-IID data beside an independent computation of their papers' equations.
 
-The reference is NumPy in float64 (:mod:`baselines_helpers`), written from the papers' algorithm boxes.
+The reference is float64 (:mod:`baselines_helpers`), written from the papers' algorithm boxes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from fedblend.engines.nets import EagerNet
 from fedblend.methods.aggregators.fednova import NormalisedMean
 from fedblend.methods.objectives.calibrated import FedLC, FedRS
 from fedblend.methods.objectives.fedmix import FedMix
+from fedblend.methods.objectives.terms import ToPrototypes
+from fedblend.methods.uploads import embedding
 
 STEPS, LR, CLIENTS = 3, 0.1, 4
 
@@ -318,10 +320,7 @@ def fedrs(alpha: float) -> Slope:
 
 
 CASES: dict[str, tuple[Any, Slope]] = {
-    "fedntd": (
-        {"name": "fedntd", "terms": [{"name": "fedntd", "beta": 0.7, "tau": 2.0}]},
-        fedntd(0.7, 2.0),
-    ),
+    "fedntd": ({"name": "fedntd", "terms": [{"name": "fedntd", "beta": 0.7, "tau": 2.0}]}, fedntd(0.7, 2.0)),
     "fedlc": ({"name": "fedlc", "objective": {"tau": 0.8}}, fedlc(0.8)),
     "fedrs": ({"name": "fedrs", "objective": {"alpha": 0.3}}, fedrs(0.3)),
 }
@@ -352,3 +351,78 @@ def test_a_mixed_target_with_a_class_that_the_client_lacks_has_a_finite_loss() -
         loss = phase(EagerNet(model), Batch(x, torch.tensor([0, 0, 0, 1])), row, context)
         assert torch.isfinite(loss)
         assert all(torch.isfinite(g).all() for g in torch.autograd.grad(loss, list(model.parameters())))
+
+
+DEEP = {"name": "mlp", "hidden": [5]}
+METHOD = {"name": "fedproto", "terms": [{"name": "prototypes", "lambda": 3.0}]}
+CLASSES, WIDTH = 3, 5
+
+
+def fedproto(of: Reference) -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
+    """The clients' models and the global prototypes (Tan et al. 2022, Algorithm 1)."""
+    first = [tensor.double() for tensor in of.setup.weights().values()]
+    models: dict[int, list[torch.Tensor]] = {}
+    shared = torch.zeros(CLASSES, WIDTH, dtype=torch.float64)
+
+    def hidden(w: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x @ w[0].T + w[1])
+
+    for number, lr, cohort in of.cohorts():
+        sums, weights = torch.zeros_like(shared), torch.zeros(CLASSES, 1, dtype=torch.float64)
+        for k in cohort:
+            x, y = (torch.from_numpy(half) for half in of.samples(k))
+            x, w = x[:, :-1], models.get(k, first)
+            for rows in of.batches(k, number):
+                w = [p.detach().requires_grad_() for p in w]
+                z, target = hidden(w, x[rows]), shared[y[rows]]
+                known = (target != 0).any(1)
+                distance = ((z - target).square().mean(1) * known).mean()
+                loss = F.cross_entropy(z @ w[2].T + w[3], y[rows]) + 3.0 * distance
+                w = [p.detach() - lr * g for p, g in zip(w, torch.autograd.grad(loss, w), strict=True)]
+            models[k] = w
+            for label in range(CLASSES):
+                mine = y == label
+                if mine.sum() >= 2:
+                    sums[label] += hidden(w, x[mine]).mean(0)
+                    weights[label] += 1
+        shared = sums / weights.clamp(min=1)
+    return models, shared
+
+
+def test_fedproto_is_the_papers() -> None:
+    of = Reference(skewed(), method=METHOD, model=DEEP, holdout=0.2, evaluate_model="each")
+    models, shared = fedproto(of)
+
+    state = of.trained()
+
+    near(state.global_outputs["prototypes"].double().numpy(), shared.numpy())
+    assert state.client_states.keys() == models.keys()
+    for k, model in models.items():
+        for name, wanted in zip(of.names, model, strict=True):
+            near(state.client_states[k].model[name].double().numpy(), wanted.numpy())
+
+
+def test_a_class_of_too_few_samples_has_no_prototype() -> None:
+    made = setup(images(), [[0, 3, 1], [2, 5, 4, 7]], method="fedproto", model=DEEP, train={"cohort": 2})
+    means = [LoopEngine(made).prototypes(made.weights(), client, n) for client, n in ((0, 3), (1, 4))]
+    assert [(mean != 0).any(1).tolist() for mean in means] == [[True, False, False], [False, True, True]]
+
+
+def test_a_class_without_a_global_prototype_adds_nothing() -> None:
+    made = setup(images(), method="fedproto", model=DEEP)
+    net, batch = EagerNet(made.model), Batch(made.scale(made.data.train.x[:3]), torch.tensor([0, 1, 2]))
+    prototypes = torch.tensor([[1.0] * WIDTH, [2.0] * WIDTH, [0.0] * WIDTH])
+    context = Context(made.task, made.scale, global_outputs={"prototypes": prototypes})
+
+    value = ToPrototypes(lam=3.0).loss({}, net, batch, context)
+
+    distances = (embedding(net, batch.x) - prototypes).square().mean(1)
+    torch.testing.assert_close(value, 3.0 * distances[:2].sum() / 3)
+
+
+def test_embeddings_of_feature_maps_are_means_over_positions() -> None:
+    made = setup(images(side=8), method="fedproto", model={"name": "cnn", "channels": [6]})
+    engine, x = LoopEngine(made), torch.rand(2, 1, 8, 8)
+    assert made.task.features == 6
+    wanted = engine.model.eval()(x, 0, 1).mean((2, 3))
+    np.testing.assert_allclose(embedding(engine.net, x).detach(), wanted.detach(), rtol=1e-6)

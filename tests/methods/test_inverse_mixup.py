@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy
 import torch
-from helpers import each, examples, federation_of, images, run, setup
+from helpers import each, examples, images, run, setup
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -254,17 +254,6 @@ def test_what_was_lost_is_asked_for_again_with_the_same_labels() -> None:
     on = made(coordinated=True)
     first, again = on.requests(on.sizes(0)), on.requests(on.sizes(1))
     assert all((first[client].pairs == again[client].pairs).all() for client in range(4))
-
-
-def test_devices_that_share_no_two_labels_are_refused_before_the_first_round() -> None:
-    data = images(n=40, classes=4)
-    of = data.train.y.numpy()
-    apart = [np.flatnonzero(of < 2), np.flatnonzero(of >= 2)]
-    method = {"name": "mix2fld", "sharing": {"coordinated": True}}
-    on = setup(data, apart, method=method, model=LINEAR)
-
-    with pytest.raises(FedblendError, match="no two of 2 devices hold the same two labels"):
-        federation_of(on)
 
 
 def test_a_device_that_nobody_asks_says_so() -> None:

@@ -53,6 +53,30 @@ def on_entries(base: str, **options: Any) -> dict[str, Any]:
     return {"sharing": sharing, "objective": {"name": "virtual-samples", "base": base, "entries": 3, **options}}
 
 
+NOISE = {"name": "noise", "scale": 0.01, "clip": 1.0}
+PICTURES = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05}
+PICTURES["augment"] = [{"name": "random-crop", "padding": 1}, "horizontal-flip"]
+SIX = [range(0, 9), range(9, 10), range(10, 22), range(22, 30), range(30, 34), range(34, 40)]
+"""Batches of four are full, short or absent."""
+FEDAVG = {
+    "noise of clients": {"protection": NOISE},
+    "noise of the server": {"protection": {**NOISE, "side": "server"}},
+    "late uploads": {"slow": {"seconds": [1.0, 1.0, 2.0, 3.0], "deadline": 3.0, "late": "next-round"}, "rounds": 6},
+    **{
+        f"augmented, {more}": {"groups": SIX, "train": {**PICTURES, **more}}
+        for more in ({}, {"steps": 5}, {"accumulate": 2})
+    },
+}
+ONE_STEP_OR_MORE = [range(0, 1), range(1, 4), range(4, 10), range(10, 19), [], range(19, 36)]
+FEDREP = {
+    f"fedrep, clipped, {more}": {
+        "groups": ONE_STEP_OR_MORE,
+        "holdout": 0.3,
+        "train": {"cohort": 5, "epochs": 1, "batch_size": 5, "clip_norm": 0.05, **more},
+    }
+    for more in ({}, {"momentum": 0.9}, {"optimizer": "adam"})
+}
+"""Clients of one step train head and body in it, beside clients that train one of them."""
 METHODS: dict[str, Any] = {
     **{name: name for name in ("scaffold", "feddyn", "moon", "ditto", "fedavgm", "fedadagrad", "fedadam", "fedyogi")},
     "scaffold, option I": {"name": "scaffold", "terms": [{"name": "scaffold", "option": "I"}]},
@@ -117,6 +141,9 @@ METHODS: dict[str, Any] = {
         for name in ("xormixfl", "mixfl")
     },
     "xormixfl in three rounds": {"name": "xormixfl", "server_step": {"epochs": 3, "batch_size": 5, "rounds": 3}},
+    **dict.fromkeys(["noise of clients", "noise of the server", "late uploads"], "fedavg"),
+    **dict.fromkeys(FEDAVG, "fedavg"),
+    **dict.fromkeys(FEDREP, "fedrep"),
 }
 WORLDS: dict[str, dict[str, Any]] = {
     **{name: {"holdout": 0.2} for name in METHODS if name.startswith(("fedper", "fedrep", "ditto", "pfedme"))},
@@ -130,6 +157,8 @@ WORLDS: dict[str, dict[str, Any]] = {
     "statmix on localmix": LENET,
     "aggenhance": LENET,
     "entries of others": {"groups": [list(range(24)), list(range(24, 32)), list(range(32, 40))]},
+    **FEDAVG,
+    **FEDREP,
 }
 """By method: what it needs beside :data:`WORLD`."""
 QUICK = [
@@ -150,6 +179,10 @@ QUICK = [
     "fd",
     "aggenhance",
     "xormixfl",
+    "noise of clients",
+    "late uploads",
+    "augmented, {}",
+    "fedrep, clipped, {'momentum': 0.9}",
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, setup
+from helpers import setup
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.metric import Metric
@@ -111,44 +111,7 @@ def test_what_is_not_defined_has_no_value() -> None:
     assert metric("balanced-accuracy").overall(outputs, one_class) == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["mae"], r"metrics\[0\]: 'mae' is for regression, but the data are for classification"),
-        ([{"name": "top-k", "k": 3}], r"metrics\[0\]: k: 3: all samples are right with 3 classes"),
-    ],
-)
-def test_metrics_of_another_task_are_refused_before_the_first_round(given: list[Any], words: str) -> None:
-    with pytest.raises(FedblendError, match=words):
-        criteria(setup(metrics=given))
-
-
 BASE = {"data": "digits", "partition": {"name": "iid", "clients": 4}}
-
-
-@each(
-    ("changes", "words"),
-    [
-        ({"metrics": ["f2"]}, r"metrics\[0\].name: unknown metric 'f2'.*f1"),
-        ({"metrics": ["f1", "f1"]}, r"metrics\[1\]: 'f1' is recorded already"),
-        ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, another"),
-        ({"metrics": "auc", "validation": {"metric": "acu"}}, "validation.metric: 'acu' is not recorded.*'auc'"),
-        (
-            {"metrics": "auc", "validation": {"metric": "auc"}},
-            "^validation.metric: 'auc', but no samples are kept for validation; give validation.server or "
-            "validation.clients$",
-        ),
-        ({"target": 80.0}, "target: 80 is not valid: an accuracy is a share, from 0 to 1"),
-        ({"stop_at_target": True}, "stop_at_target: true, but there is no target to reach"),
-        ({"holdout": 0.5, "validation": {"clients": 0.5}}, "validation.clients: 0.5 and holdout: 0.5 leave no samples"),
-        ({"validation": {"sever": 0.5}}, "validation.sever: unknown key.*'server'"),
-        ({"validation": {"server": 1.0}}, "validation.server: 1.0 is not valid"),
-        ({"metrics": [{"name": "torchmetrics", "path": "os:system"}]}, "it is the path of a metric of torchmetrics"),
-    ],
-)
-def test_bad_fields_end_in_one_message(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(FedblendError, match=words):
-        resolve({**BASE, **changes})
 
 
 def test_a_path_of_torchmetrics_is_a_name() -> None:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, near
-from federation_helpers import stacks_agree
-from helpers import (
-    each,
-    federation_of,
-    images,
-    run,
-    same,
-    same_up_to_rounding,
-    setup,
-    slow_after_first,
-    slow_except,
-)
-from torch import nn
+from helpers import each, federation_of, images, run, same, setup, slow_after_first
 from torch.nn import functional as F
 
 from fedblend.core.callbacks import Callback
 from fedblend.core.engine import TrainTask
-from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.state import ClientState
 from fedblend.core.trees import bytes_of
@@ -35,7 +21,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.personal import FedRep
 
 DEEP = {"name": "mlp", "hidden": [5]}
-DEEPER = {"name": "mlp", "hidden": [5, 5]}
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 HEAD = ("stages.1.weight", "stages.1.bias")
 BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
@@ -93,39 +78,11 @@ def test_both_phases_of_fedrep_have_a_step_where_there_are_two(share: float, ste
 
 
 def test_a_client_of_a_single_step_trains_head_and_body_in_it() -> None:
-    """Beside clients of several steps, in one stack."""
-    groups = [list(range(3)), list(range(10, 22)), list(range(25, 32))]
-    train = {"cohort": 3, "epochs": 1, "batch_size": 4}
-    made = setup(images(), groups, method="fedrep", model=DEEP, holdout=0.2, train=train)
-    first = made.weights()
-
-    loop, stacked = (run(RoundLoop(made, engine), 2)[0] for engine in (LoopEngine(made), StackedEngine(made, stack=3)))
-
+    made = setup(images(), [list(range(3))], method="fedrep", model=DEEP, holdout=0.2, train={"cohort": 1})
+    first, (state, _) = made.weights(), run(made, 1)
     assert LoopEngine(made).assign(TrainTask(0, first, None, made.sizes(0)), 0).steps == 1
-    assert not torch.equal(loop.client_states[0].layers[HEAD[0]], first[HEAD[0]])
-    for name in BODY:
-        torch.testing.assert_close(stacked.weights[name], loop.weights[name], rtol=1e-5, atol=1e-6)
-    for client in range(3):
-        for name in HEAD:
-            kept = (one.client_states[client].layers[name] for one in (stacked, loop))
-            torch.testing.assert_close(*kept, rtol=1e-5, atol=1e-6)
-    alone = setup(images(), groups[:1], method="fedrep", model=DEEP, holdout=0.2, train={**train, "cohort": 1})
-    moved = run(alone, 1)[0].weights
-    assert not torch.equal(moved[BODY[0]], alone.weights()[BODY[0]])
-
-
-@pytest.mark.parametrize("train", slow_except([{"momentum": 0.9}], [{}, {"momentum": 0.9}, {"optimizer": "adam"}]))
-def test_one_norm_clips_head_and_body_of_a_client_that_trains_both(train: dict[str, Any]) -> None:
-    """In a stack, too: clients of one step train both, beside clients that train one of them."""
-    ends = np.cumsum([0, 1, 3, 6, 9, 0, 17])
-    groups = [list(range(*two)) for two in itertools.pairwise(ends)]
-    settings = {"cohort": 5, "epochs": 1, "batch_size": 5, "clip_norm": 0.05, **train}
-    made = setup(images(60), groups, method="fedrep", model=DEEP, holdout=0.3, train=settings)
-    assert made.population.sizes.tolist() == [1, 3, 6, 9, 0, 17]
-
-    loop, stacked = stacks_agree(made, 2, stack=8, steps=10)
-    for client, kept in loop.client_states.items():
-        same_up_to_rounding(stacked.client_states[client].layers, kept.layers, steps=10)
+    assert not torch.equal(state.client_states[0].layers[HEAD[0]], first[HEAD[0]])
+    assert not torch.equal(state.weights[BODY[0]], first[BODY[0]])
 
 
 def test_fednova_keeps_the_model_where_no_step_was_on_shared_layers() -> None:
@@ -240,57 +197,6 @@ def test_without_own_layers_fedrep_is_fedavg(train: dict[str, Any], engine: type
     both = [setup(images(), method=method, model=DEEP, holdout=0.2, train=train) for method in methods]
     made, wanted = (run(RoundLoop(of, engine(of)), 2)[0].weights for of in both)
     assert same(made, wanted)
-
-
-class FrozenBody(nn.Sequential):
-    """A network of which only the last layer is trained."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(16, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
-
-
-NOVA_HIDDEN = {"name": "fedmix-hidden", "aggregator": "fednova"}
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"evaluate_model": "server"}, "evaluate_model: 'server' has no whole model to evaluate, because 'fedper'"),
-        ({"method": {"name": "aggenhance", "personal": "fedper"}}, "'aggenhance' trains a whole model at the server"),
-        ({"method": {"name": "fd", "personal": "fedper"}}, "'fedper' trains beside a global model"),
-        ({"method": {"name": "fedper", "personal": {"layers": -1}}}, "personal.layers: -1 is not valid"),
-        ({"holdout": 0.0}, r"evaluate_model: 'each' needs .*; valid with holdout \(such as 0.2\)"),
-        ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
-        ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
-        (
-            {"model": {"name": "module", "path": "test_own_layers:FrozenBody"}},
-            "the model has 1 layers with trained weights, of which one must be shared",
-        ),
-        (
-            {"method": "fedrep", "train": {"accumulate": 2}},
-            r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch",
-        ),
-        *(
-            ({"method": "fednova", "train": train}, "'fednova' computes how far the steps of SGD move a client")
-            for train in (
-                {"optimizer": "adam"},
-                {"accumulate": 2},
-                {"schedule_in_round": "cosine"},
-                {"momentum": 0.9, "optimizer_state": "keep"},
-            )
-        ),
-        *(
-            (
-                {"method": NOVA_HIDDEN, "model": DEEPER, **more},
-                "'fednova' does not know how momentum and proximal terms",
-            )
-            for more in ({"train": {"momentum": 0.5}}, {"method": {**NOVA_HIDDEN, "terms": ["proximal"]}})
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        federation_of(setup(images(), **{"method": "fedper", "model": DEEP, "holdout": 0.2, **changes}))
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])

@@ -12,36 +12,22 @@ import pytest
 import torch
 from cli_helpers import here, succeeded, write
 from federation_helpers import BATCH_NORM
-from helpers import (
-    each,
-    examples,
-    experiment,
-    federation,
-    images,
-    local,
-    numbers,
-    run,
-    same,
-    same_state,
-    setup,
-    slow_after_first,
-)
+from helpers import each, examples, experiment, federation, images, local, run, same, same_state, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedblend.analysis.privacy.accountant import Release, epsilon
 from fedblend.analysis.privacy.statements import statements
 from fedblend.core.context import Task
+from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask
 from fedblend.core.engine import protected as protected_upload
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Mechanism, ReleaseContext
 from fedblend.core.record import RoundRecord
 from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.experiment.config import Experiment, as_table
 from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.methods.adversaries import NaNs, NoiseSender, SignFlip
@@ -187,9 +173,6 @@ def test_batch_norms_that_stay_at_the_clients_need_no_warning(recwarn: pytest.Wa
 
 
 def test_noise_that_float32_would_round_away_is_refused() -> None:
-    for options in ({"clip": 1.6e-44, "multiplier": 0.04}, {"scale": 1e-40}, {"clip": 1.0, "multiplier": 1e-31}):
-        with pytest.raises(FedblendError, match=r"(scale|multiplier): noise of .* is too small for float32"):
-            experiment(protection={"name": "noise", **options})
     part = ClipAndNoise(clip=1.0, multiplier=1.0, on="gradients")
     with pytest.raises(FedblendError, match=r"noise of 1e-40 on weights is too small for float32"):
         protected(part, lr=1e-40)
@@ -215,34 +198,6 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
     assert float(released.std()) == pytest.approx(0.2, rel=0.02)
     # A client's upload is only clipped.
     assert length(protected(part)) == pytest.approx(1.0, rel=1e-5)
-
-
-@pytest.mark.parametrize("side", slow_after_first(["client", "server"]))
-def test_noise_is_the_same_in_every_engine(side: str) -> None:
-    noisy = {"name": "noise", "scale": 0.01, "clip": 1.0, "side": side}
-    made = setup(images(side=14), protection=noisy, model="lenet5", train={"cohort": 3})
-    loop, _ = run(made, 2)
-    stacked, _ = run(RoundLoop(made, StackedEngine(made)), 2)
-
-    for name, tensor in loop.weights.items():
-        torch.testing.assert_close(stacked.weights[name], tensor, atol=1e-4, rtol=1e-4)
-    again, _ = run(made, 2)
-    assert same_state(again, loop)
-
-
-@each(
-    ("options", "message"),
-    [
-        ({"multiplier": 1.0}, "multiplier: 1.0 is a multiple of clip, which is not given"),
-        ({"multiplier": 1.0, "scale": 1.0, "clip": 1.0}, "both set the noise"),
-        ({"scale": -1.0}, r"protection.scale: -1.0 is not valid"),
-        ({"clip": 0}, r"protection.clip: 0 is not valid"),
-        ({"distribution": "cauchy"}, r"protection.distribution: 'cauchy' is not valid"),
-    ],
-)
-def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedblendError, match=message):
-        experiment(protection={"name": "noise", **options})
 
 
 def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> None:
@@ -297,6 +252,8 @@ def test_releases_compose() -> None:
 
 RECORDS = [RoundRecord(0), *(RoundRecord(r, cohort=[0, r]) for r in range(1, 4))]
 NOISY = {"name": "noise", "clip": 1.0, "multiplier": 8.0}
+AT_SERVER = {**NOISY, "side": "server"}
+EQUAL = {"aggregator": {"name": "mean", "by": "clients"}}
 NOISY_MEANS = {"name": "fedmix", "sharing": {"multiplier": 3.0}}
 
 
@@ -318,12 +275,10 @@ def test_a_clients_own_noise_counts_the_rounds_that_the_most_frequent_client_too
 
 @pytest.mark.slow
 def test_noise_at_the_server_counts_every_round_and_gains_by_sampling() -> None:
-    at_server = {**NOISY, "side": "server"}
-    equal = {"aggregator": {"name": "mean", "by": "clients"}}
-    weights = claims(experiment(protection=at_server, method=equal))["weights"]
+    weights = claims(experiment(protection=AT_SERVER, method=EQUAL))["weights"]
 
     assert weights.epsilon == epsilon([Release("gaussian", 4.0, 3, (10, 2))], 1e-5)
-    by_samples = claims(experiment(protection=at_server))["weights"]
+    by_samples = claims(experiment(protection=AT_SERVER))["weights"]
     assert by_samples.epsilon is None
     assert "plain mean" in by_samples.reason
 
@@ -351,41 +306,21 @@ def test_epsilon_is_of_an_honest_client_where_some_send_uploads_without_noise(sh
         ({"protection": {"name": "noise", "scale": 1.0}}, "protection.clip is not given"),
         ({"protection": {"name": "noise", "clip": 1.0}}, "adds no noise"),
         ({"protection": "prune"}, "depends on the data"),
-        ({"protection": NOISY, "method": "fedmix"}, "means get no noise"),
-        ({"protection": NOISY, "method": "global-mixup", "unsafe": True}, "'raw' shares without noise"),
-        ({"protection": NOISY, "method": "prior-samples", "unsafe": True}, "uses raw samples"),
-        (
-            {
-                "protection": NOISY,
-                "method": {"sharing": {"name": "base-samples", "server": 3}, "server_step": "train-on-seeds"},
-            },
-            "trains on the samples of client 3 without noise",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"aggregator": {"name": "secure-mean", "by": "clients", "fewest": 2}},
-            },
-            "plain mean",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"aggregator": {"name": "mean", "by": "clients"}},
-                "adversary": "noise",
-            },
-            "adversaries' updates are not clipped",
-        ),
-        (
-            {
-                "protection": {**NOISY, "side": "server"},
-                "method": {"name": "aggenhance", "aggregator": {"name": "mean", "by": "clients"}},
-            },
-            "uses uploads before",
-        ),
-        (
-            {"protection": NOISY, "method": {"name": "fedmix", "sharing": {"multiplier": 1.0, "split": "class"}}},
-            "depend on labels",
+        ({"protection": AT_SERVER, "method": {"aggregator": {"name": "secure-mean", "fewest": 2}}}, "plain mean"),
+        ({"protection": AT_SERVER, "method": EQUAL, "adversary": "noise"}, "adversaries' updates are not clipped"),
+        ({"protection": AT_SERVER, "method": {"name": "aggenhance", **EQUAL}}, "uses uploads before"),
+        *(
+            ({"protection": NOISY, "method": method, "unsafe": True}, reason)
+            for method, reason in (
+                ("fedmix", "means get no noise"),
+                ("global-mixup", "'raw' shares without noise"),
+                ("prior-samples", "uses raw samples"),
+                (
+                    {"sharing": {"name": "base-samples", "server": 3}, "server_step": "train-on-seeds"},
+                    "trains on the samples of client 3 without noise",
+                ),
+                ({"name": "fedmix", "sharing": {"multiplier": 1.0, "split": "class"}}, "depend on labels"),
+            )
         ),
     ],
 )
@@ -423,32 +358,25 @@ def test_one_sample_moves_a_mean_by_at_most_what_the_noise_is_sized_for() -> Non
     assert scaled.diameter((1, 4, 4)) == pytest.approx(apart, rel=1e-6)
 
 
+def means_of(data: Dataset, **options: Any) -> Any:
+    """What a client that holds all data shares."""
+    train = data.train
+    return SharedMeans(**options).share(local(train.x, train.y, Task("classification", 3), setup(data).scale))
+
+
 @pytest.mark.parametrize("samples", [2, 5])
 def test_noise_on_means_is_in_proportion_to_what_one_sample_can_do(samples: int) -> None:
-    made = images(n=4000, side=4)
-    x, y = made.train.x, made.train.y
-    seen = local(x, y, Task("classification", 3), setup(made).scale)
-    quiet = SharedMeans(samples_per_mean=samples).share(seen)
-    seen = local(x, y, Task("classification", 3), setup(made).scale)
-    noisy = SharedMeans(samples_per_mean=samples, multiplier=0.5).share(seen)
-    assert quiet is not None
-    assert noisy is not None
+    data = images(n=4000, side=4)
+    quiet, noisy = (means_of(data, samples_per_mean=samples, multiplier=m) for m in (0.0, 0.5))
 
-    size = 0.5 * setup(made).scale.diameter((1, 4, 4)) / samples
+    size = 0.5 * setup(data).scale.diameter((1, 4, 4)) / samples
     assert float((noisy["x"] - quiet["x"]).std()) == pytest.approx(size, rel=0.05)
     assert float((noisy["y"] - quiet["y"]).std()) == pytest.approx(0.5 * math.sqrt(2) / samples, rel=0.05)
 
 
 def test_a_smaller_last_group_gets_more_noise() -> None:
-    made = images(n=5, side=40)
-    seen = [local(made.train.x, made.train.y, Task("classification", 3), setup(made).scale) for _ in range(2)]
-    quiet, noisy = (
-        SharedMeans(samples_per_mean=4).share(seen[0]),
-        SharedMeans(samples_per_mean=4, multiplier=1.0).share(seen[1]),
-    )
-    assert quiet is not None
-    assert noisy is not None
-
+    data = images(n=5, side=40)
+    quiet, noisy = (means_of(data, samples_per_mean=4, multiplier=m) for m in (0.0, 1.0))
     four, one = (noisy["x"] - quiet["x"]).flatten(1).std(1).tolist()
     assert one / four == pytest.approx(4, rel=0.1)
 
@@ -458,23 +386,10 @@ def test_a_sample_beyond_the_scale_moves_a_private_mean_no_further_than_its_edge
     y, task = torch.tensor([0, 1]), Task("classification", 2)
     wild = torch.tensor([[1e6, -1e6], [0.5, 0.5]])
 
-    mean = SharedMeans(multiplier=1e-12).share(local(wild, y, task, box))
-    plain = SharedMeans().share(local(wild, y, task, box))
+    mean, plain = (SharedMeans(multiplier=m).share(local(wild, y, task, box)) or {} for m in (1e-12, 0.0))
 
-    assert mean is not None
-    assert plain is not None
     torch.testing.assert_close(mean["x"], torch.tensor([[0.75, 0.25]]))
     assert float(plain["x"].abs().max()) > 1e5
-
-
-def test_means_of_what_has_no_bounds_get_no_such_noise() -> None:
-    with pytest.raises(FedblendError, match=r"multiplier: 1.0 needs bounds"):
-        experiment(method={"name": "fedmix-hidden", "sharing": {"multiplier": 1.0}})
-    made = setup(
-        numbers(), method={"name": "naivemix", "sharing": {"multiplier": 1.0}}, model={"name": "mlp", "hidden": [4]}
-    )
-    with pytest.raises(FedblendError, match="needs targets that are classes"):
-        run(made, 1)
 
 
 def test_mechanisms_say_what_they_are() -> None:
@@ -491,14 +406,13 @@ def test_the_report_and_inspect_tell_what_was_earned_and_why_not(
     monkeypatch.chdir(tmp_path)
     study = {
         "methods": [
-            {"label": "noisy"},
+            {"label": "noisy", **EQUAL},
             {"label": "weighed", "aggregator": {"name": "mean", "by": "samples"}},
             {"name": "naivemix", "label": "shared"},
         ],
-        "protection": {**NOISY, "side": "server"},
+        "protection": AT_SERVER,
         "rounds": 2,
     }
-    study["methods"][0]["aggregator"] = {"name": "mean", "by": "clients"}
     file = write(Path("private.toml"), study)
     succeeded(here("run", file, "--out", "runs/private", "--jobs", 1))
     page = Path("runs/private/report.html").read_text()

@@ -1,7 +1,8 @@
-"""What clients share beside means, pools, and shared data through the federation."""
+"""What clients share beside means, pools, synthetic samples, and shared data through the federation."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,20 +10,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each, engine_of, experiment, federation, images, local, numbers, run, same, setup, without_machine
+from helpers import (
+    each,
+    engine_of,
+    experiment,
+    federation,
+    images,
+    local,
+    numbers,
+    run,
+    same,
+    same_up_to_rounding,
+    setup,
+    without_machine,
+)
 from sharing_helpers import DATA, MADE, entries, mean, share
+from torch import nn
+from torch.func import functional_call
 
+from fedblend.core.context import Task
+from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
-from fedblend.core.random import stream
+from fedblend.core.random import lent_generator, stream
 from fedblend.core.setup import Portions, arrived
-from fedblend.core.sharing import Payload, Pool, Request, Shares, gather, rows_of
-from fedblend.core.trees import bytes_of
+from fedblend.core.sharing import ClientData, Payload, Pool, Request, Shares, gather, rows_of
+from fedblend.data.scale import Scaler
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing.means import LocalMeans, Noise, SharedMeans
 from fedblend.methods.sharing.seeds import MixedSeeds, RawSeeds
+from fedblend.methods.sharing.synthetic import MatchedSamples
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
+from fedblend.models.layers import Staged
 
 
 def test_local_means_are_seen_by_their_own_client_only() -> None:
@@ -78,10 +98,7 @@ def test_hidden_means_are_means_of_the_global_models_hidden_states_without_dropo
 def test_hidden_means_are_sent_again_every_round() -> None:
     state, records = run(federation(method=HIDDEN), 2)
 
-    # Means of 6 hidden numbers and 3 targets from each of 4 clients; both of a cohort of 2 download all.
     assert [record["shared"]["sent"] for record in records] == [4, 4]
-    assert [record["bytes_up"]["hidden-means"] for record in records] == [4 * (6 + 3) * 4] * 2
-    assert [record["bytes_down"]["hidden-means"] for record in records] == [2 * 4 * (6 + 3) * 4] * 2
     assert state.shared_round == 1
 
 
@@ -115,20 +132,6 @@ def test_means_travel_once_to_the_server_and_once_to_each_client() -> None:
         assert record["bytes_down"].get("means", 0) == len(fresh) * 5 * MEANS_BYTES
     assert np.flatnonzero(state.has_pool).tolist() == sorted(seen)
     assert any("means" not in record["bytes_down"] for record in records)
-
-
-def test_server_averages_are_what_clients_download() -> None:
-    method = {"name": "fedmix", "sharing": {"server_average": 2}}
-    _, records = run(federation(partition={"name": "iid", "clients": 5}, method=method), 1)
-    assert records[0]["bytes_up"]["means"] == 5 * MEANS_BYTES
-    assert records[0]["bytes_down"]["means"] == 2 * 3 * MEANS_BYTES
-
-
-def test_raw_samples_are_counted_as_stored() -> None:
-    _, records = run(federation(method="global-mixup", unsafe=True), 1)
-    # 40 samples of 16 pixels in one byte each, and labels of 8 bytes.
-    assert records[0]["bytes_up"]["raw"] == 40 * (16 + 8)
-    assert records[0]["bytes_down"]["raw"] == 2 * 40 * (16 + 8)
 
 
 ARRIVAL = {"first": 0.25, "clients": 0.4, "portion": 0.25}
@@ -253,12 +256,6 @@ def test_arrival_ends_with_all_samples() -> None:
     assert sizes == [[1, 1, 1], [4, 1, 12], [8, 1, 24], [12, 1, 36], [13, 1, 40], [13, 1, 40]]
 
 
-def test_nothing_shared_at_all_is_told() -> None:
-    fed = federation(method={"name": "fedmix", "sharing": {"split": "class"}}, policy={"min_mean": 8})
-    with pytest.raises(FedblendError, match=r"'means': nothing was shared before round 1.*policy.min_mean: 8"):
-        run(fed, 1)
-
-
 @each("method", ["fedmix", "local-means"])
 @each(
     ("sharing", "minimum", "told"),
@@ -310,11 +307,6 @@ def test_a_client_without_means_of_its_own_trains_plainly() -> None:
     assert same(lone(mixed), lone(plain))
 
 
-def test_means_that_stay_cannot_be_averaged_by_the_server() -> None:
-    with pytest.raises(FedblendError, match=r"server_average: 2.*valid: 1"):
-        federation(method={"name": "local-means", "sharing": {"server_average": 2}})
-
-
 def test_payloads_that_are_not_finite_are_refused_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation(method="fedmix")
     honest = fed.engine.share
@@ -345,18 +337,6 @@ def test_a_round_is_a_function_of_its_state_alone() -> None:
     assert without_machine(records) == without_machine(expected)
 
 
-def test_the_round_model_is_sent_once_to_a_client_that_both_shares_and_trains() -> None:
-    fed = federation(method=HIDDEN)
-    model = bytes_of(fed.setup.weights())
-    record = run(fed, 1)[1][0]
-    assert record["bytes_down"]["weights"] == model * len(fed.setup.population)
-
-
-def test_a_policy_that_lets_single_samples_out_is_refused() -> None:
-    with pytest.raises(FedblendError, match=r"policy.min_mean: 1 .*valid: 2 or more"):
-        federation(method="fedmix", policy={"min_mean": 1})
-
-
 REQUEST = Request(np.array([2, 0, 1]), np.array([1]))
 
 
@@ -381,3 +361,166 @@ def test_the_most_entries_of_a_clients_samples(sharing: Any, most: list[int]) ->
         payload = sharing.share(replace(local(x, y, MADE.task, MADE.scale, minimum=3), request=REQUEST))
         assert len(next(iter(payload.values())) if payload else []) <= bound
     assert XorSeeds().most_entries(23, 3) == 0
+
+
+GROUPS = [list(range(0, 12)), list(range(12, 20)), list(range(20, 40))]
+QUICK = {"steps": 4, "per_class": 2, "batch_size": 3}
+
+
+def world(method: str = "feddm", sharing: dict[str, Any] | None = None, **changes: Any) -> Any:
+    given = {"name": method, "sharing": {**QUICK, **(sharing or {})}}
+    return setup(**{"groups": GROUPS, "method": given, "train": {"cohort": 2}, **changes})
+
+
+def unit_scale() -> Scaler:
+    """A scale on which inputs are in [-1, 1], and stored values in [0, 1]."""
+    one = torch.ones(1, 1, 1)
+    return Scaler("symmetric", False, 2 * one, -one, one, 0 * one)
+
+
+def client(x: torch.Tensor, y: list[int], model: nn.Module, minimum: int = 1) -> ClientData:
+    given = local(x, torch.tensor(y), Task("classification", 3), unit_scale(), minimum=minimum)
+    return replace(given, model=model.eval())
+
+
+def embed(model: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and outputs by the layers of a staged model."""
+    return functional_call(model, weights, (x, 0, -1)), functional_call(model, weights, (x,))
+
+
+def independent(made: Any, client: int, sharing: MatchedSamples, round: int = 0) -> torch.Tensor:
+    """The same samples, class after class, with PyTorch's SGD and weights moved or renewed one tensor at a time."""
+    rng = stream(made.experiment.seed, "share", round, client)
+    x, y = made.samples(client, int(made.sizes(0)[client]))
+    x = made.scale(x)
+    classes = [c for c in range(3) if (y == c).sum() >= made.experiment.policy.min_mean]
+    shape = (len(classes) * sharing.per_class, *x.shape[1:])
+    synthetic = torch.from_numpy(rng.standard_normal(shape, np.float32)).requires_grad_()
+    optimizer = torch.optim.SGD([synthetic], lr=sharing.lr, momentum=sharing.momentum)
+    model = copy.deepcopy(made.model).eval()
+    for step in range(sharing.steps):
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        if sharing.networks == "global":
+            noise = rng.standard_normal(sum(p.numel() for p in weights.values()), np.float32)
+            noise, used = noise * (sharing.radius / np.linalg.norm(noise)), 0
+            for p in weights.values():
+                p += torch.from_numpy(noise[used : used + p.numel()]).view(p.shape)
+                used += p.numel()
+        else:
+            with lent_generator(int(rng.integers(2**31)), "network", step):
+                fresh = [nn.Linear(16, 6), nn.Linear(6, 3)]
+            weights = dict(zip(weights, [p.detach() for layer in fresh for p in layer.parameters()], strict=True))
+        keys = rng.random(len(y))
+        with torch.no_grad():
+            synthetic.copy_(made.scale.from_unit(made.scale.to_unit(synthetic)))
+        loss = torch.zeros(())
+        for i, label in enumerate(classes):
+            rows = np.flatnonzero(y.numpy() == label)
+            rows = rows[np.argsort(keys[rows])][: sharing.batch_size]
+            real = embed(model, weights, x[torch.from_numpy(rows)])
+            own = embed(model, weights, synthetic[i * sharing.per_class : (i + 1) * sharing.per_class])
+            loss = loss + sum((a.mean(0) - b.mean(0)).square().sum() for a, b in zip(own, real, strict=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return made.scale.from_unit(made.scale.to_unit(synthetic.detach()))
+
+
+@pytest.mark.parametrize("method", ["feddm", "server-matched"])
+def test_entries_are_those_of_an_independent_implementation(method: str) -> None:
+    made = world(method, {"radius": 0.3, "lr": 0.5})
+
+    state, _ = run(made, 1)
+
+    entries, sharing = state.entries, made.experiment.method.sharing
+    assert sharing.networks == ("global" if method == "feddm" else "random")
+    for k in range(3):
+        wanted = independent(made, k, sharing)
+        same_up_to_rounding({"x": entries.tensors["x"][entries.owner == k]}, {"x": wanted}, steps=1000)
+
+
+def test_a_class_of_too_few_samples_has_none() -> None:
+    model, sharing = Staged(nn.Flatten(), nn.Linear(4, 3)), MatchedSamples(per_class=2, steps=1)
+    x = torch.rand(5, 1, 2, 2)
+    assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=3))["y"].argmax(1).tolist() == [1, 1]
+    assert sharing.share(client(x, [0, 0, 1, 1, 1], model, minimum=4)) is None
+
+
+def test_the_clients_model_is_not_changed() -> None:
+    model = Staged(nn.Flatten(), nn.Linear(4, 3))
+    before = copy.deepcopy(model.state_dict())
+    for networks in ("global", "random"):
+        MatchedSamples(per_class=1, steps=2, networks=networks).share(client(torch.rand(4, 1, 2, 2), [0] * 4, model))
+    assert same(model.state_dict(), before)
+
+
+def test_feddm_sends_samples_in_each_round_and_no_models() -> None:
+    made = world("feddm")
+
+    first, _ = run(made, 1)
+    state, records = run(made, 2)
+
+    model = 4 * sum(tensor.numel() for tensor in state.weights.values())
+    size = 3 * 3 * 2 * 4 * (16 + 3)  # clients, classes, samples of each; inputs and targets
+    assert [record["bytes_up"] for record in records] == [{"synthetic": size}] * 2
+    assert [record["bytes_down"] for record in records] == [{"weights": 3 * model}] * 2
+    assert not torch.equal(state.entries.tensors["x"], first.entries.tensors["x"])
+    same_up_to_rounding(
+        {"x": state.entries.tensors["x"][state.entries.owner == 1]},
+        {
+            "x": independent(
+                replace(made, model=with_weights(made.model, first.weights)), 1, made.experiment.method.sharing, 1
+            )
+        },
+        steps=1000,
+    )
+
+
+def with_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    other = copy.deepcopy(model)
+    other.load_state_dict(weights)
+    return other
+
+
+def features() -> Dataset:
+    """A table with classes."""
+    made = numbers(40)
+    halves = (Samples(half.x, (half.y[:, 0] > 0).long()) for half in (made.train, made.test))
+    return Dataset("table", "features", *halves, ("no", "yes"))
+
+
+def test_tables_with_classes_can_be_matched() -> None:
+    made = world("feddm", data=features())
+    state, _ = run(made, 1)
+    assert state.entries.tensors["x"].shape[1:] == (5,)
+
+
+def test_text_is_refused() -> None:
+    given = local(
+        torch.zeros(4, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Task("classification", 3), lambda x: x
+    )
+    with pytest.raises(FedblendError, match=r"'matched-samples' learns images or features .* these data are text"):
+        MatchedSamples().share(given)
+
+
+GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
+
+
+@each(
+    ("name", "value", "told"),
+    [
+        ("x", torch.zeros(4, 1, 4, 5), "of the shapes"),
+        ("x", torch.zeros(4, 1, 4, 4).double(), "in float32"),
+        ("x", torch.zeros(3, 1, 4, 4), "of the shapes"),
+        ("y", torch.eye(4)[[0, 0, 2, 2]], "of the shapes"),
+        ("y", torch.full((4, 3), 1 / 3), "no single class"),
+        ("y", torch.tensor([[1.0, 1.0, 0.0]] * 4), "no single class"),
+        ("y", torch.tensor([[2.0, -1.0, 0.0]] * 4), "no single class"),
+        ("y", torch.eye(3)[[0, 0, 0, 2]], "3 samples of a class; valid: 2"),
+        ("z", torch.zeros(4), "of the shapes"),
+    ],
+)
+def test_samples_that_no_client_can_have_are_refused(name: str, value: torch.Tensor, told: str) -> None:
+    loop, sharing = RoundLoop(made := world(), engine_of(made)), MatchedSamples(per_class=2)
+    assert sharing.fault(GOOD, 20, loop.spec) is None
+    assert told in str(sharing.fault({**GOOD, name: value}, 20, loop.spec))

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from baselines_helpers import GROUPS, ROUNDS, SIZES, TRAIN, Reference, descend, near
 from federation_helpers import stacks_agree
-from helpers import each, experiment, federation, federation_of, images, run, setup
+from helpers import each, experiment, federation_of, images, run, setup
 
-from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Work, work_of
 from fedblend.experiment.privacy_facts import noise_facts
-from fedblend.runs import checkpoint
 
 BATCHES = [math.ceil(n / 4) * 3 for n in SIZES]
 """Batches of each client in three epochs: 3, 9, 9 and 12."""
@@ -132,19 +129,6 @@ def test_late_uploads_are_weighted_down(a: float) -> None:
     stacks_agree(made.setup, ROUNDS)
 
 
-def test_late_uploads_in_a_checkpoint(tmp_path: Path) -> None:
-    made = slow_setup(seconds=SECONDS, deadline=9.0, late="next-round")
-    whole, records = run(federation_of(made), 6)
-    half, _ = run(federation_of(made), 3)
-    assert any(name.startswith("late/") for name in half.server_state)
-    checkpoint.write(tmp_path, half)
-    kept = checkpoint.read(tmp_path)
-    assert kept is not None
-    ended, rest = run(federation_of(made), 3, checkpoint.match_model(kept, made.weights(), 4, tmp_path))
-    assert [r.get("stale") for r in rest] == [r.get("stale") for r in records[3:]]
-    assert all(torch.equal(ended.weights[name], tensor) for name, tensor in whole.weights.items())
-
-
 def test_the_time_of_a_round_is_that_of_its_last_client_or_its_deadline() -> None:
     made = slow_setup(seconds=SECONDS, deadline=9.0)
     _, records = run(federation_of(made), 4)
@@ -152,12 +136,6 @@ def test_the_time_of_a_round_is_that_of_its_last_client_or_its_deadline() -> Non
     more = setup(images(), GROUPS, slow={"seconds": SECONDS}, train={**TRAIN, **EPOCHS}, compute_seconds=0.5)
     _, records = run(federation_of(more), 2)
     assert [r["computing"] for r in records] == [0.5 + max((3, 9, 18, 36)[k] for k in r["cohort"]) for r in records]
-
-
-def test_uploads_that_are_dropped_are_named_where_too_few_are_left() -> None:
-    told = r"0 good uploads of 2, but min_uploads is 1 \(clients .*: missed the deadline \(slow\)\)"
-    with pytest.raises(FedblendError, match=told):
-        run(federation(slow={"seconds": [9.0] * 4, "deadline": 1.0}), 1)
 
 
 def test_own_weights_of_clients(tmp_path: Path) -> None:
@@ -169,35 +147,6 @@ def test_own_weights_of_clients(tmp_path: Path) -> None:
             models = [descend(x, of.steps(k, number), lr) for k in cohort]
             x = np.average(models, axis=0, weights=[4 - k for k in cohort])
         near(of.flat(of.trained().weights), x)
-
-
-@each(
-    ("changes", "told"),
-    [
-        ({"slow": {"share": 0.5}, "train": {"epochs": 1}}, "slow.share: 0.5, but train.epochs is 1"),
-        ({"slow": {"deadline": 3}}, "slow.deadline: 3, but slow.seconds does not say"),
-        ({"slow": {"seconds": [1, 0, 1, 1]}}, r"slow.seconds.*greater than 0"),
-        ({"slow": {"seconds": [1, 1]}}, "slow.seconds: 2 numbers, the least 1, for 4 clients; valid: a number above 0"),
-        ({"slow": {"epochs": "clients.csv"}}, 'a number for each client, or "FILE.csv:COLUMN"'),
-        ({"slow": {"epochs": "no.csv:epochs"}}, "no.csv: no such file; give a CSV file with columns epochs"),
-        ({"method": {"aggregator": {"name": "mean", "by": [1, 2]}}}, "method.aggregator.by: 2 numbers"),
-        ({"method": {"aggregator": {"name": "mean", "by": "size"}}}, "should be 'samples' or 'clients', or "),
-        ({"method": {"aggregator": {"name": "secure-mean", "by": [1]}}}, "'samples' or 'clients'"),
-        *(
-            ({"slow": {"late": "next-round"}, "method": method}, f"slow.late: 'next-round', but {why}")
-            for method, why in (
-                ("scaffold", "parts of the method send more beside the model"),
-                ("fednova", "method.aggregator 'fednova' counts the steps of one round"),
-                ("fd", "method.upload 'outputs' sends no models"),
-                ({"aggregator": "secure-mean"}, "method.aggregator 'secure-mean' knows a masked sum only"),
-                ({"name": "aggenhance"}, "method.server_step 'aggenhance' works with single uploads"),
-            )
-        ),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedblendError, match=told):
-        federation(images(), GROUPS, **changes)
 
 
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0, "side": "server"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,16 +107,95 @@ def test_an_exception_in_training_names_client_round_and_batch(monkeypatch: pyte
     assert caught.value.__notes__ == ["while training client 2 in round 5, batch 1"]
 
 
-def test_bytes_of_lenet_5_and_its_means_by_hand() -> None:
-    data = images(40, classes=10, side=28)
-    fed = federation(data, model="lenet5", method="fedmix", train={"cohort": 2, "batch_size": 10})
+S = 4 * (16 * 6 + 6 + 6 * 3 + 3)
+"""Bytes of the small experiment's model."""
+MEAN = 4 * (16 + 3)
+LENET = 4 * 61_706
+LINEAR, DEEP = ({"name": "mlp", "hidden": hidden} for hidden in ([], [5]))
+FIVE = {"partition": {"name": "iid", "clients": 5}}
+XOR = {"data": images(n=60), "model": LINEAR}
+XOR["partition"] = {"name": "counts", "counts": [[6, 6, 2], [6, 6, 5], [6, 6, 3]]}
+QUICK = {"networks": "random", "steps": 4, "per_class": 2, "batch_size": 3}
+MATCHED = {"groups": [range(12), range(12, 20), range(20, 40)]}
+SYNTHETIC = 3 * 3 * 2 * MEAN
+"""Of three clients, two samples of each of three classes."""
+HIDDEN = {"name": "fedmix-hidden", "sharing": {"layer": 1}, "objective": {"layer": 1}}
 
-    state, records = run(fed, 1)
 
-    weights, entry = 61_706 * 4, (28 * 28 + 10) * 4
-    assert bytes_of(state.weights) == weights
-    assert records[0]["bytes_up"] == {"weights": 2 * weights, "means": 4 * entry}
-    assert records[0]["bytes_down"] == {"weights": 2 * weights, "means": 2 * 4 * entry}
+@each(
+    ("changes", "up", "down"),
+    [
+        *(
+            ({"method": method, "train": {"cohort": 3}, "holdout": 0.2}, [{"weights": 3 * S}], [{"weights": 3 * S}])
+            for method in ("feddyn", "moon", "ditto", "fedadam")
+        ),
+        (
+            {"method": "scaffold", "train": {"cohort": 3}},
+            [{"weights": 3 * S, "extras": 3 * S}],
+            [{"weights": 3 * S, "extras": 3 * S}],
+        ),
+        (
+            {"method": "fedproto", "model": DEEP},
+            [{"prototypes": 2 * 4 * 3 * 5}] * 2,
+            [{}, {"prototypes": 2 * 4 * 3 * 5}],
+        ),
+        # 32 bits for each of 100 outputs.
+        (
+            {"data": images(classes=10), "method": "fd", "model": LINEAR, "train": {"cohort": 4}},
+            [{"outputs": 4 * 32 * 100 / 8}] * 2,
+            [{}, {"outputs": 4 * 32 * 100 / 8}],
+        ),
+        (
+            {
+                "data": images(40, classes=10, side=28),
+                "model": "lenet5",
+                "method": "fedmix",
+                "train": {"batch_size": 10},
+            },
+            [{"weights": 2 * LENET, "means": 4 * 4 * (28 * 28 + 10)}],
+            [{"weights": 2 * LENET, "means": 2 * 4 * 4 * (28 * 28 + 10)}],
+        ),
+        (
+            {"method": {"name": "fedmix", "sharing": {"server_average": 2}}, **FIVE},
+            [{"weights": 2 * S, "means": 5 * MEAN}],
+            [{"weights": 2 * S, "means": 2 * 3 * MEAN}],
+        ),
+        # Hidden means are made again every round, by all four clients, which receive its model once.
+        (
+            {"method": HIDDEN},
+            [{"weights": 2 * S, "hidden-means": 4 * 4 * (6 + 3)}] * 2,
+            [{"weights": 4 * S, "hidden-means": 2 * 4 * 4 * (6 + 3)}] * 2,
+        ),
+        # 40 samples of 16 pixels in one byte each, and labels of 8 bytes.
+        (
+            {"method": "global-mixup", "unsafe": True},
+            [{"weights": 2 * S, "raw": 40 * (16 + 8)}],
+            [{"weights": 2 * S, "raw": 2 * 40 * (16 + 8)}],
+        ),
+        ({"method": "xormixfl", **XOR}, [{"seeds": 4 * (16 + 1 + 1)}], [{}]),
+        ({"method": {"name": "mixfl", "sharing": {"equal_parts": True}}, **XOR}, [{"seeds": 4 * (16 + 1 + 2)}], [{}]),
+        (
+            {"method": {"name": "server-matched", "sharing": QUICK}, **MATCHED},
+            [{"weights": 2 * S, "synthetic": SYNTHETIC}, {"weights": 2 * S}],
+            [{"weights": 2 * S}] * 2,
+        ),
+        (
+            {
+                "method": {
+                    "name": "virtual-means",
+                    "sharing": {"name": "matched-samples", "networks": "random", **QUICK},
+                },
+                **MATCHED,
+            },
+            [{"weights": 2 * S, "synthetic": SYNTHETIC}],
+            [{"weights": 2 * S, "synthetic": 2 * SYNTHETIC}],
+        ),
+    ],
+)
+def test_bytes_by_hand(changes: Any, up: list[dict[str, int]], down: list[dict[str, int]]) -> None:
+    _, records = run(setup(**changes), len(up))
+    assert [record["bytes_up"] for record in records] == up
+    assert [record["bytes_down"] for record in records] == down
 
 
 def test_the_untrained_model_costs_nothing() -> None:
