@@ -133,7 +133,7 @@ CCVR: Rows = [
         unsafe=True,
         groups=[range(12), range(12, 20), range(20, 40)],
     ),
-    ({"method": "ccvr", "model": module("EndsInNorm")}, r"'ccvr' trains the model's last layer .* is a LayerNorm"),
+    ({"method": "ccvr", "model": module("EndsInNorm")}, r"'ccvr' sets the last layer .* is a LayerNorm"),
 ]
 STATES: Rows = [
     ({"protection": "noise", "method": "scaffold"}, "protection: 'noise' changes models only, but 'scaffold' in"),
@@ -427,15 +427,15 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             [
                 ({"sharing": {**SECURE, "range": 1.0}}, "method.sharing.range: a number of 'sums' is beyond 1"),
                 ({"sharing": {**SECURE, "clients": 2}}, "method.sharing.clients: 2 in the sum at most, but 3 hold"),
-                ({"sharing": {**SECURE, "noise_over": 4}}, "sums 4 clients or more .fewest, noise_over., but only 3"),
+                ({"sharing": {**SECURE, "noise_over": 4}}, "noise_over: 4 clients to a sum, but only 3 hold"),
             ],
             **THREE,
         ),
         *methods(
             [
-                ("fed3r", "classes, and a model that ends in a dense layer"),
-                ("statmix", r"'channel-statistics' takes statistics of the channels of images .*\[5\]"),
-                ({"sharing": "means", "objective": "virtual-homogeneity"}, "'virtual-homogeneity' aligns features of"),
+                ("fed3r", "needs classes"),
+                ("statmix", r"'channel-statistics' needs images .*\[5\]"),
+                ({"sharing": "means", "objective": "virtual-homogeneity"}, "'virtual-homogeneity' needs classes.*valid: virtual-samples"),
                 ({"name": "naivemix", "sharing": {"multiplier": 1.0}}, "needs targets that are classes"),
             ],
             data=numbers(),

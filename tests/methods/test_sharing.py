@@ -499,7 +499,7 @@ def test_text_is_refused() -> None:
     given = local(
         torch.zeros(4, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), Task("classification", 3), lambda x: x
     )
-    with pytest.raises(FedblendError, match=r"'matched-samples' learns images or features .* these data are text"):
+    with pytest.raises(FedblendError, match=r"'matched-samples' needs images or features, but these data are text"):
         MatchedSamples().share(given)
 
 
@@ -510,7 +510,7 @@ GOOD = {"x": torch.zeros(4, 1, 4, 4), "y": torch.eye(3)[[0, 0, 2, 2]]}
     ("name", "value", "told"),
     [
         ("x", torch.zeros(4, 1, 4, 5), "of the shapes"),
-        ("x", torch.zeros(4, 1, 4, 4).double(), "in float32"),
+        ("x", torch.zeros(4, 1, 4, 4).double(), "torch.float64"),
         ("x", torch.zeros(3, 1, 4, 4), "of the shapes"),
         ("y", torch.eye(4)[[0, 0, 2, 2]], "of the shapes"),
         ("y", torch.full((4, 3), 1 / 3), "no single class"),

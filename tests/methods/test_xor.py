@@ -25,7 +25,6 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment import presets
 from fedblend.methods.server_steps.tuning import TrainOnSeeds
 from fedblend.methods.sharing import xor as xor_module
-from fedblend.methods.sharing import xor_kernels
 from fedblend.methods.sharing.xor import blend, decode, draw_within, encode, shortages, superpose
 from fedblend.methods.sharing.xor_seeds import MixedTargetSeeds, XorSeeds
 from fedblend.models.layers import Staged
@@ -46,7 +45,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the kernel, and as it is done where there is no compiler."""
     if request.param == "without":
         monkeypatch.setattr(build, "library", lambda source: None)
-    elif build.library(xor_kernels.SOURCE) is None:
+    elif build.library(xor_module.SOURCE) is None:
         pytest.skip("no C++ compiler")
     return request.param
 
@@ -156,8 +155,7 @@ def test_pixels_that_are_worked_on_at_a_time_change_nothing(monkeypatch: pytest.
     noise = pixels(33, 5, 7)
     whole = encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95)
     mixed = superpose(x, [a, b], [0.3, 0.7], 0.95)
-    for module in (xor_kernels, xor_module):
-        monkeypatch.setattr(module, "CHUNK", 100)
+    monkeypatch.setattr(xor_module, "CHUNK", 100)
     monkeypatch.setattr(build, "library", lambda source: None)
     assert all(map(torch.equal, whole, (encode(x, a, b, 0.95, noise), decode(noise, x, b, 0.95), blend(x, a, 0.95))))
     assert torch.equal(mixed, superpose(x, [a, b], [0.3, 0.7], 0.95))
