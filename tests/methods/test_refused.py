@@ -435,7 +435,10 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             [
                 ("fed3r", "needs classes"),
                 ("statmix", r"'channel-statistics' needs images .*\[5\]"),
-                ({"sharing": "means", "objective": "virtual-homogeneity"}, "'virtual-homogeneity' needs classes.*valid: virtual-samples"),
+                (
+                    {"sharing": "means", "objective": "virtual-homogeneity"},
+                    "'virtual-homogeneity' needs classes.*valid: virtual-samples",
+                ),
                 ({"name": "naivemix", "sharing": {"multiplier": 1.0}}, "needs targets that are classes"),
             ],
             data=numbers(),
