@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import json
@@ -30,7 +31,10 @@ _joined: list[Ranks] = []
 
 
 def disconnect() -> None:
-    """Close this process's connections with other ranks, if there are any."""
+    """Close this process's connections with other ranks, if there are any.
+
+    Otherwise their threads run on when the process ends, and C++ may abort it.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -68,6 +72,7 @@ class Ranks:
         """Return the ranks that ``torchrun`` started; they connect once, for all runs of a study."""
         if not _joined:
             _joined.append(Ranks(rank_here(), int(os.environ["WORLD_SIZE"]), "env://"))
+            atexit.register(disconnect)
         return _joined[0]
 
     def leave(self) -> None:

@@ -57,7 +57,6 @@ def serve_process(parent: Parent, rank: int, size: int, address: str, setup: Set
         parent.send({"error": error_line(error, rank)})
         sys.exit(1)
     finally:
-        # Otherwise its threads run on when the process ends, and C++ prints an error.
         disconnect()
 
 
@@ -81,9 +80,6 @@ def serve_environment() -> None:
         if not is_about_connection(error):
             raise
         raise FedblendError("rank 0 ended (see its own output)") from None
-    finally:
-        # As in :func:`serve_process`: no thread may run when the process ends.
-        disconnect()
 
 
 def serve(ranks: Ranks, begun: dict[str, Any], setup: Setup | None = None) -> None:
