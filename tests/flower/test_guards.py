@@ -89,6 +89,10 @@ def test_a_payload_of_an_earlier_round_is_refused() -> None:
         with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
             at_site.ReplayGuard(once.memory, once.audit, "run", round, 0, "weights").check("upload", True)
     at_site.ReplayGuard(once.memory, once.audit, "run", 6, 0, "weights").check("upload", True)
+    begun = at_site.ReplayGuard(once.memory, once.audit, "run", 7, 0, "weights")
+    at_site._Answer(task_of(asked), begun, "upload").begin()
+    with pytest.raises(RefusedByPolicy, match="of round 8 in this run, and gives them once"):
+        begun.check("upload", True)
 
 
 def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:

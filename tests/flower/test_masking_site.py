@@ -354,6 +354,13 @@ def test_sites_unmask_a_sum_of_the_sites_that_most_of_them_have_signed(tmp_path:
             one.reveal(c, *lists[c], signed)
         with pytest.raises(FedblendError, match=NOT_YET):
             one.sign(c, [0, 1, 2, 3, 4], [])
+    # A site that is not in the sum does not count, whatever it signs.
+    table = masks.tensor_to_bytes(one.here[0].memory.recall(at_site.STATE, "0/models/signed")["table"])
+    for c in (3, 4):
+        text = masks.sites_text(c, "models", table, {0, 1, 2}, set())
+        signed[c] = masks.bytes_to_tensor(masks.sign(str(tmp_path / f"site-{c}.key"), text))
+    with pytest.raises(RefusedByPolicy, match="1 sites have signed"):
+        one.reveal(0, *lists[0], {c: signed[c] for c in (0, 3, 4)})
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ def test_words_to_an_app_of_ones_own_are_of_a_closed_form(form: Any) -> None:
             read_request(form, told | {name: -0.5}, {})
     with pytest.raises(FedblendError, match="a request that is none: more"):
         read_request(form, told | {"more": 1}, {})
+    with pytest.raises(FedblendError, match="it sends a tensor 'odd/name'"):
+        read_request(form, told, {"odd/name": torch.zeros(1)})
 
 
 def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_server_calls_it(tmp_path: Path) -> None:
