@@ -309,6 +309,7 @@ ONE_HOT = np.eye(2)[Y % 2]
         ({"client": np.arange(20)}, "is needed; data.test_share takes none of a client or class with a single"),
         ({"client": np.arange(20) // 2}, "it is empty.*if it is drawn, give a larger data.test_share: 0.25"),
         ({"x": np.array([None] * 20)}, "no valid .npz archive of arrays: holds objects"),
+        ({"classes": np.array([2**31 - 1, 0], ">u4").view(">U1")}, "'classes' holds signs that Unicode does not have"),
         ({**HALVES, "x_test": X[:, :2]}, "needs both 'x_train' and 'x_test'"),
         (
             {"x_train": X[:15], "y_train": Y[15:], "x_test": X[15:], "y_test": Y[:15]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -116,6 +117,10 @@ def _array(archive: Any, name: str) -> np.ndarray:
     array = archive[name]
     if not isinstance(array, np.ndarray):
         raise ValueError(f"'{name}' is no array")
+    if array.dtype.kind == "U":
+        signs = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if signs.max(initial=0) > sys.maxunicode:
+            raise ValueError(f"'{name}' holds signs that Unicode does not have")
     return array
 
 
