@@ -112,9 +112,8 @@ def test_training_that_is_broken_off_goes_on_from_the_kept_files_alone(tmp_path)
     assert [sorted(cell["ours"]) for cell in cells] == [["0", "1", "2"]] * 10
 
     checkout = tmp_path / "checkout"
-    for folder in ("benchmarks", "evidence"):
+    for folder in ("benchmarks", "evidence", "docs/site"):
         shutil.copytree(ROOT / folder, checkout / folder)
-    (checkout / "docs").mkdir()
     for page in ("README.md", "docs/benchmarks.md", "docs/scaling.md"):
         shutil.copy(ROOT / page, checkout / page)
     assert finish(begin("commit", kept, checkout=checkout)).code == 0

@@ -150,7 +150,7 @@ class Busy(Callback):
 
         threading.Thread(target=release, name="fedblend", daemon=True).start()
         try:
-            print("busy", file=sys.stderr, flush=True)
+            os.write(2, b"busy\\n")  # at once, or lines of two processes mix
             c.pthread_mutex_lock(mutex)
         except KeyboardInterrupt:
             if not opened:  # the signal came between the two lines
