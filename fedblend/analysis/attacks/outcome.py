@@ -15,8 +15,7 @@ import torch
 from fedblend.analysis import plotting
 from fedblend.analysis.attacks.attack_setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.image_similarity import ImageSimilarity, compare, require_scipy
-from fedblend.analysis.attacks.inversion import ATTACKS, Progress, Reconstruction, invert, make_attack
-from fedblend.analysis.attacks.search import Attack
+from fedblend.analysis.attacks.inversion import ATTACKS, Attack, Progress, Reconstruction, invert, make_attack
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically, write_json
