@@ -24,10 +24,12 @@ from fedblend.analysis.attacks.attack_setup import prepare
 from fedblend.analysis.attacks.image_similarity import compare, match, mse, psnr, ssim
 from fedblend.analysis.attacks.inversion import (
     DLG,
+    IDLG,
     InvGrad,
     cosine_distance,
     infer_labels,
     invert,
+    make_attack,
     squared_distance,
     total_variation,
 )
@@ -228,7 +230,7 @@ def test_labels_of_several_images_are_read_off_an_untrained_model(labels: list[i
     victim = Victim(perceptron(), context(), steps=steps)
     sent = victim.observe(x, torch.tensor(labels))
 
-    rebuilt = invert(victim, sent, x.shape, attack="invgrad", iterations=1, rng=rng())
+    rebuilt = invert(victim, sent, x.shape, InvGrad(iterations=1), rng=rng())
 
     assert rebuilt.y.tolist() == sorted(labels)
 
@@ -237,7 +239,7 @@ def test_dlg_finds_image_and_label_together() -> None:
     x, y = digits(1, 3)
     victim = Victim(perceptron(), context())
 
-    rebuilt = invert(victim, victim.observe(x, y), x.shape, attack="dlg", iterations=40, restarts=2, rng=rng())
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, DLG(iterations=40, restarts=2), rng=rng())
 
     assert rebuilt.y.tolist() == y.tolist()
     assert mse(x, rebuilt.x)[0] < 1e-4
@@ -249,7 +251,7 @@ def test_idlg_reads_the_label_and_finds_the_image() -> None:
     x, y = digits(1, 5)
     victim = Victim(perceptron(), context(), steps=Steps(0.1, 1))
 
-    rebuilt = invert(victim, victim.observe(x, y), x.shape, attack="idlg", iterations=60, restarts=2, rng=rng())
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, IDLG(iterations=60, restarts=2), rng=rng())
 
     assert rebuilt.y.tolist() == y.tolist()
     assert psnr(x, rebuilt.x)[0] > 30
@@ -261,7 +263,7 @@ def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
     x, y = digits(1, dtype=torch.float32)
     victim = Victim(convnet(), context(), steps=steps)
 
-    rebuilt = invert(victim, victim.observe(x, y), x.shape, labels=y, iterations=250, rng=rng())
+    rebuilt = invert(victim, victim.observe(x, y), x.shape, InvGrad(iterations=250), labels=y, rng=rng())
 
     found = compare(x, rebuilt.x, UNIT)
     assert found.psnr[0] > 20
@@ -272,11 +274,12 @@ def test_invgrad_rebuilds_a_digit(steps: Steps | None) -> None:
 def small(**options: Any) -> dict[str, Any]:
     x, y = digits(1)
     victim = Victim(perceptron(hidden=4), context(scale=STANDARD))
-    return {"victim": victim, "observed": victim.observe(x, y), "shape": x.shape, "labels": y, "rng": rng(), **options}
+    given = {"victim": victim, "observed": victim.observe(x, y), "shape": x.shape, "labels": y, "rng": rng()}
+    return {**given, "attack": InvGrad(), **options}
 
 
 def test_the_best_starting_point_is_kept() -> None:
-    rebuilt = invert(**small(restarts=4, iterations=5))
+    rebuilt = invert(**small(attack=InvGrad(restarts=4, iterations=5)))
 
     assert len(rebuilt.costs) == 4
     assert len(set(rebuilt.costs)) == 4
@@ -289,7 +292,7 @@ def test_the_best_starting_point_is_kept() -> None:
 
 
 def test_the_same_generator_gives_the_same_images() -> None:
-    first, again, other = (invert(**small(iterations=5, rng=rng(seed))) for seed in (0, 0, 1))
+    first, again, other = (invert(**small(attack=InvGrad(iterations=5), rng=rng(seed))) for seed in (0, 0, 1))
 
     assert torch.equal(first.x, again.x)
     assert not torch.equal(first.x, other.x)
@@ -300,7 +303,7 @@ def test_an_interrupted_attack_keeps_its_best_image() -> None:
         if (restart, iteration) == (1, 3):
             raise KeyboardInterrupt
 
-    rebuilt = invert(**small(restarts=3, iterations=8, progress=interrupt))
+    rebuilt = invert(**small(attack=InvGrad(restarts=3, iterations=8), progress=interrupt))
 
     assert rebuilt.stopped
     assert len(rebuilt.costs) == 2
@@ -323,7 +326,7 @@ def test_boxed_images_are_pictures() -> None:
     assert low == pytest.approx(-0.8)
     assert (float(seen(True).min()), float(seen(True).max())) == (box[0], box[1])
     assert float(seen(False).min()) < low
-    rebuilt = invert(**small(iterations=3, lr=5.0))
+    rebuilt = invert(**small(attack=InvGrad(iterations=3, lr=5.0)))
     assert low <= float(rebuilt.x.min()) < float(rebuilt.x.max()) <= high
 
 
@@ -450,10 +453,6 @@ def test_matching_is_one_to_one_and_least_in_sum() -> None:
 @each(
     ("changes", "told"),
     [
-        ({"attack": "invgrd"}, "unknown attack 'invgrd' (did you mean 'invgrad'?)"),
-        ({"iterations": 0}, "attack invgrad.iterations: 0 is not valid"),
-        ({"step": 1}, "attack invgrad.step"),
-        ({"attack": InvGrad(), "lr": 0.2}, "options lr are valid only with the name"),
         ({"shape": (1, 64)}, "shape: [1, 64] is not valid"),
         (
             {"labels": torch.tensor([1, 2])},
@@ -481,6 +480,19 @@ def test_observations_that_do_not_fit_are_refused(change: Any, told: str) -> Non
     with pytest.raises(FedblendError) as caught:
         invert(**{**made, "observed": change(made["observed"])})
     assert told in str(caught.value)
+
+
+@each(
+    ("name", "options", "told"),
+    [
+        ("invgrd", {}, r"unknown attack 'invgrd' \(did you mean 'invgrad'\?\)"),
+        ("invgrad", {"iterations": 0}, r"attack invgrad\.iterations: 0 is not valid"),
+        ("invgrad", {"step": 1}, r"attack invgrad\.step"),
+    ],
+)
+def test_unknown_attacks_and_options_are_refused(name: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedblendError, match=told):
+        make_attack(name, options)
 
 
 def test_other_mistakes_are_told() -> None:

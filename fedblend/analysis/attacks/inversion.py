@@ -214,39 +214,36 @@ def invert(
     victim: Victim,
     observed: Tensors,
     shape: Sequence[int],
+    attack: Attack,
     *,
-    attack: str | Attack = "invgrad",
     labels: torch.Tensor | None = None,
     rng: np.random.Generator,
     progress: Progress | None = None,
-    **options: Any,
 ) -> Reconstruction:
     """Rebuild images of ``shape`` (B, channels, height, width) from a victim's gradient or update.
 
-    ``observed`` are tensors by name, as :meth:`Victim.sent` returns them: a gradient, or an update. ``attack`` is a
-    name with its ``options`` (``iterations``, ``restarts``, ``lr``, ...), or an :class:`Attack`. ``labels`` int64 [B]
-    are the true labels if known. Otherwise DLG searches for them and the other attacks infer them
+    ``observed`` are tensors by name, as :meth:`Victim.sent` returns them: a gradient, or an update. ``labels`` int64
+    [B] are the true labels if known. Otherwise DLG searches for them and the other attacks infer them
     (:func:`infer_labels`). Starting points are standard normal, from ``rng``. An interruption (Ctrl-C) ends the attack
     with the best images so far.
 
-    Raises :class:`FedblendError` for unknown attacks and options, and for invalid observations or labels.
+    Raises :class:`FedblendError` for invalid observations or labels.
     """
-    search = make_attack(attack, options)
     start = victim.start()
     _require_fitting(observed, start, shape, labels)
     like = next(iter(start.values()))
     seen = {name: observed[name].detach().to(like) for name in start}
     box = _pixel_range(victim, shape, like)
-    known = _known_labels(victim, seen, shape, search) if labels is None else labels.to(like.device)
+    known = _known_labels(victim, seen, shape, attack) if labels is None else labels.to(like.device)
     trials: list[Restart] = []
     stopped = False
     try:
-        for restart in range(search.restarts):
+        for restart in range(attack.restarts):
             x = torch.from_numpy(rng.standard_normal(tuple(shape))).to(like)
             y = known
             if y is None:
                 y = torch.from_numpy(rng.standard_normal((shape[0], victim.context.task.outputs))).to(like)
-            for number, iterate in enumerate(search.search(victim, seen, x, y, box)):
+            for number, iterate in enumerate(attack.search(victim, seen, x, y, box)):
                 if number:
                     trials[restart].update(iterate)
                 else:
@@ -260,15 +257,8 @@ def invert(
     return _best_result(trials, stopped)
 
 
-def make_attack(attack: str | Attack, options: Mapping[str, Any]) -> Attack:
+def make_attack(attack: str, options: Mapping[str, Any]) -> Attack:
     """Return the attack with this name and these options. Raises :class:`FedblendError` for unknown ones."""
-    if isinstance(attack, Attack):
-        if options:
-            raise FedblendError(
-                f"attack: options {', '.join(options)} are valid only with the name of an attack; "
-                "set them as fields of the attack"
-            )
-        return attack
     if attack not in ATTACKS:
         raise FedblendError(f"attack: unknown attack '{attack}'{or_valid(attack, ATTACKS)}")
     try:

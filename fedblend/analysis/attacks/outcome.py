@@ -160,7 +160,7 @@ def attack_run(
     known = attack_setup.y if labels == "true" else None
     start = time.perf_counter()
     given = attack_setup.victim, attack_setup.observed, attack_setup.x.shape
-    rebuilt = invert(*given, attack=search, labels=known, rng=rng, progress=progress)
+    rebuilt = invert(*given, search, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
     similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
     return AttackResult(attack_setup, attack, labels, search, rebuilt, similarity, seconds)
