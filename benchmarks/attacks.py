@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.analysis.attacks.search import InvGrad
+from fedblend.analysis.attacks.inversion import InvGrad
 from fedblend.analysis.attacks.victim import Steps, Victim
 from fedblend.core.context import Context, Task
 from fedblend.core.random import lent_generator, stream

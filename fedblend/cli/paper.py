@@ -13,12 +13,12 @@ from rich.table import Table
 
 from fedblend.analysis.attacks.outcome import make_folder
 from fedblend.analysis.plotting import evenly_spaced
-from fedblend.analysis.points import point_figures
+from fedblend.analysis.points import point_metrics
+from fedblend.analysis.points.alignment import Row, replay_run
 from fedblend.analysis.points.boundaries import plane
 from fedblend.analysis.points.loaded_run import read
 from fedblend.analysis.points.loss_scaling import ClientSwitches, describe_switches, sum_by_round, switches
 from fedblend.analysis.points.point_metrics import PointMeasurements, measure_points
-from fedblend.analysis.points.replay import Row, replay_run
 from fedblend.analysis.points.training import TrainingSettings
 from fedblend.cli.arguments import Change
 from fedblend.cli.console import Console, number, table
@@ -143,7 +143,7 @@ def _print_points(console: Console, measurements: PointMeasurements) -> None:
     ]
     if "noise" in levels:
         references = ", ".join(
-            f"{point_figures.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train")
+            f"{point_metrics.LEVELS[name]} {levels[name]:.4f}" for name in ("noise", "test", "train")
         )
         lines.insert(1, f"distance: of the round's points to the training samples (equation 19); {references}")
     if measurements.kept:
@@ -172,10 +172,10 @@ def _write_points(out: Path, measurements: PointMeasurements, rows: Sequence[Row
     levels = pd.DataFrame({"name": list(measurements.levels), "value": list(measurements.levels.values())})
     write_atomically(out / "points.csv", csv_frame(measurements.rounds))
     write_atomically(out / "levels.csv", csv_frame(levels))
-    pngs = point_figures.draw_points(measurements, title)
+    pngs = point_metrics.draw_points(measurements, title)
     if rows:
         write_atomically(out / "replay.csv", csv_frame(pd.DataFrame(rows)))
-        pngs["replay.png"] = point_figures.draw_replay(rows, title, measurements.kept)
+        pngs["replay.png"] = point_metrics.draw_replay(rows, title, measurements.kept)
     for name, png in pngs.items():
         write_atomically(out / name, png)
 
@@ -255,5 +255,5 @@ def _write_switches(out: Path, rows: Sequence[ClientSwitches], run: RunDirectory
     line = ([float(one.round) for one in totals], [100 * one.share for one in totals])
     labels = ("round", "batches with the large lambda (%)")
     write_atomically(
-        out / FIGURE, point_figures.draw_curves({"of all clients of the round": line}, {}, labels, run.path.name)
+        out / FIGURE, point_metrics.draw_curves({"of all clients of the round": line}, {}, labels, run.path.name)
     )

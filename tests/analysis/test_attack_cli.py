@@ -18,8 +18,8 @@ from helpers import run as after_rounds
 from helpers import setup as made_of
 
 from fedblend.analysis.attacks.attack_setup import prepare
+from fedblend.analysis.attacks.inversion import cosine_distance
 from fedblend.analysis.attacks.outcome import attack_run, read_attacks
-from fedblend.analysis.attacks.search import cosine_distance
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
 from fedblend.analysis.points.loss_scaling import SwitchCounter, switches
 from fedblend.analysis.privacy.leak_report import NO_ATTACK, NOT_ATTACKED, Leak, leak_report

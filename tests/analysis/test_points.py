@@ -23,12 +23,11 @@ from torch.nn import functional as F
 from fedblend import report
 from fedblend.analysis.points import boundaries
 from fedblend.analysis.points import sheets as sheets_of_points
+from fedblend.analysis.points.alignment import alignment_by_round, chunks, cosine, gradient, replay, replay_run
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
 from fedblend.analysis.points.feature_distances import Vae, distance, distances, train_vae
-from fedblend.analysis.points.gradients import alignment, alignment_by_round, gradient
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, read, with_weights
 from fedblend.analysis.points.point_metrics import measure_points
-from fedblend.analysis.points.replay import replay, replay_run
 from fedblend.analysis.points.training import TrainingSettings, fresh_accuracy, fresh_model, train
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.errors import FedblendError
@@ -87,6 +86,10 @@ def flat_model(inputs: int = 2, classes: int = 2) -> nn.Linear:
 def some(n: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(n, 5, generator=draw), torch.randint(classes, (n,), generator=draw)
+
+
+def alignment(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
+    return cosine(gradient(model, chunks(points, labels)), gradient(model, chunks(x, y)))
 
 
 def test_points_that_are_the_real_samples_align_fully_in_any_order_and_number() -> None:

@@ -18,10 +18,9 @@ from helpers import each, examples, experiment, images, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.analysis.privacy import accountant
-from fedblend.analysis.privacy.accountant import GRID, Release, delta_of_gaussian, epsilon
+from fedblend.analysis.privacy import statements as accounting
 from fedblend.analysis.privacy.noise_plan import least_noise, planned
-from fedblend.analysis.privacy.statements import SCOPE, statements
+from fedblend.analysis.privacy.statements import GRID, SCOPE, Release, delta_of_gaussian, epsilon, statements
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import ReleaseContext
@@ -284,7 +283,7 @@ def test_no_epsilon_is_stated_at_a_delta_of_one_over_clients(delta: float, state
 def test_gaussian_epsilon_is_exact_and_needs_no_library(
     multiplier: float, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accountant, "_library", None)
+    monkeypatch.setattr(accounting, "_library", None)
     found = epsilon([Release("gaussian", multiplier, 1)], delta)
 
     # A hair of rounding in delta where epsilon is half a million.
@@ -322,13 +321,13 @@ def test_a_grid_has_a_bounded_number_of_points_and_never_says_more_than_the_sum(
             super().__init__(relation, step)
 
     monkeypatch.setattr(pld, "PLDAccountant", Spy)
-    accountant._on_a_grid.cache_clear()
+    accounting._on_a_grid.cache_clear()
     alone, many = ([Release("laplace", b, n)] for b, n in ((2.0, 1), (0.05, 90)))
 
     assert epsilon(alone, 1e-5) <= 0.5
     assert epsilon(many, 1e-5) <= 1800
     assert steps == [1e-4, pytest.approx(1800 / GRID)]
-    accountant._on_a_grid.cache_clear()
+    accounting._on_a_grid.cache_clear()
 
 
 def test_sampling_never_costs() -> None:
@@ -343,7 +342,7 @@ def test_sampling_never_costs() -> None:
 def test_erfcx_is_that_of_scipy() -> None:
     special = pytest.importorskip("scipy.special")
     values = np.concatenate([[0.0], np.logspace(-12, 8, 2001), np.linspace(0, 10, 1001)])
-    found = [accountant._erfcx(float(x)) for x in values]
+    found = [accounting._erfcx(float(x)) for x in values]
     np.testing.assert_allclose(found, special.erfcx(values), rtol=5e-15)
 
 

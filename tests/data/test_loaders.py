@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import known
-from fedblend.data.loaders import download, mnist
+from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import draw_test_half
 from fedblend.data.loaders.mnist import read_idx
 from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, _plays, encode, read_roles
@@ -184,17 +184,17 @@ def test_a_download_resumes_is_verified_and_cached(tmp_path, monkeypatch, ranges
     with serving(answer) as site:
         arguments = (f"{site}/a.gz", hashlib.sha256(whole).hexdigest(), "some", "do")
         with pytest.raises(FedblendError, match=r"cannot download a.gz"):
-            download.download(*arguments)
+            mnist.download(*arguments)
         (part,) = (tmp_path / "cache").rglob("*.part")
         kept = part.stat().st_size
         assert 0 < kept <= 100_000
-        path = download.download(*arguments)
+        path = mnist.download(*arguments)
         assert path.read_bytes() == whole
         assert asked == [None, f"bytes={kept}-"]
         assert not part.exists()
         with pytest.raises(FedblendError, match=r"cannot download b.gz"):
-            download.download(f"{site}/b.gz", "0" * 64, "some", "do")
-    assert download.download(*arguments) == path  # from the cache: the server is gone
+            mnist.download(f"{site}/b.gz", "0" * 64, "some", "do")
+    assert mnist.download(*arguments) == path  # from the cache: the server is gone
 
 
 @each(

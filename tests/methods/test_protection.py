@@ -16,8 +16,7 @@ from helpers import each, examples, experiment, federation, images, local, run, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedblend.analysis.privacy.accountant import Release, epsilon
-from fedblend.analysis.privacy.statements import statements
+from fedblend.analysis.privacy.statements import Release, epsilon, statements
 from fedblend.core.context import Task
 from fedblend.core.dataset import Dataset
 from fedblend.core.engine import TrainTask

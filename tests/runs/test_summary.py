@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fedblend.analysis.privacy.accountant import Release, epsilon
+from fedblend.analysis.privacy.statements import Release, epsilon
 from fedblend.core.errors import FedblendError
 from fedblend.core.record import RoundRecord
 from fedblend.experiment.config import resolve

@@ -15,8 +15,7 @@ import torch
 from fedblend.analysis import plotting
 from fedblend.analysis.attacks.attack_setup import Attacker, AttackSetup, prepare
 from fedblend.analysis.attacks.image_similarity import ImageSimilarity, compare, require_scipy
-from fedblend.analysis.attacks.inversion import ATTACKS, Progress, Reconstruction, invert, make_attack
-from fedblend.analysis.attacks.search import Attack
+from fedblend.analysis.attacks.inversion import ATTACKS, Attack, Progress, Reconstruction, invert, make_attack
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
 from fedblend.core.errors import FedblendError
 from fedblend.core.files import write_atomically, write_json
@@ -161,7 +160,7 @@ def attack_run(
     known = attack_setup.y if labels == "true" else None
     start = time.perf_counter()
     given = attack_setup.victim, attack_setup.observed, attack_setup.x.shape
-    rebuilt = invert(*given, attack=search, labels=known, rng=rng, progress=progress)
+    rebuilt = invert(*given, search, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
     similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
     return AttackResult(attack_setup, attack, labels, search, rebuilt, similarity, seconds)

@@ -40,7 +40,6 @@ def train(
     lr: float,
     batch_size: int,
     rng: np.random.Generator,
-    tick: Tick = no_progress,
 ) -> nn.Module:
     """Train a model in place with plain SGD on the mean cross-entropy (AggEnhance, Algorithm 1, lines 11 to 16).
 
@@ -50,13 +49,12 @@ def train(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     train_mode(model)
     with lent_generator(int(rng.integers(2**31)), "probe"):  # for dropout
-        for epoch in range(epochs):
+        for _ in range(epochs):
             for rows in torch.from_numpy(rng.permutation(len(y))).split(batch_size):
                 gradients = torch.autograd.grad(F.cross_entropy(model(x[rows]), y[rows]), trainable)
                 with torch.no_grad():
                     for parameter, gradient in zip(trainable, gradients, strict=True):
                         parameter.sub_(gradient, alpha=lr)
-            tick(epoch + 1, epochs)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainable):
         raise FedblendError(f"lr: {lr:g}: the weights became NaN or infinite in training; use a smaller one")
     return model.eval()
@@ -107,24 +105,19 @@ class TrainingSettings:
         return settings
 
 
-def fresh_model(
-    loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
-) -> nn.Module:
+def fresh_model(loaded_run: LoadedRun, settings: TrainingSettings, round: int | None = None) -> nn.Module:
     """Train a new model of the run's architecture on the run's points alone (AggEnhance, section 5.2).
 
     The model is trained on the points up to ``round`` (default: all). Its first weights and the order of batches do not
     depend on the round. Raises :class:`FedblendError` if it diverges.
     """
-    chosen = settings or TrainingSettings.for_run(loaded_run)
     points = loaded_run.points if round is None else loaded_run.points.until(round)
     rng = stream(loaded_run.setup.experiment.seed, "fresh")
     model = new_model(loaded_run.setup, "fresh")
     x = loaded_run.scale.from_unit(points.x)
-    return train(model, x, points.labels, chosen.epochs, chosen.lr, chosen.batch_size, rng, tick)
+    return train(model, x, points.labels, settings.epochs, settings.lr, settings.batch_size, rng)
 
 
-def fresh_accuracy(
-    loaded_run: LoadedRun, settings: TrainingSettings | None = None, round: int | None = None, tick: Tick = no_progress
-) -> float:
+def fresh_accuracy(loaded_run: LoadedRun, settings: TrainingSettings, round: int | None = None) -> float:
     """Return the test accuracy of :func:`fresh_model`, from 0 to 1 (Figure 8, left)."""
-    return accuracy(fresh_model(loaded_run, settings, round, tick), loaded_run.setup)
+    return accuracy(fresh_model(loaded_run, settings, round), loaded_run.setup)

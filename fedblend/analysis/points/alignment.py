@@ -1,4 +1,9 @@
-"""The alignment of the points in every round. A checkpoint has only the last model, so the run is repeated."""
+"""Alignment: the cosine between the gradients on points and on the clients' samples (AggEnhance, equation 9).
+
+If it is not negative, training on the points lowers the loss on the samples, to first order. The loss is the mean
+cross-entropy, the gradient is of all trainable weights, and the model is in evaluation mode. A checkpoint has only the
+last model, so that a run is repeated for the alignment in every round.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,24 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from fedblend import engines
-from fedblend.analysis.points.gradients import chunks, cosine, gradient
-from fedblend.analysis.points.loaded_run import POINTS, LoadedRun, Points, client_batches, with_weights
+from fedblend.analysis.points.loaded_run import (
+    CHUNK,
+    POINTS,
+    Batches,
+    LoadedRun,
+    Points,
+    client_batches,
+    with_weights,
+)
 from fedblend.core.callbacks import Callback
 from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
+from fedblend.core.module import evaluating
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
@@ -21,6 +36,46 @@ from fedblend.engines.autotune import EnginePlan
 from fedblend.runs.runner import first_weights, one_thread
 
 Row = dict[str, float]
+
+
+def alignment_by_round(loaded_run: LoadedRun) -> dict[int, float]:
+    """Return the alignment of each round's points with all clients' samples, at the run's last model."""
+    model, points = loaded_run.model(), loaded_run.points
+    real = gradient(model, loaded_run.client_batches())
+    x = loaded_run.scale.from_unit(points.x)
+    by_round: dict[int, float] = {}
+    for round in points.all_rounds():
+        rows = points.rounds == round
+        by_round[round] = cosine(gradient(model, chunks(x[rows], points.labels[rows])), real)
+    return by_round
+
+
+def gradient(model: nn.Module, batches: Batches) -> torch.Tensor:
+    """Return the gradient of the mean cross-entropy over all batches, as one float64 vector."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in trainable), dtype=torch.float64)
+    count = 0
+    with evaluating(model):
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            gradients = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
+            total += torch.cat([g.flatten().double() for g in gradients])
+            count += len(y)
+    return total / max(1, count)
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the cosine between two vectors; NaN if one of them is zero."""
+    length = float(a.norm() * b.norm())
+    return float(a @ b) / length if length else math.nan
+
+
+def chunks(x: torch.Tensor, y: torch.Tensor) -> Batches:
+    """Split samples and classes into chunks."""
+    return zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+
+
+# In every round ------------------------------------------------------------------------------------------------
 
 
 class AlignmentProbe(Callback):
