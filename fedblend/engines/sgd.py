@@ -86,7 +86,7 @@ class ClientOptimizer:
 
     def _update(self, used: list[int], grads: list[torch.Tensor]) -> None:
         """Make a step by the gradients of the parameters at the positions ``used``."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no step")
 
     def state(self) -> dict[str, list[torch.Tensor]]:
         """Return what the optimiser keeps, by key, in the order of the parameters."""

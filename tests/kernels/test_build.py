@@ -194,14 +194,17 @@ def read_only(*_: object, **__: object) -> None:
     ("changes", "reason"),
     [
         (lambda patch, at: patch.setenv("CXX", f"{at}/absent"), "the C++ compiler '{at}/absent' cannot be run"),
-        (lambda patch, at: patch.setattr(build, "CPUINFO", at / "cpuinfo"), "{at}/cpuinfo, which identifies the proc"),
+        (
+            lambda patch, at: patch.setattr(build, "CPUINFO", at / "cpuinfo"),
+            "{at}/cpuinfo, which identifies the processor, cannot be read",
+        ),
         (
             lambda patch, at: (patch.delenv("XDG_CACHE_HOME"), patch.setattr(Path, "home", no_home)),
             "the home directory is unknown",
         ),
         (
             lambda patch, at: (at / "cache").write_text("a file"),
-            "kernels cannot be stored in or loaded from {at}/cache/",
+            "kernels cannot be stored in or loaded from {at}/cache/fedblend (",
         ),
         (lambda patch, at: patch.setattr(Path, "mkdir", read_only), "kernels cannot be stored in or loaded from {at}/"),
     ],

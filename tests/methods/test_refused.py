@@ -136,8 +136,14 @@ CCVR: Rows = [
     ({"method": "ccvr", "model": module("EndsInNorm")}, r"'ccvr' sets the last layer .* is a LayerNorm"),
 ]
 STATES: Rows = [
-    ({"protection": "noise", "method": "scaffold"}, "protection: 'noise' changes models only, but 'scaffold' in"),
-    ({"channel": "wireless", "method": "scaffold"}, "'wireless' loses downlinks, but 'scaffold' needs the server's"),
+    (
+        {"protection": "noise", "method": "scaffold"},
+        "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more",
+    ),
+    (
+        {"channel": "wireless", "method": "scaffold"},
+        "channel: 'wireless' loses downlinks, but 'scaffold' needs the server's state",
+    ),
     ({"train": {"momentum": 0.9}, "method": "scaffold"}, "train.momentum: 0.9 makes steps longer than gradients"),
     *methods(
         [
@@ -161,7 +167,10 @@ OWN_LAYERS: Rows = [
         ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
         ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
         ({"model": module("FrozenBody")}, "the model has 1 layers with trained weights, of which one must be shared"),
-        ({"method": "fedrep", "train": {"accumulate": 2}}, r"train\.accumulate: 2: 'fedrep' changes its layers within"),
+        (
+            {"method": "fedrep", "train": {"accumulate": 2}},
+            r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch",
+        ),
         *(
             ({"method": "fednova", "train": train}, "'fednova' computes how far the steps of SGD move a client")
             for train in (
@@ -181,11 +190,17 @@ OWN_LAYERS: Rows = [
     )
 ]
 AUGMENTED: Rows = [
-    ({"data": numbers(), "train": {"augment": ["random-crop"]}}, r"train\.augment: 'random-crop' needs pictures, but"),
+    (
+        {"data": numbers(), "train": {"augment": ["random-crop"]}},
+        r"train\.augment: 'random-crop' needs pictures, but 'numbers' holds",
+    ),
     *(
         ({"train": {"augment": augment}}, told)
         for augment, told in (
-            ([{"name": "random-crop", "padding": 4}], r"crop\.padding: 4 is not valid for pictures of 4 x 4 pixels"),
+            (
+                [{"name": "random-crop", "padding": 4}],
+                r"random-crop\.padding: 4 is not valid for pictures of 4 x 4 pixels",
+            ),
             (["random-crob"], "did you mean 'random-crop'"),
             ([{"name": "horizontal-flip", "probability": 2.0}], r"train\.augment\[0\]\.probability: 2\.0 is not valid"),
         )
@@ -195,7 +210,10 @@ FEATURES: Rows = [
     *(
         ({**LENET, "method": "fedfa", **changes}, told)
         for changes, told in (
-            ({"model": {"name": "mlp", "hidden": [6]}}, r"method.objective.layers: not given: .*valid: a"),
+            (
+                {"model": {"name": "mlp", "hidden": [6]}},
+                r"method.objective.layers: not given: .*valid: a convolutional",
+            ),
             (
                 {"model": {"name": "module", "path": "helpers:RowsLSTM"}, "data": images()},
                 "not given: .*valid: a convolutional network",
@@ -203,7 +221,10 @@ FEATURES: Rows = [
             ({"method": {"name": "fedfa", "objective": {"layers": [2, 3]}}}, r"\[2, 3\]: .*has after layers 1, 2"),
             ({"method": {"name": "fedfa", "objective": {"layers": [2, 1]}}}, "layers: .*rising order"),
             ({"method": {"name": "fedfa", "objective": {"layers": []}}}, "layers"),
-            ({"method": {"name": "fedfa", "personal": "pfedme"}, "holdout": 0.2}, "'pfedme' takes several steps"),
+            (
+                {"method": {"name": "fedfa", "personal": "pfedme"}, "holdout": 0.2},
+                "personal: 'pfedme' takes several steps",
+            ),
             ({"method": {"name": "fedfa", "aggregator": "secure-mean"}}, "'fedfa' sends more beside the model"),
         )
     ),
@@ -243,7 +264,7 @@ OUTPUTS: Rows = [
     ({"method": "fd", "adversary": "nan"}, "'nan' changes models"),
     (
         {"method": {"upload": "silent", "stateful_clients": True}, "convergence_tol": 0.01},
-        "server's model never changes",
+        "convergence_tol: 0.01, but the server's model never changes; valid: no convergence_tol",
     ),
     *methods(
         [
@@ -269,7 +290,10 @@ SHARINGS: Rows = [
         for method, told in (
             ({"sharing": "mixed-seeds", "server_step": "train-on-means"}, "server_step 'train-on-means' reads the"),
             ({"sharing": "raw", "server_step": "train-on-means"}, "server_step 'train-on-means' reads the model's"),
-            ({"sharing": MEANS, "server_step": "train-on-seeds"}, "server_step 'train-on-seeds' reads samples as"),
+            (
+                {"sharing": MEANS, "server_step": "train-on-seeds"},
+                "method.server_step 'train-on-seeds' reads samples as stored",
+            ),
             ({"sharing": "mixed-seeds", "objective": "fedmix"}, "'mixed-seeds' shares seeds, but"),
             (
                 {"sharing": "mixed-seeds", "objective": {"name": "virtual-samples", "base": "naivemix"}},
@@ -285,8 +309,14 @@ SHARINGS: Rows = [
                 {"sharing": "hidden-means", "objective": "hidden-mix", "server_step": "train-on-means"},
                 "'hidden-means' shares hidden states, but method.server_step",
             ),
-            ({"sharing": "means", "objective": "statmix"}, "'means' shares the model's inputs, but .*objective"),
-            ({"sharing": "channel-statistics", "objective": "fedmix"}, "'channel-statistics' shares statistics of"),
+            (
+                {"sharing": "means", "objective": "statmix"},
+                "'means' shares the model's inputs, but .*objective 'statmix' reads statistics",
+            ),
+            (
+                {"sharing": "channel-statistics", "objective": "fedmix"},
+                "'channel-statistics' shares statistics of channels, but .*objective 'fedmix'",
+            ),
             (
                 {"sharing": "channel-statistics", "objective": "statmix", "server_step": "train-on-means"},
                 "server_step 'train-on-means' reads the model's inputs",
@@ -298,16 +328,25 @@ SHARINGS: Rows = [
             ("shared-set", "unsafe: false does not allow 'raw-seeds'"),
             ("prior-samples", "unsafe: false does not allow 'prior-samples'"),
             ({"name": "local-means", "sharing": {"server_average": 2}}, "server_average: 2.*valid: 1"),
-            ({"name": "fedmix", "sharing": {"name": "secure-means", "server_average": 2}}, "smaller than the smallest"),
-            ({"name": "fedmix", "sharing": {"name": "secure-means", "refresh": 0.5}}, "unknown key for the sharing"),
+            (
+                {"name": "fedmix", "sharing": {"name": "secure-means", "server_average": 2}},
+                "server_average: groups of 2 clients are smaller than the smallest sum, fewest = 3",
+            ),
+            (
+                {"name": "fedmix", "sharing": {"name": "secure-means", "refresh": 0.5}},
+                "unknown key for the sharing 'secure-means'",
+            ),
         ]
     ),
     ({"method": "fedmix", "policy": {"min_mean": 1}}, r"policy.min_mean: 1 .*valid: 2 or more"),
     (
         {"method": {"name": "statmix", "sharing": {"of": "client"}}, "policy": {"min_mean": 50}},
-        r"min_mean: 50 .*valid: 1 to 10",
+        r"policy.min_mean: 50 .*valid: 1 to 10",
     ),
-    ({"method": {"name": "fedmix", "sharing": "secure-means"}, "channel": "wireless"}, "'wireless' l"),
+    (
+        {"method": {"name": "fedmix", "sharing": "secure-means"}, "channel": "wireless"},
+        "'secure-means' sums the data that clients share once, but the channel 'wireless' l",
+    ),
 ]
 SLOW: Rows = [
     ({"groups": GROUPS, **changes}, told)
@@ -355,7 +394,10 @@ SELECTIONS: Rows = [
     *(
         ({"selection": {"name": "power-of-choice", "candidates": 4}, **changes}, told)
         for changes, told in (
-            ({"train": {"cohort": 5}, "partition": {"name": "iid", "clients": 6}}, r"4 is less than.*valid: 5"),
+            (
+                {"train": {"cohort": 5}, "partition": {"name": "iid", "clients": 6}},
+                "selection.candidates: 4 is less than train.cohort: 5; valid: 5 or more",
+            ),
             ({"method": "fd", "holdout": 0.2}, "under the server's model, but clients keep weights .* of their own"),
             ({"method": "fedrep", "holdout": 0.2}, "under the server's model, but clients keep layers .* of their own"),
             ({"evaluate_model": "device"}, "leaves open which clients are in the first round"),
@@ -426,7 +468,10 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             "fed3r",
             [
                 ({"sharing": {**SECURE, "range": 1.0}}, "method.sharing.range: a number of 'sums' is beyond 1"),
-                ({"sharing": {**SECURE, "clients": 2}}, "method.sharing.clients: 2 in the sum at most, but 3 hold"),
+                (
+                    {"sharing": {**SECURE, "clients": 2}},
+                    "method.sharing.clients: 2 in the sum at most, but 3 hold samples",
+                ),
                 ({"sharing": {**SECURE, "noise_over": 4}}, "noise_over: 4 clients to a sum, but only 3 hold"),
             ],
             **THREE,
@@ -471,7 +516,10 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             },
             "nothing to work on; let clients make larger means",
         ),
-        ({"slow": {"seconds": [9.0] * 4, "deadline": 1.0}}, r"0 good uploads of 2.*missed the deadline"),
+        (
+            {"slow": {"seconds": [9.0] * 4, "deadline": 1.0}},
+            r"0 good uploads of 2, but min_uploads is 1 \(clients .*: missed the deadline \(slow\)\)",
+        ),
         ({"channel": {"name": "wireless", "bandwidth": 39e3}, "train": {"cohort": 4}}, "0 good uploads of 4"),
     ],
 )
