@@ -73,7 +73,6 @@ def pickled(fields: Any, tensors: Any) -> RecordDict:
     return record
 
 
-MANY = "characters beside its tensors; valid: 100,000 at most"
 WRONG: dict[str, tuple[Any, str]] = {
     "nan": (NAN, "holds NaN or infinity"),
     "shape": (tensors_only(lambda n, t: t[..., :-1]), "is of shape"),
@@ -557,7 +556,6 @@ def typed(name: str, kind: torch.dtype) -> Any:
 STEPS = {"mix2fld": {"server_step": {"steps": 2}}, "feddm": {"sharing": {"steps": 2}}}
 TYPE, FORM = "it sent a tensor of type torch.{}; valid: torch.float16, ", "it sent tensors of shapes"
 FLAT = tensors_only(lambda n, t: t.flatten()[0].clone())
-THOUSAND = tensors_only(lambda n, t: t.repeat(1000, *[1] * (t.dim() - 1)))
 SHARED: list[tuple[str, Any, str]] = [
     ("fedmix", typed("y", torch.uint16), TYPE.format("uint16")),
     ("mix2fld", typed("y", torch.complex64), TYPE.format("complex64")),
