@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
 from statistics import stdev
@@ -93,7 +94,8 @@ RAW_AT = 1.08  # Where raw samples, whose PSNR is infinite, are drawn: this time
 
 
 def draw_leaks(leaks: Sequence[Leak]) -> bytes:
-    """A PNG of test accuracy against the PSNR of the rebuilt images: a mark for each run and kind of payload.
+    """A PNG of test accuracy against the PSNR of the rebuilt images: a mark for each run and kind of payload, in the
+    colour of the run's method.
 
     Of several measures of one kind, the largest PSNR is drawn, which is the largest leak.
     """
@@ -102,17 +104,16 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
     title = "Test accuracy by how well images can be rebuilt from what left a client"
     figure.suptitle(title, fontsize=10, color=plotting.INK)
     axes = figure.add_subplot()
-    styles = plotting.line_styles([leak.run for leak in leaks])
+    styles = plotting.line_styles([leak.method for leak in leaks])
     finite = [leak.psnr for leak in shown if math.isfinite(leak.psnr)]
     edge = RAW_AT * max([*finite, 10.0])
-    for run in styles:  # a line joins the kinds of one run
-        points = [(min(leak.psnr, edge), 100 * leak.accuracy) for leak in shown if leak.run == run]
-        if len(points) > 1:
-            axes.plot(*zip(*sorted(points), strict=True), color=styles[run].colour, linewidth=1.0, alpha=0.5, zorder=1)
+    for run, method in dict.fromkeys((leak.run, leak.method) for leak in shown):  # a line joins the kinds of one run
+        points = sorted((min(leak.psnr, edge), 100 * leak.accuracy) for leak in shown if leak.run == run)
+        axes.plot(*zip(*points, strict=True), color=styles[method].colour, linewidth=1.0, alpha=0.5, zorder=1)
     for leak in shown:
         x = min(leak.psnr, edge)
         marker = MARKERS.get(leak.kind, OTHER_MARKER)
-        axes.plot([x], [100 * leak.accuracy], marker, color=styles[leak.run].colour, markersize=8, alpha=0.9)
+        axes.plot([x], [100 * leak.accuracy], marker, color=styles[leak.method].colour, markersize=8, alpha=0.9)
         if math.isinf(leak.psnr):
             axes.annotate(
                 "raw: infinite", (x, 100 * leak.accuracy), xytext=(0, 7), textcoords="offset points", fontsize=8,
@@ -120,15 +121,17 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
             )  # fmt: skip
     plotting.style_axes(axes, "PSNR of the rebuilt images (dB)  (← more private)", "test accuracy (%)")
     axes.margins(0.06)
-    runs = [Line2D([], [], color=style.colour, linewidth=4) for style in styles.values()]
+    methods = [Line2D([], [], color=style.colour, linewidth=4) for style in styles.values()]
     kinds = list(dict.fromkeys(leak.kind for leak in shown))
     marks = [
         Line2D([], [], color=plotting.MUTED, marker=MARKERS.get(kind, OTHER_MARKER), linestyle="") for kind in kinds
     ]
     texts = [*styles, *(f"from {kind}" for kind in kinds)]
-    plotting.add_legend(figure, [*runs, *marks], texts, loc="outside right upper")
+    plotting.add_legend(figure, [*methods, *marks], texts, loc="outside right upper")
     measured = {(leak.run, leak.kind) for leak in shown}
-    missing = [f"{k} of {r}" for r, k in dict.fromkeys((m.run, m.kind) for m in leaks) if (r, k) not in measured]
+    lacking = {(leak.run, leak.kind): leak.method for leak in leaks if (leak.run, leak.kind) not in measured}
+    runs = Counter((method, kind) for (_, kind), method in lacking.items())
+    missing = [f"{kind} of {method} ({n} run{'s' * (n > 1)})" for (method, kind), n in runs.items()]
     notes = [NOTE] if shown else []
     notes += [f"Not measured: {', '.join(missing)}"] if missing else []
     wrapped = "\n".join(textwrap.fill(line, NOTE_WIDTH) for line in notes)

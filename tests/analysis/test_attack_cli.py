@@ -327,11 +327,15 @@ def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monk
     assert re.search(r"\battacks rebuild\b", told.out)
 
 
-def test_the_note_of_the_figure_is_inside_of_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_names_methods_once_and_its_note_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedblend.analysis.plotting.png_bytes", lambda figure: figure)
     leak = Leak("a", "a", 0.5, "weights", "", 1, 1, 1, "dlg", psnr=20.0)
-    unmeasured = [replace(leak, run=f"run-of-{n}", psnr=math.nan) for n in range(30)]
-    figure: Any = scatter_figures.draw_leaks([leak, *unmeasured])
+    figure: Any = scatter_figures.draw_leaks([leak, *(replace(leak, run=f"run-{n}", psnr=math.nan) for n in range(2))])
+    assert [text.get_text() for text in figure.legends[0].texts] == ["a", "from weights"]
+    assert figure._supxlabel.get_text().endswith("Not measured: weights of a (2 runs)")
+
+    unmeasured = [replace(leak, run=f"run-of-{n}", method=f"method-{n}", psnr=math.nan) for n in range(30)]
+    figure = scatter_figures.draw_leaks([leak, *unmeasured])
     figure.canvas.draw()
     assert figure._supxlabel.get_window_extent().x1 < figure.bbox.x1
 
