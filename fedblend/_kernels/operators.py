@@ -138,7 +138,7 @@ def _is_dense(g: torch.Tensor, winograd: int, height: int, width: int) -> bool:
     It takes (M + 2)^2 products a tile of M x M, twice as fast as the nine products a gradient.
     """
     tiles = math.ceil(height / winograd) * math.ceil(width / winograd) * math.prod(g.shape[:3])
-    others = g.sign().abs_().sum()  # twenty times as fast as count_nonzero
+    others = g.sign().abs_().sum()  # faster than count_nonzero
     return bool(9 * 2 * others > (winograd + 2) ** 2 * tiles)
 
 

@@ -7,11 +7,9 @@ by the XOR with another blended sample of the dummy's label (equation 3): the sa
 
 Where a dummy's pixel is 0 the encoded pixel *is* the target's.
 
-A C++ kernel blends samples and XORs the blends in one pass, or plain PyTorch where there is no compiler. Both use
-fixed-point integers, so they agree in every pixel. Alpha is rounded to 2^-23. A value within 2^-16 of a half is treated
-as a half: for an alpha of up to four decimals only a half lies that near. The kernel blends p = 3 samples 5.7 times as
-fast as PyTorch and p = 5 samples 5.6 times; at p = 1, without blending, 1.7 times (`benchmarks/xor.py`: 60,000 samples,
-one thread).
+A C++ kernel blends samples and XORs the blends in one pass, or plain PyTorch where there is no compiler (how much slower:
+`benchmarks/xor.py`). Both use fixed-point integers, so they agree in every pixel. Alpha is rounded to 2^-23. A value
+within 2^-16 of a half is treated as a half: for an alpha of up to four decimals only a half lies that near.
 """
 
 from __future__ import annotations
