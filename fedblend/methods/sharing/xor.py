@@ -9,7 +9,7 @@ Where a dummy's pixel is 0 the encoded pixel *is* the target's.
 
 A C++ kernel blends samples and XORs the blends in one pass, or plain PyTorch where there is no compiler
 (`benchmarks/xor.py` times both). They use fixed-point integers, so that they agree in every pixel. Alpha is rounded to
-2^-23. A value within 2^-16 of a half is treated as a half: for an alpha of up to four decimals only a half lies so near.
+2^-23. A value within 2^-16 of a half is treated as a half: for an alpha of up to four decimals only a half is so near.
 """
 
 from __future__ import annotations
