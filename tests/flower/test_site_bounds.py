@@ -59,6 +59,9 @@ def test_a_site_does_not_train_a_model_that_separates_samples_by_parallel_rows(t
     # Neither is a round used up, nor does anything leave.
     assert [("refused" in line, line.get("begun")) for line in site.log()] == [(True, None)] * 2
     assert trained(site, asked, weights) == ""
+    for _ in range(300):
+        with pytest.raises(RefusedByPolicy):
+            check_model(wrong)
 
 
 def test_parallel_rows_count_where_their_thresholds_differ() -> None:
