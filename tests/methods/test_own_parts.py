@@ -176,7 +176,7 @@ def test_parts_of_ones_own_are_checked_like_any(own: Path) -> None:
 def test_the_methods_and_the_callback_of_the_page_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
     python, (first, more, _) = (re.findall(rf"^```{word}\n(.*?)^```", text, re.M | re.S) for word in ("python", "toml"))
-    assert len(python) == 4
+    assert len(python) == 5
     for block in python:
         name = re.findall(r"^class (\w+)", block, re.M)[-1]
         module = re.search(rf'"(\w+):{name}"', text)
@@ -190,9 +190,9 @@ def test_the_methods_and_the_callback_of_the_page_run(tmp_path: Path) -> None:
 
     runs = [path.parent for path in Path("out").rglob("metrics.jsonl")]
     assert told.out.startswith("1 0.")
-    assert len(runs) == 5
+    assert len(runs) == 6
     assert {status(run)["reason"] for run in runs} == {"ended by enough"}
-    assert len({json.loads(records(run)[-1])["loss"] for run in runs}) == 5, "a method does what another does"
+    assert len({json.loads(records(run)[-1])["loss"] for run in runs}) == 6, "a method does what another does"
 
 
 class SAM(Plain):
