@@ -20,7 +20,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -531,6 +531,12 @@ class ReplayGuard:
         """Record the payload (:meth:`AuditLog.record_sent`); ``part`` in place of this one's own."""
         where = (self.run, self.round, self.client, self.kind)
         self.audit.record_sent(*where, tensors, trained, self.part if part is None else part, **more)
+
+    def count_refused(self, sharing: str, most: int) -> None:
+        """Count a sharing that is refused, unless it would be one too many: a counted one may be asked for again."""
+        with self.audit.lock(), suppress(RefusedByPolicy):
+            self.audit.check_sharings(sharing, None, most)
+            self.record_sent({}, False, part="", sharing=sharing)
 
     def record_refused(self, reason: str) -> None:
         """Record that the site refused the payload."""

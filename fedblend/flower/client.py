@@ -133,9 +133,10 @@ class _Answer:
                     once.mark_sent(what)
         except RefusedByPolicy as refusal:
             # A refusal that depends on the site's samples counts as what it refuses.
-            if (what == SHARING and self.sharing) or (what == UPLOAD and isinstance(refusal, FewDiffer)):
-                trained = what == UPLOAD
-                once.record_sent({}, trained, part="", begun=trained, sharing=self.sharing)
+            if what == SHARING and self.sharing:
+                once.count_refused(self.sharing, task.site.sharings)
+            elif what == UPLOAD and isinstance(refusal, FewDiffer):
+                once.record_sent({}, True, part="", begun=True)
             once.record_refused(refusal.why if isinstance(refusal, Withheld) else str(refusal))
             raise
         except Exception as error:

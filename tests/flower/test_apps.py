@@ -35,6 +35,7 @@ from fedblend.flower.app.blending import BlendedLoss, add_sharing, blend_mod, bl
 from fedblend.flower.app.inputs import Inputs
 from fedblend.flower.app.strategy import Strategy
 from fedblend.flower.app.supported import supported_method
+from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import SHARE_QUERY, attach
 from fedblend.methods.augment.augmix import augmix
 
@@ -282,6 +283,22 @@ def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> N
     assert all(torch.equal(first, other) for other in others)
     for other in ({"samples_per_mean": 3}, {"samples_per_mean": 2}, {"noise": 0.1}):
         assert "shares no other (sharings in its site file: 1)" in asked(9, **other).error.reason
+
+
+def test_means_of_a_users_own_app_that_others_overtook_are_not_given_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = SharingLedger.payload
+
+    def overtaken(self: SharingLedger, *args: Any) -> Any:
+        payload = plain(self, *args)
+        monkeypatch.setattr(SharingLedger, "payload", plain)
+        assert not asked_to_share(tmp_path, "", 1, samples_per_mean=4).has_error()
+        return payload
+
+    monkeypatch.setattr(SharingLedger, "payload", overtaken)
+    for run in (2, 3):
+        assert "shares no other (sharings in its site file: 1)" in asked_to_share(tmp_path, "", run).error.reason
 
 
 def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:

@@ -116,6 +116,24 @@ def test_the_groups_are_the_sites_secret_and_each_sample_is_in_one(tmp_path: Pat
     np.testing.assert_allclose(shares.sum(1), 1 / 20, atol=1e-4)
 
 
+def test_a_sharing_that_another_one_overtook_is_not_answered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = OwnSite(tmp_path)
+    plain = SharingLedger.payload
+
+    def overtaken(self: SharingLedger, *args: Any) -> Any:
+        payload = plain(self, *args)
+        monkeypatch.setattr(SharingLedger, "payload", plain)
+        assert len(site.shared(site.experiment(), 0, 1)) == 4
+        return payload
+
+    monkeypatch.setattr(SharingLedger, "payload", overtaken)
+    other = site.experiment({"samples_per_mean": 40})
+    for run in (2, 3):
+        assert "shares no other (sharings in its site file: 1)" in site.shared(other, 0, run)
+
+
 def test_samples_that_come_later_make_means_of_their_own(tmp_path: Path) -> None:
     site = OwnSite(tmp_path)
     before = site.shared(site.experiment())

@@ -243,7 +243,7 @@ def _reply_shared(message: Message, context: Context, inputs: Inputs, samples: S
     except RefusedByPolicy as refusal:
         # That its samples differ in a few from earlier ones tells of labels, so that it counts.
         for digest in digests:
-            guard.record_sent({}, False, sharing=digest)
+            guard.count_refused(digest, site.sharings)
         guard.record_refused(str(refusal))
         raise
     # By its number of samples the server bounds what a site can share.
