@@ -141,7 +141,7 @@ def _runs_folder(folder: Path, tuned: Study) -> Path:
     """The folder of the runs with the best values: a new one where a longer search has found others."""
     place, number = folder / "runs", 1
     while any(
-        RunDirectory.is_run(place / slug) and first_difference(RunDirectory(place / slug), experiment)
+        RunDirectory.has_begun(place / slug) and first_difference(RunDirectory(place / slug), experiment)
         for slug, experiment in tuned.experiments.items()
     ):
         number += 1

@@ -49,7 +49,8 @@ def parse_lambdas(text: str) -> list[float]:
 
 def _numbers(option: str, text: str, kind: Callable[[str], N], holds: Callable[[N], bool], valid: str) -> list[N]:
     try:
-        numbers = [kind(word) for word in text.split(",")]
+        # int("1_0") is 10
+        numbers = [] if "_" in text else [kind(word) for word in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or not all(map(holds, numbers)):

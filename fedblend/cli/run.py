@@ -77,8 +77,10 @@ def resume_runs(run: Path, ranks: int | None = None, jobs: int | None = None) ->
     if RunDirectory.is_run(path):
         _resume_run(path, ranks)
         return
-    begun = {run.name: RunDirectory(run).experiment() for run in runs_in(path)} if path.is_dir() else {}
     planned = {slug: resolve(table) for slug, table in read_study(path).items()}
+    # A run that failed before it began has the experiment of that time.
+    runs = [RunDirectory(run) for run in (runs_in(path) if path.is_dir() else ())]
+    begun = {r.path.name: r.experiment() for r in runs if r.has_begun(r.path) or r.path.name not in planned}
     experiments = {**planned, **begun}
     if not experiments:
         find_runs([path])  # raises the error that names the fault of the path

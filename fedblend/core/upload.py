@@ -85,7 +85,7 @@ def _pair_fault(made: Any, like: Tensors) -> str:
 def as_state_and_extras(
     made: Any, like: Tensors, slot: str, part: Part
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A part's table at the client, and what it sends beside the model with the names of ``like``, after training.
+    """A part's table at the client, and what it sends beside the model as ``like`` names it, both on the CPU.
 
     Raises :class:`FedblendError` that names the part if ``made`` is no such pair.
     """
@@ -97,11 +97,16 @@ def as_state_and_extras(
             "and what it sends beside the model (such as {}, {})"
         )
     state, sent = made
+    if wrong := [name for name, tensor in {**state, **sent}.items() if not isinstance(tensor, torch.Tensor)]:
+        raise FedblendError(
+            f"{where} returned {', '.join(map(str, wrong))}, which no tensors are; valid: torch tensors"
+        )
     if set(sent) != set(like):
         valid = "the names of its table at the server" if like else 'nothing, unless the part has exchanges = "extras"'
         names = f"missing {sorted(set(like) - set(sent)) or 'none'}, unknown {sorted(set(sent) - set(like)) or 'none'}"
         raise FedblendError(f"{where} sends other tensors beside the model: {names}; valid: {valid}")
-    return dict(state), dict(sent)
+    on_cpu = [{name: tensor.cpu() for name, tensor in table.items()} for table in made]
+    return on_cpu[0], on_cpu[1]
 
 
 def as_kept(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -374,7 +374,8 @@ class LoopEngine:
             lr = mean_lr(setup.training, task.round, assignment.steps, steps)
             gradient = partial(self.full_gradient, task.round, client, assignment.samples)
             start = self.to_device(task.start_of(client))
-            return LocalTraining(start, weights, kept, received, lr, steps, gradient)
+            tables = self.to_device(kept), self.to_device(received)
+            return LocalTraining(start, weights, *tables, lr, steps, gradient)
 
         if setup.method.upload.content == "embeddings" and not task.personal:
             outputs = self.prototypes(weights, client, assignment.samples)

@@ -298,7 +298,7 @@ def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
                 continue
             if key in top:
                 where = f"'{key}' is a top-level field: write it above the first [table]"
-                raise FedblendError(f"{name}.{key}: unknown key ({where})")
+                raise FedblendError(f"{name}.{key}: unknown key ({where}); valid: {', '.join(valid)}")
             if name in TABLES:
                 option = _option_of_part(TABLES[name], given, OTHER_WORDS.get(key) or key)
                 raise _unknown_key(f"{name}.{key}", valid, option and f"{name}.{option}")

@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from fedblend.core import registry
 from fedblend.core.engine import client_parts, first_server_state
+from fedblend.core.errors import FedblendError
 from fedblend.core.setup import model_spec
 from fedblend.core.trees import bytes_of
 from fedblend.experiment.checks import sends_raw_samples
@@ -51,7 +53,10 @@ def kind_entries(kind: str) -> list[Entry]:
 
 def part_entry(cls: Any) -> Entry:
     """The entry of a part."""
-    plan = getattr(cls() if cls.kind == "sharing" else cls, "plan", None)
+    plan = getattr(cls, "plan", None)
+    if isinstance(plan, property):  # of its options, which may have no default
+        with suppress(FedblendError):
+            plan = cls().plan
     return Entry(
         cls.kind,
         cls.name,
@@ -59,7 +64,7 @@ def part_entry(cls: Any) -> Entry:
         _docstring(cls),
         class_options(cls),
         sends_raw_samples=sends_raw_samples(cls),
-        leaves_client=plan is not None and plan.leaves,
+        leaves_client=getattr(plan, "leaves", False),
     )
 
 

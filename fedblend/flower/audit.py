@@ -20,7 +20,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -532,11 +532,15 @@ class ReplayGuard:
         where = (self.run, self.round, self.client, self.kind)
         self.audit.record_sent(*where, tensors, trained, self.part if part is None else part, **more)
 
-    def count_refused(self, sharing: str, most: int) -> None:
-        """Count a sharing that is refused, unless it would be one too many: a counted one may be asked for again."""
-        with self.audit.lock(), suppress(RefusedByPolicy):
-            self.audit.check_sharings(sharing, None, most)
+    def count_refused(self, refusal: RefusedByPolicy, sharing: str, most: int) -> RefusedByPolicy:
+        """Count a sharing that is refused, and return why; one too many is no more than that, and does not count."""
+        with self.audit.lock():
+            try:
+                self.audit.check_sharings(sharing, None, most)
+            except RefusedByPolicy as full:
+                return full
             self.record_sent({}, False, part="", sharing=sharing)
+        return refusal
 
     def record_refused(self, reason: str) -> None:
         """Record that the site refused the payload."""

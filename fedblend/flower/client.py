@@ -134,11 +134,11 @@ class _Answer:
         except RefusedByPolicy as refusal:
             # A refusal that depends on the site's samples counts as what it refuses.
             if what == SHARING and self.sharing:
-                once.count_refused(self.sharing, task.site.sharings)
+                refusal = once.count_refused(refusal, self.sharing, task.site.sharings)
             elif what == UPLOAD and isinstance(refusal, FewDiffer):
                 once.record_sent({}, True, part="", begun=True)
             once.record_refused(refusal.why if isinstance(refusal, Withheld) else str(refusal))
-            raise
+            raise refusal from None
         except Exception as error:
             # A server that chooses the model may choose on which samples it fails.
             if what in (SCORES, ANSWERS, LOCAL_LOSS) and not isinstance(error, FedblendError):

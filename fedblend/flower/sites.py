@@ -232,7 +232,7 @@ class Sites:
 
     def _add_node(self, node: int, reply: Reply) -> None:
         client = reply.fields.get("client")
-        if (fault := self._fault_of_site(node, reply.fields) or reply.fault) is not None:
+        if (fault := self._fault_of_site(node, reply) or reply.fault) is not None:
             self._note_refusal(node, reply.fields, fault)
         elif not states_its_samples(reply.fields, self.setup_fields["experiment"]):
             log.warning("fedblend: node %s takes no part: its numbers of samples are not valid", node)
@@ -269,8 +269,9 @@ class Sites:
         known = "" if now[0] is None else f" (client {now[0]})"
         log.warning("fedblend: node %s%s takes no part: %s", node, known, fault)
 
-    def _fault_of_site(self, node: int, fields: Mapping[str, Any]) -> str | None:
+    def _fault_of_site(self, node: int, reply: Reply) -> str | None:
         """Return why a node that replied is of another version, or not of the site whose number it states."""
+        fields = reply.fields
         if not fields:
             return None
         if (version := fields.get("version")) != VERSION:
@@ -285,7 +286,9 @@ class Sites:
             signed = bytes.fromhex(str(fields.get("signed")))
         if is_signed(peers.get(client, ""), text, signed):
             return None
-        return f"its key is not that of client {client} in {PEERS}; valid: the number and the key of this site"
+        wrong = f"its key is not that of client {client} in {PEERS}; valid: the number and the key of this site"
+        # What keeps a site from reading its key is its fault, which any other node may claim.
+        return wrong if signed or not reply.fault else f"it says, unsigned: {reply.fault}"
 
     def _send(self, kind: str, round: int, requests: Mapping[int, ClientRequest], seconds: float) -> dict[int, Reply]:
         """Send each node its request; a reply that does not arrive in ``seconds`` is a reply with a fault."""

@@ -97,7 +97,8 @@ class RunDirectory:
         """Write the files that do not change during a run. The configuration is last, as it makes the folder a run."""
         if self.has_begun(self.path):
             raise FedblendError(f"{self.path}: another process has just started a run here; give another folder")
-        (self.path / METRICS).unlink(missing_ok=True)
+        for name in (CONFIG, METRICS):  # of a run that failed before it began
+            (self.path / name).unlink(missing_ok=True)
         write_json(self.path / FACTS, facts)
         write_atomically(self.path / SPLIT, json.dumps(split))
         self.set_experiment(experiment)

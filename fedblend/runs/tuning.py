@@ -228,7 +228,7 @@ def _run(
         experiment = resolve(table)
     except FedblendError as error:
         return Trial(folder, values, None, 0, 0, failure=str(error))
-    begun = RunDirectory(folder) if RunDirectory.is_run(folder) else None
+    begun = RunDirectory(folder) if RunDirectory.has_begun(folder) else None
     if begun and (changed := first_difference(begun, experiment)):
         raise FedblendError(f"{changed} in {folder}; {SAME_EXPERIMENT}")
     try:

@@ -484,7 +484,7 @@ def test_an_old_field_of_a_users_part_names_the_new_one() -> None:
         ("server_step", ServerStep, "breaks_privacy", 'works_on = "raw"'),
     ):
         with pytest.raises(FedblendError) as error:
-            require_usable(kind, "mine", type("Mine", (base,), {old: True}))
+            require_usable(kind, "mine", type("Mine", (type("Between", (base,), {old: True}),), {}))
         assert str(error.value) == f"the {kind} 'mine' has {old}, which fedblend 0.3 no longer reads; valid: {new}"
 
 

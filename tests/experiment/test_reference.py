@@ -14,9 +14,11 @@ from cli_helpers import here, refused, succeeded
 from helpers import each, slow_except
 from script_helpers import script
 
+import fedblend
 from fedblend.core import registry
 from fedblend.core.errors import FedblendError
 from fedblend.core.registry import build
+from fedblend.core.sharing import ClientData, Sharing, SharingPlan
 from fedblend.experiment import index, presets
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.options import (
@@ -216,6 +218,23 @@ def test_list_prints_every_option_of_every_name(entry: Any) -> None:
 def test_list_shows_the_path_of_a_part_as_a_file_needs_it() -> None:
     shown = succeeded(here("list", "fedblend.methods.objectives.fedmix:FedMix")).out
     assert 'method.objective.name = "fedblend.methods.objectives.fedmix:FedMix"' in shown
+
+
+def test_list_shows_a_sharing_whose_options_must_be_given() -> None:
+    @fedblend.part("sharing", "required")
+    class Required(Sharing):
+        """Shares something."""
+
+        size: int
+
+        @property
+        def plan(self) -> SharingPlan:
+            return SharingPlan("inputs")
+
+        def share(self, local: ClientData) -> None: ...
+
+    del registry._registry["sharing"]["required"]
+    assert [option.name for option in part_entry(Required).options] == ["size"]
 
 
 def test_list_prints_all_parts_of_a_kind() -> None:

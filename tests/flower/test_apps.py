@@ -301,6 +301,23 @@ def test_means_of_a_users_own_app_that_others_overtook_are_not_given_later(
         assert "shares no other (sharings in its site file: 1)" in asked_to_share(tmp_path, "", run).error.reason
 
 
+def test_a_request_that_others_overtook_is_not_told_by_how_many_samples_it_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = SharingLedger._count
+    asked = functools.partial(asked_to_share, tmp_path, "sharings = 2\n")
+
+    def overtaken(self: SharingLedger, *args: Any) -> None:
+        plain(self, *args)
+        monkeypatch.setattr(SharingLedger, "_count", plain)
+        assert not asked(1, samples_per_mean=4).has_error()
+
+    assert not asked(0, samples_per_mean="all").has_error()
+    monkeypatch.setattr(SharingLedger, "_count", overtaken)
+    for run in (2, 3):
+        assert "shares no other (sharings in its site file: 2)" in asked(run, samples_per_mean=7).error.reason
+
+
 def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:
     def asked(run: int, size: Any) -> Message:
         return asked_to_share(tmp_path, "sharings = 3\n", run, samples_per_mean=size)
@@ -485,6 +502,7 @@ def test_every_supported_method_trains(method: str) -> None:
         ("server-means", "trains on data that clients share with the server"),
         ({"name": "fedavg", "aggregator": "median"}, "the wrapped strategy aggregates"),
         ({"name": "fedavg", "objective": "fedmix"}, "needs data that no sharing provides: x, y"),
+        ({"name": "fedmix", "objective": "global-mixup"}, "needs raw samples, unlike 'means'"),
         ("fedmixx", "did you mean 'fedmix'"),
         ({"name": "fedmix", "objective": {"lambda": 2}}, "method.objective.lambda: 2 is not valid"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,16 @@ def test_a_site_with_anothers_number_takes_no_part_and_logs_have_names(tmp_path:
     assert finished.directory.facts()["partition"]["sites"] == list(NAMES)
     missing = "client 2 (west) in 1 of 1 rounds (its site is not connected)"
     assert read(finished.directory).missing_uploads == missing
+
+
+def test_a_site_that_cannot_read_its_key_is_named_with_its_own_fault(tmp_path: Path, caplog: Any) -> None:
+    configs, credentials = signing_sites(tmp_path)
+    configs[2]["partition-id"] = 2
+    file = Path(configs[2]["site"])
+    file.write_text("alow = []\n" + file.read_text())
+    asked = experiment(partition={"name": "iid", "clients": 3}, rounds=1)
+    run(Nodes(configs), asked, tmp_path / "run", FederationLimits(2, 0.4, credentials))
+    assert re.search(r"\(client 2\) takes no part: it says, unsigned: .*alow", caplog.text)
 
 
 def test_a_site_that_is_corrected_between_two_looks_at_the_nodes_takes_part(tmp_path: Path, caplog: Any) -> None:

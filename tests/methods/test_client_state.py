@@ -212,6 +212,10 @@ ROWS = "valid: a NumPy array with one row for each of the 3 steps"
 @each(
     ("objective", "message"),
     [
+        (
+            counting(after_training=lambda *_: ({"count": 1.0}, {})),
+            f"{AFTER} returned count, which no tensors are; valid: torch tensors",
+        ),
         (counting(tracks=False), NOT_TRACKED),
         ([Adding()], NOT_TRACKED),
         (

@@ -4,6 +4,7 @@ import json
 import re
 import resource
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from bad_input_helpers import RUN, refused_at_once, run
 from cli_helpers import (
     TINY,
     call,
+    changed,
     contents,
     here,
     lines_of,
@@ -24,9 +26,9 @@ from cli_helpers import (
 )
 
 import fedblend
-from fedblend.experiment.config import resolve
-from fedblend.runs import checkpoint
-from fedblend.runs.directory import find_runs
+from fedblend.experiment.config import as_table, resolve
+from fedblend.runs import checkpoint, runner
+from fedblend.runs.directory import RunDirectory, find_runs, write_study
 from fedblend.runs.groups import by_data
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -151,6 +153,21 @@ def test_of_runs_that_fail_before_they_begin_beside_others_the_mistake_is_their_
     assert re.search(r"^ .*cohort=5.* \* +0 +failed +— ", succeeded(here("compare", "out")).out, re.M)
     assert "cohort-5" not in succeeded(here("leaks", "out")).out
     refused(here("export", failed, "--out", "model.pt2"), f"{failed}: failed before it began: train.cohort: 5 clients")
+
+
+def test_runs_that_failed_before_they_began_are_made_with_what_their_study_says_now(monkeypatch):
+    before, now = (resolve(changed(TINY, {"train": {"lr": lr}})) for lr in (0.1, 0.2))
+    for slug in "ab":
+        runner.keep_failure(Path("out", slug), before, "a slip in the user's model")
+    write_study(Path("out"), "out", {slug: as_table(now) for slug in "ab"})
+    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+        patched.setattr(RunDirectory, "set_experiment", Mock(side_effect=InterruptedError("killed")))
+        runner.execute(now, Path("out/b"), resume=False)
+    assert not RunDirectory.has_begun(Path("out/b"))
+
+    succeeded(here("resume", "out", "--jobs", 1))
+
+    assert [RunDirectory(Path("out", slug)).experiment().train.lr for slug in "ab"] == [0.2, 0.2]
 
 
 def test_a_run_of_a_version_that_sent_frozen_tensors_goes_on_with_a_warning(monkeypatch):

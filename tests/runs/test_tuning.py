@@ -283,6 +283,14 @@ def test_a_search_does_not_go_on_with_trials_of_another_experiment_nor_beside_an
         tune(search(train={"batch_size": 5}), tmp_path)
 
 
+def test_a_search_is_corrected_after_its_trial_failed_before_it_began(tmp_path):
+    table = search(tune={"trials": 1})
+    (one,) = tune(table, tmp_path / "first")
+    folder = tmp_path / "second" / one.trials[0].folder.relative_to(tmp_path / "first")
+    runner.keep_failure(folder, resolve({**TINY, "train": {"lr": 7}}), "a slip in the user's model")
+    assert scores(tune(table, tmp_path / "second")) == scores([one])
+
+
 @pytest.mark.slow
 def test_finished_trials_go_on_where_the_file_has_more_rounds(tmp_path):
     tune(search(), tmp_path / "longer")

@@ -243,9 +243,9 @@ def _reply_shared(message: Message, context: Context, inputs: Inputs, samples: S
     except RefusedByPolicy as refusal:
         # That its samples differ in a few from earlier ones tells of labels, so that it counts.
         for digest in digests:
-            guard.count_refused(digest, site.sharings)
+            refusal = guard.count_refused(refusal, digest, site.sharings)
         guard.record_refused(str(refusal))
-        raise
+        raise refusal from None
     # By its number of samples the server bounds what a site can share.
     content = attach(RecordDict(), {"samples": len(y)}, to_record(payload) if payload else None)
     return Message(content, reply_to=message)

@@ -65,6 +65,8 @@ def _faults(method: Method) -> Iterator[str]:
         yield f"the objective '{objective.name}' needs {', '.join(other)}, and a strategy shares inputs and targets"
     if objective.needs and not method.sharing.plan.active:
         yield f"the objective '{objective.name}' needs data that no sharing provides: {', '.join(objective.needs)}"
+    elif objective.needs and method.sharing.plan.form not in objective.reads:
+        yield f"the objective '{objective.name}' needs {objective.reads[0]} samples, unlike '{method.sharing.name}'"
     if method.personal.keeps:
         yield f"'{method.personal.name}' keeps a model or layers at each client, and your loop has one whole model"
     parts, hooks = (objective, *method.terms), ("init_client_state", "init_server_state")

@@ -68,12 +68,12 @@ class Scaffold(Term):
         before, server = training.client_state, training.server_state
         if self.option == "I":
             gradient = training.gradient(training.start)
-            renewed = {name: gradient[name].cpu() for name in before}
+            renewed = {name: gradient[name] for name in before}
         elif not training.steps * training.lr:
             renewed = dict(before)  # nothing moved, so that nothing is measured
         else:
             scale = 1.0 / (training.steps * training.lr)
-            moved = {name: (training.start[name] - training.weights[name]).cpu() for name in before}
+            moved = {name: training.start[name] - training.weights[name] for name in before}
             renewed = {name: c - server[name] + scale * moved[name] for name, c in before.items()}
         return renewed, {name: renewed[name] - before[name] for name in before}
 

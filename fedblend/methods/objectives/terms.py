@@ -74,8 +74,8 @@ class FedDyn(Term):
         return torch.stack(list(parts)).sum()
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
-        moved = {name: (training.weights[name] - training.start[name]).cpu() for name in training.client_state}
-        return {name: g - self.alpha * moved[name] for name, g in training.client_state.items()}, {}
+        begun, ended = training.start, training.weights
+        return {n: g - self.alpha * (ended[n] - begun[n]) for n, g in training.client_state.items()}, {}
 
     def after_aggregation(self, weights: Tensors, state: Tensors, summary: CohortSummary) -> Tables:
         """w_{t+1} and h. The sum of changes is |P| times the change of the mean."""
@@ -163,7 +163,7 @@ class Moon(Term):
         return self.mu * F.softplus(far - near).mean()
 
     def after_training(self, spec: ModelSpec, training: LocalTraining) -> Tables:
-        return {name: tensor.cpu() for name, tensor in without(training.weights, spec.frozen).items()}, {}
+        return without(training.weights, spec.frozen), {}
 
 
 def representation(net: Net, x: torch.Tensor) -> torch.Tensor:
