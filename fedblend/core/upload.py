@@ -98,9 +98,7 @@ def as_state_and_extras(
         )
     state, sent = made
     if wrong := [name for name, tensor in {**state, **sent}.items() if not isinstance(tensor, torch.Tensor)]:
-        raise FedblendError(
-            f"{where} returned {', '.join(map(str, wrong))}, which no tensors are; valid: torch tensors"
-        )
+        raise FedblendError(f"{where} returned no tensor as {', '.join(map(str, wrong))}; valid: torch tensors")
     if set(sent) != set(like):
         valid = "the names of its table at the server" if like else 'nothing, unless the part has exchanges = "extras"'
         names = f"missing {sorted(set(like) - set(sent)) or 'none'}, unknown {sorted(set(sent) - set(like)) or 'none'}"

@@ -214,7 +214,7 @@ ROWS = "valid: a NumPy array with one row for each of the 3 steps"
     [
         (
             counting(after_training=lambda *_: ({"count": 1.0}, {})),
-            f"{AFTER} returned count, which no tensors are; valid: torch tensors",
+            f"{AFTER} returned no tensor as count; valid: torch tensors",
         ),
         (counting(tracks=False), NOT_TRACKED),
         ([Adding()], NOT_TRACKED),

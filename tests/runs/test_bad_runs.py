@@ -160,9 +160,10 @@ def test_runs_that_failed_before_they_began_are_made_with_what_their_study_says_
     for slug in "ab":
         runner.keep_failure(Path("out", slug), before, "a slip in the user's model")
     write_study(Path("out"), "out", {slug: as_table(now) for slug in "ab"})
-    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+    with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "set_experiment", Mock(side_effect=InterruptedError("killed")))
-        runner.execute(now, Path("out/b"), resume=False)
+        with pytest.raises(InterruptedError):
+            runner.execute(now, Path("out/b"), resume=False)
     assert not RunDirectory.has_begun(Path("out/b"))
 
     succeeded(here("resume", "out", "--jobs", 1))
