@@ -77,10 +77,12 @@ def resume_runs(run: Path, ranks: int | None = None, jobs: int | None = None) ->
     if RunDirectory.is_run(path):
         _resume_run(path, ranks)
         return
-    planned = {slug: resolve(table) for slug, table in read_study(path).items()}
+    tables = read_study(path)
+    # Reading a run makes its modules known, which the study's other runs may need.
+    made = {run: RunDirectory(run).experiment() for run in (runs_in(path) if path.is_dir() else ())}
     # A run that failed before it began has the experiment of that time.
-    runs = [RunDirectory(run) for run in (runs_in(path) if path.is_dir() else ())]
-    begun = {r.path.name: r.experiment() for r in runs if r.has_begun(r.path) or r.path.name not in planned}
+    begun = {run.name: made[run] for run in made if RunDirectory.has_begun(run) or run.name not in tables}
+    planned = {slug: resolve(table) for slug, table in tables.items()}
     experiments = {**planned, **begun}
     if not experiments:
         find_runs([path])  # raises the error that names the fault of the path

@@ -31,7 +31,7 @@ from fedblend.experiment.make_setup import make_setup, split
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, read_json
 from fedblend.runs.groups import Group, Outcome, read
-from fedblend.runs.runner import one_thread
+from fedblend.runs.runner import one_thread, repeating
 from fedblend.runs.summary import costs
 
 if TYPE_CHECKING:
@@ -325,26 +325,21 @@ class AfterTraining(Measure):
         return 100 * float(cell.cached("after-training", {}, lambda _: self._train(cell))["mean"])
 
     def _train(self, cell: CellRun) -> dict[str, Any]:
-        from fedblend import engines
         from fedblend.core.evaluation import over_clients
-        from fedblend.core.loop import RoundLoop
-        from fedblend.engines.autotune import EnginePlan
 
         state = checkpoint.read(cell.directory.path)
         setup = make_setup(cell.experiment)
         population = setup.population
         if state is None or not len(population.held_order):
             raise FedblendError("clients hold no tests of their own; give the experiment a holdout")
-        with one_thread():
-            engine = engines.make(setup, EnginePlan(**{**cell.directory.facts()["engine"], "ranks": 1}))
-            task = RoundLoop(setup, engine).begin_round(state).task
+        with repeating(cell.directory, setup) as loop:
+            engine, task = loop.engine, loop.begin_round(state).task
             tested = np.unique(population.owners("holdout")).tolist()
             models: dict[int, Any] = {}
             for update in engine.train(task, tested):
                 cell.on_step("clients trained", len(models), len(tested))
                 models[update.client] = update.weights
             scores = engine.score_each(state.weights, models, "holdout")
-            engine.close()
         assert scores.right is not None
         return over_clients(population.owners("holdout"), scores.right, population.sizes)
 

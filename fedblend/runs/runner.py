@@ -7,7 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -290,6 +290,17 @@ def _start_or_resume(
             checkpoint.write(directory.path, state)
     directory.set_status("running", state.round)
     return state, record
+
+
+@contextmanager
+def repeating(directory: RunDirectory, setup: Setup) -> Iterator[RoundLoop]:
+    """The loop that repeats rounds of a run, in this process and with the run's engine."""
+    plan = directory.facts().get("engine")
+    engines.require_device(setup.experiment.device)
+    with one_thread():
+        chosen = EnginePlan(**{**plan, "ranks": 1}) if plan else engines.plan_engine(setup, 1, 1)
+        with closing(engines.make(setup, chosen)) as engine:
+            yield RoundLoop(setup, engine)
 
 
 def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedblend import engines
 from fedblend.analysis.attacks.image_similarity import WINDOW
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import ClientState, RunState
-from fedblend.engines.autotune import EnginePlan
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, only_run
-from fedblend.runs.runner import first_weights, one_thread
+from fedblend.runs.runner import first_weights, repeating
 
 Watch = Callable[[int, int], None]
 """Called with the number of repeated rounds and their total."""
@@ -65,9 +63,12 @@ class RoundSnapshot:
         directory.require_samples_here()
         setup = directory.load_setup()
         _require_images(setup)
-        with one_thread():
-            task, cohort, kept_by = _task_of(directory, setup, round, reached, watch)
-        return RoundSnapshot(directory, setup, round, task, cohort, kept_by)
+        with repeating(directory, setup) as loop:
+            started = loop.begin_round(_state_at(directory, loop, round, reached, watch))
+        state, cohort = started.state, tuple(started.cohort)
+        return RoundSnapshot(
+            directory, setup, round, started.task, cohort, lambda client: loop.cohorts.kept_by(state, client, True)
+        )
 
 
 def _require_models(experiment: Any) -> None:
@@ -91,21 +92,6 @@ def _require_images(setup: Setup) -> None:
             f"data: images of '{setup.data.name}' are of shape {shape}, but SSIM needs at "
             f"least {WINDOW} x {WINDOW} pixels"
         )
-
-
-def _task_of(
-    directory: RunDirectory, setup: Setup, round: int, reached: int, watch: Watch | None
-) -> tuple[TrainTask, tuple[int, ...], Callable[[int], ClientState]]:
-    """Return the task of a round's clients, their cohort, and what any client would begin the round with."""
-    plan = directory.facts().get("engine")
-    engines.require_device(setup.experiment.device)
-    engine = engines.make(setup, EnginePlan(**{**plan, "ranks": 1}) if plan else engines.plan_engine(setup, 1, 1))
-    try:
-        loop = RoundLoop(setup, engine)
-        started = loop.begin_round(_state_at(directory, loop, round, reached, watch))
-        return started.task, tuple(started.cohort), lambda client: loop.cohorts.kept_by(started.state, client, True)
-    finally:
-        engine.close()
 
 
 def _state_at(directory: RunDirectory, loop: RoundLoop, round: int, reached: int, watch: Watch | None) -> RunState:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend import engines
 from fedblend.analysis.points.loaded_run import (
     CHUNK,
     POINTS,
@@ -32,8 +31,7 @@ from fedblend.core.module import evaluating
 from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.engines.autotune import EnginePlan
-from fedblend.runs.runner import first_weights, one_thread
+from fedblend.runs.runner import first_weights, repeating
 
 Row = dict[str, float]
 
@@ -144,16 +142,6 @@ def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], poin
 
 def replay_run(loaded_run: LoadedRun, on_round: Callable[[Row], None] | None = None) -> list[Row]:
     """Repeat all rounds of a run in this process, with its engine; see :func:`replay`."""
-    setup = loaded_run.setup
-    earlier = loaded_run.directory.facts().get("engine")
-    engines.require_device(setup.experiment.device)
-    with one_thread():
-        plan = (
-            EnginePlan(**{**earlier, "ranks": 1}) if earlier else engines.plan_engine(setup, 1, loaded_run.state.round)
-        )
-        engine = engines.make(setup, plan)
-        try:
-            first = first_weights(setup, loaded_run.directory.path)
-            return replay(RoundLoop(setup, engine), loaded_run.state.round, on_round, first)
-        finally:
-            engine.close()
+    directory, setup = loaded_run.directory, loaded_run.setup
+    with repeating(directory, setup) as loop:
+        return replay(loop, loaded_run.state.round, on_round, first_weights(setup, directory.path))
