@@ -174,7 +174,9 @@ def _shorten() -> None:
 def one(number: int, folder: Path) -> dict[str, Any]:
     """Read one input; the result as plain data. A failing input's folder is kept."""
     import surfaces
+    import torch
 
+    torch.set_grad_enabled(True)  # an input that the watchdog stopped inside no_grad may have left it off
     place = folder / "inputs" / str(number)
     place.mkdir(parents=True)
     begin, words, kind, note, text = time.monotonic(), "", "clean", "", ""
