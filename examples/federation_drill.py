@@ -169,11 +169,10 @@ class Drill:
         return self.fedblend("federation", "provision", self.out / "sites.toml", "--out", self.folder, *options)
 
     def enroll(self, name: str, *options: str) -> None:
-        """Let a site make its key, and bring the public one to the coordinator, who registers it."""
+        """Let a site make its key, and bring the public one to the coordinator."""
         self.fedblend("site", "enroll", self.site_file(name), *options)
         public = self.out / "state" / name / f"{name}{'.new' if options else ''}.pub"
         shutil.copy(public, self.folder / "keys" / f"{name}.pub")
-        self.provision()
 
     def begin(self, min_sites: int = 2, deadline: int = 150) -> None:
         """Submit the app, or submit it again."""
@@ -251,6 +250,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="from nothing to the first round, and one certificate")
     given = parser.parse_args()
     out, start = (given.out or api.free_folder(api.RUNS / "federation-drill")).absolute(), time.monotonic()
+    if out.exists():
+        parser.error(f"--out {out}: exists; name another folder")
     drill = Drill(out)
     with proxy() as requests, drill.trial:
         try:
@@ -282,9 +283,10 @@ def begin(drill: Drill, proxy: str) -> None:
             drill.edit(name, "[data.categories]\n", TABLES[name][3])
             (drill.out / "state" / name).mkdir(parents=True)
             drill.enroll(name)
-            drill.fedblend("site", "check", drill.site_file(name), "--experiment", drill.experiment)
+        drill.provision()
         drill.trial.begin()
         for name in SITES:
+            drill.fedblend("site", "check", drill.site_file(name), "--experiment", drill.experiment)
             drill.trial.register(drill.folder / "keys" / f"{name}.pub")
     with drill.fault("a site file that does not exist"):
         drill.fedblend("site", "start", drill.out / "no.toml", code=2)
@@ -348,6 +350,7 @@ def during(drill: Drill) -> None:
         drill.wait_for_full_round()
     with drill.fault("a site's key is rotated"):
         drill.enroll("north", "--rotate")
+        drill.provision()
         drill.trial.register(drill.folder / "keys" / "north.pub")
         drill.services["north"].end()
         state = drill.out / "state" / "north"
