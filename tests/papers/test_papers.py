@@ -138,7 +138,8 @@ def test_rows_quantities_and_items_take_the_fields_of_those_that_they_are_like(t
         'title = "mine"\nbases = {}\nrows.a = { label = "A", method = "fedavg" }\n'
         'quantities.q = { label = "Q", measure = "accuracy", digits = 2 }\n'
         '[items.t]\ntitle = "t"\nnote = "n"\nrows = ["a"]\nquantities = ["q"]\n'
-        '[items.u]\nlike = "t"\ntitle = "u"\nrows = { a = { label = "B" }, b = { like = "a", method = "fedmix" }, c = {} }\n'
+        '[items.u]\nlike = "t"\ntitle = "u"\n[items.u.rows]\n'
+        'a = { label = "B" }\nb = { like = "a", method = "fedmix" }\nc = {}\n'
     )
 
     first, second = read_paper(tmp_path / "mine.toml").items.values()

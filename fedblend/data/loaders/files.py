@@ -96,10 +96,7 @@ class DataFiles:
         return {name: path for name, path in found.items() if path is not None}
 
     def find(self, given: str | None) -> Path:
-        """The folder with all files, or the archive: ``given``, or else the first usual one.
-
-        Raises :class:`FedblendError` with the missing file, its address, and the folder for it.
-        """
+        """The folder with all files, or the archive: ``given``, or else the first usual one."""
         if given is None:
             if (found := self.find_usual()) is None:
                 raise self.missing_error()
@@ -154,15 +151,11 @@ def sha256_array(array: np.ndarray) -> str:
 
 
 def fingerprints(paths: Sequence[Path], root: Path) -> dict[str, str]:
-    """SHA-256 of files by their path relative to ``root``.
-
-    Raises :class:`FedblendError` if two files are equal, since one of the two then has a wrong name.
-    """
+    """SHA-256 of files by their path relative to ``root``; two equal files are refused: one has a wrong name."""
     hashes = {path.relative_to(root).as_posix(): sha256_file(path) for path in paths}
     first: dict[str, str] = {}
     for name, sha256 in hashes.items():
-        other = first.setdefault(sha256, name)
-        if other != name:
+        if (other := first.setdefault(sha256, name)) != name:
             raise FedblendError(f"{root / name}: is the same file as {other}; one of the two has a wrong name")
     return hashes
 
@@ -316,12 +309,10 @@ def warn_of_repeats(data: Dataset) -> None:
 
 
 def repeats(train: Samples, test: Samples) -> int:
-    """How many test samples equal a training sample in the bytes of input and target.
-
-    Only samples whose inputs have a sum in common, weighted at random modulo 2^64, are compared.
-    """
+    """How many test samples equal a training sample in the bytes of input and target."""
     halves = [(_rows(half.x), _rows(half.y)) for half in (train, test)]
     words = [x.view(f"u{math.gcd(x.shape[1], 8)}") for x, _ in halves]
+    # Only samples whose inputs have a sum in common, weighted at random modulo 2^64, are compared.
     weights = stream(0, "repeats").integers(1, 2**64, words[0].shape[1], np.uint64)
     # Block by block: NumPy converts words to 64 bits.
     step = max(1, BLOCK // len(weights))
@@ -382,11 +373,7 @@ def _test_share_hint(data: Dataset) -> str:
 
 
 def check(data: Dataset) -> Dataset:
-    """Return ``data`` if it is sound, with names that differ in blanks only as one; else raise :class:`FedblendError`.
-
-    Checked: both halves hold samples, x and y are equally long, shapes agree, numbers are finite,
-    classes lie in ``0..classes-1``, and labels are 0 or 1.
-    """
+    """``data`` with names that differ in blanks only as one. Raises :class:`FedblendError` if it is not sound."""
     for half, samples in (("train", data.train), ("test", data.test)):
         for fault in _faults(data, samples, half):
             raise FedblendError(f"data set '{data.name}', {half} half: {fault}")

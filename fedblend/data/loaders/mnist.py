@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -181,8 +182,7 @@ class ResumingDownloader:
 def download(url: str, sha256: str, folder: str, remedy: str) -> Path:
     """Download ``url`` into the user's cache, unless it is there, and return its path.
 
-    Raises :class:`FedblendError` with the file, its address and ``remedy`` if the download fails or the file has
-    another SHA-256.
+    Raises :class:`FedblendError` with ``remedy`` if the download fails or the file has another SHA-256.
     """
     import pooch
     import requests
@@ -256,10 +256,8 @@ def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[np.n
     return x[:, None], y.astype(np.int64)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> io.BufferedIOBase:
     """The open file, unpacked as it is read if it is gzipped (by its first bytes, not its name)."""
-    file = open(regular_file(path), "rb")  # noqa: SIM115 (closed by the caller)
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path))
+    with open(regular_file(path), "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else open(path, "rb")

@@ -104,7 +104,10 @@ def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.
                 _require_clear_names(archive.files, (*HALVES, *LISTS), path)
                 return _join_halves(archive, path)
             _require_clear_names(archive.files, ARRAYS, path)
-            _require_names(archive.files, needed, path)
+            for name in (name for name in needed if name not in archive.files):
+                found = f"{path}: holds no array '{name}' (but {listed(archive.files) or 'nothing'})"
+                optional = ", ".join(one for one in ARRAYS if one not in needed)
+                raise FedblendError(f"{found}; {' and '.join(map(repr, needed))} are needed, {optional} are optional")
             return {name: _array(archive, name) for name in archive.files if name in ARRAYS}
     except DAMAGED as error:
         pickled = str(error).startswith("Object arrays")
@@ -169,13 +172,6 @@ def wrong_form(path: Path, name: str, array: np.ndarray, valid: str) -> Fedblend
     return FedblendError(f"{path}: '{name}' is {array.dtype} of shape {list(array.shape)}; valid: {valid}")
 
 
-def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
-    for name in (name for name in needed if name not in names):
-        found = f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'})"
-        optional = ", ".join(one for one in ARRAYS if one not in needed)
-        raise FedblendError(f"{found}; {' and '.join(map(repr, needed))} are needed, {optional} are optional")
-
-
 # A data set from arrays -----------------------------------------------------------------------------------
 
 
@@ -189,8 +185,7 @@ def dataset_of(
 ) -> Dataset:
     """Make a data set of the arrays x, y, client, split, client_names, classes and labels (see :class:`Npz`).
 
-    Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name. Raises
-    :class:`FedblendError` with the source and the invalid array.
+    Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name.
     """
     _require_lengths(arrays, source)
     inputs, x = as_inputs(arrays["x"], source, kind)
