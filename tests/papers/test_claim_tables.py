@@ -126,10 +126,7 @@ def test_a_claim_that_a_partial_result_lacks_stands_once_where_no_other_result_h
 
     judged = sys.modules["tables.claims"].judged_claims()
 
-    assert [(one.result["scale"], one.claim["says"]) for one in judged] == [
-        ("paper", first),
-        ("paper", second),
-    ]
+    assert [(one.result["scale"], one.claim["says"]) for one in judged] == [("paper", first), ("paper", second)]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -263,8 +260,7 @@ def test_a_dagger_marks_what_is_certain_among_all_claims(
 
 
 @pytest.mark.parametrize(
-    ("without", "word"),
-    [("never", "one seed: for"), (1.0, "one seed: both ways"), (5.0, "one seed: for")],
+    ("without", "word"), [("never", "one seed: for"), (1.0, "one seed: both ways"), (5.0, "one seed: for")]
 )
 def test_one_seed_points_where_it_decided(pages: ModuleType, tmp_path: Path, without: object, word: str) -> None:
     # Of two networks the first needs 3 rounds with points and 4 without. The second is undecided if neither reaches it.
