@@ -378,8 +378,5 @@ def _faults(data: Dataset, samples: Samples, half: str) -> Iterator[str]:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             bad = int((~tensor.reshape(len(tensor), -1).isfinite()).any(1).sum())
             yield f"{name} holds NaN or infinity in {bad} samples; all numbers must be finite"
-    count = len(data.labels)
-    if count and (y.dim() != 2 or y.shape[1] != count or not bool(((y == 0) | (y == 1)).all())):
-        yield f"y is of shape {list(y.shape)}; valid: 0 or 1 for each of the {count} labels"
     if data.classes and (y.min() < 0 or y.max() >= len(data.classes)):
         yield f"labels reach from {int(y.min())} to {int(y.max())}; valid: 0 to {len(data.classes) - 1}"
