@@ -202,7 +202,7 @@ def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _item_table(name: str, items: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """An item over the one that it is like; its rows and quantities over the ``known`` ones of their names."""
+    """An item over the one that it is like, its rows and quantities over ``known`` ones; a claim for each choice."""
     own = dict(items[name])
     parent = _item_table(own.pop("like"), items, known) if "like" in own else {}
     for kind in known.keys() & own.keys():
@@ -212,6 +212,12 @@ def _item_table(name: str, items: Mapping[str, Any], known: Mapping[str, Mapping
             fields = dict(fields)
             shared = known[kind][fields.pop("like")] if "like" in fields else known[kind].get(key, {})
             own[kind][key] = shared | fields
+    if "claims" in own:
+        own["claims"] = [
+            {key: value for key, value in {**claim, **choice}.items() if key != "choices"}
+            for claim in own["claims"]
+            for choice in claim.get("choices", [{}])
+        ]
     return parent | own
 
 
