@@ -375,7 +375,7 @@ def test_measures_by_hand():
     counts = np.array([[4, 0, 0], [2, 2, 0], [0, 0, 0]])
     found = noniid_measures(counts)
     # The whole: 3/4, 1/4. Smoothed: (4 + 3/4) / 5 = 0.95 and 0.05; (2 + 3/4) / 5 = 0.55 and 0.45.
-    assert smoothed(counts[:2]) == pytest.approx(np.array([[0.95, 0.05], [0.55, 0.45]]))
+    assert smoothed(counts[:2], counts.sum(0)) == pytest.approx(np.array([[0.95, 0.05], [0.55, 0.45]]))
     assert found["classes_mean"] == 1.5
     assert found["classes_deviation"] == 0.5
     assert found["distance"] == pytest.approx(0.5)  # |1 - 3/4| + 1/4 = 1/2; |1/2 - 3/4| + 1/4 = 1/2
