@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cli_helpers import here
 from helpers import each, experiment, slow_except
-from reproduce_helpers import RUNNABLE
+from reproduce_helpers import RUNNABLE, result_of
 
 import fedblend
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
@@ -213,17 +213,10 @@ def test_a_small_run_whose_upper_bound_contradicts_the_large_one_is_not_comparab
     (tmp_path / "fedmix").mkdir()
 
     def write(scale: str, femnist: float, seeds: int) -> None:
-        ours = {("global", "femnist"): femnist, ("fedavg", "femnist"): 70.0}
-        ours |= {("global", "cifar10"): 90.0, ("fedavg", "cifar10"): 80.0}
-        cells = [
-            {
-                "row": row,
-                "column": column,
-                "ours": {str(seed): number + seed / 10 * (row == "global") for seed in range(seeds)},
-            }
-            for (row, column), number in ours.items()
-        ]
-        result = {"columns": {"femnist": "", "cifar10": ""}, "quantities": {"accuracy": {"cells": cells}}}
+        ours = {("fedavg", column): [number] * seeds for column, number in (("femnist", 70.0), ("cifar10", 80.0))}
+        above = {"femnist": femnist, "cifar10": 90.0}
+        ours |= {("global", column): [at + seed / 10 for seed in range(seeds)] for column, at in above.items()}
+        result = result_of(ours, "accuracy")
         (tmp_path / "fedmix" / f"table-1-{scale}.json").write_text(json.dumps(result))
         contradicted_data.cache_clear()
 
@@ -245,7 +238,7 @@ def test_a_small_run_whose_upper_bound_contradicts_the_large_one_is_not_comparab
         alone = plan_item("fedmix/table-12", "laptop")
         (claim, *_) = judged_claims(alone, {("accuracy", cell.row, cell.column): {0: 70.0} for cell in alone.cells})
         assert (claim["verdict"], claim["places"]) == ("not comparable", {})
-        result = {"columns": {}, "quantities": {"accuracy": {"cells": []}}, "other_data": [], "scale": "laptop"}
+        result = result_of({}, "accuracy")
         assert judge_result(result, claim).word == "not comparable"
         assert formatting.verdict_text(claim, result).startswith("not comparable (the upper bound is the other way")
     finally:
@@ -441,26 +434,6 @@ def test_a_page_shows_ours_the_papers_number_and_the_verdict() -> None:
     assert "Scaled down: rounds: 2, not 4." in lines
     assert "On other data: digits for cifar10." in lines
     assert "Data not at hand: cifar10." in lines
-
-
-def test_a_page_leaves_out_what_has_no_number_and_names_seeds_that_are_not_the_results() -> None:
-    quantity = RESULT["quantities"]["q"]
-    ours = {
-        ("a", "x"): {"0": 1.0},
-        ("b", "x"): {"0": 1.0, "1": 3.0},
-        ("c", "x"): {"0": 2.0},
-        ("c", "y"): {},
-        ("d", "x"): {},
-    }
-    cells = [{"row": r, "column": c, "ours": o, "paper": None, "paper_std": None} for (r, c), o in ours.items()]
-    rows, columns = {"a": "A", "b": "B", "c": "C", "d": "D"}, {"x": "X", "y": "Y"}
-    whole = RESULT | {"rows": rows, "columns": columns, "quantities": {"q": quantity | {"cells": cells}}}
-
-    head, _, *lines = formatting.quantity_tables(whole)
-
-    assert head == "| Accuracy (%): ours, 1 seed | X |"
-    assert lines == ["| A | 1.0 |", "| B | 2.0 ± 1.4 [2 seeds] |", "| C | 2.0 |", ""]
-    assert formatting.quantity_tables(whole | {"quantities": {"q": quantity | {"cells": cells[3:]}}}) == []
 
 
 def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from helpers import each
+from reproduce_helpers import result_of
 
 from fedblend.papers.formatting import verdict_text
 from fedblend.papers.verdicts import ClaimVerdict, LineVerdict, judge, judge_result
@@ -36,16 +36,6 @@ INF = math.inf
 )
 def test_a_line_is_judged_by_its_interval(margins: tuple[float, ...], word: str) -> None:
     assert LineVerdict(margins).word == word
-
-
-def result_of(ours: Mapping[tuple[str, str], Sequence[object]]) -> dict[str, Any]:
-    """A written result of one quantity, with these numbers by (row, column), one a seed."""
-    cells = [
-        {"row": row, "column": column, "ours": {str(seed): value for seed, value in enumerate(values)}}
-        for (row, column), values in ours.items()
-    ]
-    columns = {column: column.upper() for _, column in ours}
-    return {"columns": columns, "quantities": {"q": {"cells": cells}}, "other_data": [], "scale": "paper"}
 
 
 def test_equal_margins_of_what_is_counted_are_certain() -> None:
