@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from reproduce_helpers import result_of
 from script_helpers import script
 
 from fedblend.analysis.advice import Option
@@ -34,41 +35,26 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def write(folder: Path, name: str, ours: dict[tuple[str, str], list[float]], **changes: Any) -> None:
-    """Write a result with these numbers, one a seed, and the verdicts on means that the first claims have."""
+    """Write a result with these numbers, one a seed, and verdicts on means by which all claims hold."""
     paper, _, item = name.partition("/")
     whole = all_papers()[paper].items[item]
+    result = result_of(ours, "accuracy") | {"item": name, "scale": "laptop", "smaller": ["rounds: 1, not 2"]} | changes
     numbers = paper_numbers(whole, "accuracy")
-    cells = [
-        {"row": row, "column": column, "ours": dict(enumerate(values)), "paper": numbers.get((row, column))}
-        for (row, column), values in ours.items()
+    for cell in result["quantities"]["accuracy"]["cells"]:
+        cell["paper"] = numbers.get((cell["row"], cell["column"]))
+    result["claims"] = [
+        {
+            "says": claim.says,
+            "choice": claim.choice,
+            "holds": claim.holds,
+            "of": "accuracy",
+            "verdict": "holds",
+            "places": {place: [True, 1.0] for place in claim.where or result["columns"]},
+        }
+        for claim in whole.claims
+        # "Up to" is judged where all columns have numbers, which is nowhere here.
+        if claim.of in (None, "accuracy") and not claim.up_to
     ]
-    result = {
-        "item": name,
-        "scale": "laptop",
-        "smaller": ["rounds: 1, not 2"],
-        "other_data": [],
-        "facts": {"data": {"mnist": {}}},
-        "seeds": list(range(max(map(len, ours.values()), default=0))),
-        "rows": {row: row for row, _ in ours},
-        "columns": {column: column for _, column in ours},
-        "quantities": {"accuracy": {"cells": cells}},
-        "claims": [
-            {
-                "says": claim.says,
-                "choice": claim.choice,
-                "holds": claim.holds,
-                "of": "accuracy",
-                "verdict": "holds",
-                # "Up to" is judged where all columns have numbers, which is nowhere here.
-                "places": {place: [True, 1.0] for place in claim.where or dict.fromkeys(column for _, column in ours)}
-                if not claim.up_to
-                else {},
-            }
-            for claim in whole.claims
-            if claim.of in (None, "accuracy")
-        ],
-        **changes,
-    }
     (folder / paper).mkdir(exist_ok=True)
     (folder / paper / f"{item}-{result['scale']}.json").write_text(json.dumps(result))
 
