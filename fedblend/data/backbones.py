@@ -81,10 +81,7 @@ def minilm_folder() -> str:
 
 
 def backbone(model: str, arguments: dict[str, Any]) -> nn.Module:
-    """Build a network by its name, or by its path ``module:Class`` with the ``arguments`` of its constructor.
-
-    Raises :class:`FedblendError` for a missing package, an unknown name, and code that is not trusted here.
-    """
+    """Build a network by its name, or by its path ``module:Class`` with the ``arguments`` of its constructor."""
     library, _, name = (f"transformers:{minilm_folder()}" if model == MINILM else model).partition(":")
     if model == LITE0:
         return EfficientNetLite0()

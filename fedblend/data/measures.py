@@ -33,7 +33,6 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
       the measure of Zhao et al. 2018 ("Federated Learning with Non-IID Data", section 3.1).
     - ``size_mean``, ``size_median``, ``size_min``, ``size_max``, ``size_deviation``: samples of a client.
     """
-    counts = np.asarray(counts)
     sizes = counts.sum(1, dtype=np.float64)
     if not sizes.all():
         counts, sizes = counts[sizes > 0], sizes[sizes > 0]
@@ -58,14 +57,13 @@ def noniid_measures(counts: np.ndarray) -> dict[str, float]:
     }
 
 
-def smoothed(counts: np.ndarray, total: np.ndarray | None = None) -> np.ndarray:
+def smoothed(counts: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Positive class probabilities, float64 [clients, classes]: p_i = (n_i + q) / (|D_i| + 1).
 
     Equation 18 divides by zero for a client without samples of a class. So every client gets one more sample, divided
     among the classes as in the whole data set (q, the prior of equation 17). Classes without samples are left out;
-    their term is 0. ``total`` [classes] are the counts of the whole data set; the default is their sum here.
+    their term is 0. ``total`` [classes] are the counts of the whole data set.
     """
-    total = counts.sum(0) if total is None else total
     counts = counts[:, total > 0].astype(np.float64)
     prior = total[total > 0] / total.sum()
     return (counts + prior) / (counts.sum(1, keepdims=True) + 1)

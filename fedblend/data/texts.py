@@ -26,10 +26,7 @@ def known_tokenizer(name: str) -> str:
 
 
 def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
-    """Return ids of tokens and their mask, int64 [n, 2, length]: cut to ``length``, and padded with zeros at the end.
-
-    Raises :class:`FedblendError` for a tokenizer that is not there, and for a text without a token.
-    """
+    """Return ids of tokens and their mask, int64 [n, 2, length]: cut to ``length``, or padded with zeros at the end."""
     rows = list(_tokenizer(tokenizer, length)(list(texts)))
     made = np.zeros((len(texts), 2, length), np.int64)
     valid = f"valid: for each text a list of 1 to {length} whole numbers from 0"

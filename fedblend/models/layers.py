@@ -53,10 +53,7 @@ class Normed:
     """Groups of channels in a group norm; must divide the channels of every convolution."""
 
     def norms(self, channels: int, dimensions: int = 2) -> list[nn.Module]:
-        """The layers after a convolution with ``channels`` outputs: one normalisation, or none.
-
-        Raises :class:`FedblendError` if the groups do not divide the channels.
-        """
+        """The layers after a convolution with ``channels`` outputs: one normalisation, or none."""
         if self.norm == "group" and channels % self.groups:
             valid = ", ".join(str(n) for n in range(1, channels + 1) if channels % n == 0)
             found = f"{self.groups} does not divide the {channels} channels of a convolution of '{self.name}'"
@@ -98,10 +95,7 @@ def input_shape(shape: Sequence[int], model: str, axes: int, least: int) -> Sequ
 
 
 def last_layer(model: nn.Module) -> tuple[str, nn.Module]:
-    """The last layer of a model with weights of its own, in the order in which the model declares them, by name.
-
-    Raises :class:`FedblendError` for a model without weights.
-    """
+    """The last layer of a model with weights of its own, in the order in which the model declares them, by name."""
     layers = [(name, layer) for name, layer in model.named_modules() if [*layer.parameters(recurse=False)]]
     if not layers:
         raise FedblendError("model: it has no weights, and so no last layer")

@@ -178,8 +178,10 @@ class Paper(_Table):
 def read_paper(path: Path) -> Paper:
     """Read a paper's file. Raises :class:`FedblendError` that names the file and the field."""
     table = read_toml(path)
-    bases = table.get("bases", {})
+    bases, items = table.get("bases", {}), table.get("items", {})
+    known = {kind: table.pop(kind, {}) for kind in ("rows", "quantities")}
     table["bases"] = {name: _base_table(name, bases) for name in bases}
+    table["items"] = {name: _item_table(name, items, known) for name in items}
     try:
         paper = Paper(**table)
         for name, item in paper.items.items():
@@ -197,6 +199,26 @@ def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     scales: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
     methods = parent.pop("methods") | own.pop("methods", {})
     return parent | scales | {"experiment": parent["experiment"] | own, "methods": methods}
+
+
+def _item_table(name: str, items: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """An item over the one that it is like, its rows and quantities over ``known`` ones; a claim for each choice."""
+    own = dict(items[name])
+    parent = _item_table(own.pop("like"), items, known) if "like" in own else {}
+    for kind in known.keys() & own.keys():
+        given = own[kind] if isinstance(own[kind], dict) else {key: known[kind][key] for key in own[kind]}
+        own[kind] = {}
+        for key, fields in given.items():
+            fields = dict(fields)
+            shared = known[kind][fields.pop("like")] if "like" in fields else known[kind].get(key, {})
+            own[kind][key] = shared | fields
+    if "claims" in own:
+        own["claims"] = [
+            {key: value for key, value in {**claim, **choice}.items() if key != "choices"}
+            for claim in own["claims"]
+            for choice in claim.get("choices", [{}])
+        ]
+    return parent | own
 
 
 def _check_item(item: Item, where: str) -> None:

@@ -266,7 +266,6 @@ class Split(Measure):
     trains = False
 
     def measured(self, cell: CellRun) -> float:
-
         data, population = cell.data()
         found = noniid_measures(class_counts(population, data.train.y.numpy(), len(data.classes)))
         if self.figure not in found:
@@ -458,7 +457,6 @@ class AttackFigure(Measure):
         return {"attack": "invgrad", "attacker": "plain", **sizes}
 
     def _attack(self, cell: CellRun, folder: Path) -> dict[str, Any]:
-
         from fedblend.analysis.attacks.snapshot import RoundSnapshot
 
         with one_thread():

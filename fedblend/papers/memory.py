@@ -94,10 +94,7 @@ CLIENTS, BATCHES = 2, 2  # Clients of the synthetic data, and batches that each 
 
 
 def synthetic_setup(experiment: Experiment) -> Setup:
-    """An experiment's setup with two clients of two synthetic batches each, on the CPU.
-
-    Raises :class:`FedblendError` if the shape of the data set is not known.
-    """
+    """An experiment's setup with two clients of two synthetic batches each, on the CPU."""
     train = experiment.train.model_copy(update={"cohort": CLIENTS, "epochs": 1, "steps": None})
     changes: dict[str, Any] = {
         "partition": registry.build("partition", {"name": "iid", "clients": CLIENTS}),

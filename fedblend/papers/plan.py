@@ -117,10 +117,7 @@ class ItemPlan:
         return replace(self, cells=wide.cells, measures=measures, originals=originals)
 
     def extended(self, measured: Collection[tuple[str, str]], seeds: Collection[int]) -> ItemPlan:
-        """The plan with further seeds and cells (row, column), namely those that earlier commands measured.
-
-        It names rows and columns only if they differ from the scale's own.
-        """
+        """The plan with further seeds and measured cells; it names lines only if they differ from the scale's own."""
         chosen = {(cell.row, cell.column) for cell in self.cells_to_run} | set(measured)
         only: list[str] = []
         for axis in (0, 1):
@@ -215,11 +212,7 @@ def _defaults(kind: Any) -> dict[str, tuple[Any, ...]]:
 def plan_item(
     name: str, scale: Scale = "paper", seeds: Sequence[int] | None = None, only: Sequence[str] = ()
 ) -> ItemPlan:
-    """Plan an item at a scale; ``only`` names the rows and columns to run, by their keys or labels.
-
-    Raises :class:`FedblendError` for an unknown item, row or column, for an item that fedblend cannot run, and for
-    settings that do not fit together.
-    """
+    """Plan an item at a scale; ``only`` names the rows and columns to run, by their keys or labels."""
     import fedblend.papers.measures
     import fedblend.papers.memory  # noqa: F401 (both declare measures)
 

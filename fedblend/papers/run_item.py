@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import math
 import time
@@ -14,8 +13,8 @@ from typing import Any
 
 from fedblend.core.errors import FedblendError, Stopped, missing_package
 from fedblend.core.record import RoundRecord
-from fedblend.data.loaders import mnist
-from fedblend.data.loaders.files import DataFiles, data_folder
+from fedblend.data.loaders import cifar, fer2013, leaf, mnist, voc
+from fedblend.data.loaders.files import DataFiles
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.study import Study
 from fedblend.papers.measures import CellRun, LogMeasure, OnStep
@@ -157,17 +156,11 @@ FETCHED = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
 """Data sets that are downloaded when they are not found."""
 
 
-@functools.cache
-def _homes() -> dict[str, list[DataFiles]]:
-    """Where the files of each data set may lie, by its name; one entry for each form of the files."""
-    from fedblend.data.loaders import cifar, fer2013, leaf, voc
-
-    homes: dict[str, list[DataFiles]] = {}
-    for module in (cifar, leaf, fer2013, voc):
-        for home in vars(module).values():
-            if isinstance(home, DataFiles):
-                homes.setdefault(home.name, []).append(home)
-    return homes
+HOMES: dict[str, DataFiles] = {
+    files.name: files
+    for files in (cifar.CIFAR10, cifar.CIFAR100, fer2013.FILES, leaf.FEMNIST, leaf.SHAKESPEARE, voc.FILES)
+}
+"""Where the files of other data sets may lie."""
 
 
 def missing_reason(data: Any) -> str:
@@ -176,14 +169,8 @@ def missing_reason(data: Any) -> str:
         package = PACKAGES[data.name]
         found = importlib.util.find_spec(package) is not None
         return "" if found else str(missing_package(f"dataset '{data.name}'", package, "samples"))
-    base = data_folder()
-    if data.name == "femnist" and base and (base / "femnist.npz").is_file():
-        return ""
-    homes = _homes().get(data.name, [])
-    given = getattr(data, "folder", None) or getattr(data, "path", None)
-    if given is not None or not homes or any(home.find_usual() for home in homes):
-        return ""
-    return str(homes[0].missing_error())
+    home, given = HOMES.get(data.name), getattr(data, "folder", None) or getattr(data, "path", None)
+    return "" if home is None or given is not None or home.find_usual() else str(home.missing_error())
 
 
 def is_fetched(data: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from bad_input_helpers import refused_at_once, run
 from helpers import each
@@ -12,14 +11,12 @@ from helpers import each
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_an_archive_of_a_wrong_content() -> None:
-    np.savez("given.npz", x=np.ones((40, 5)), y=np.arange(40) % 3, split=["train"] * 39 + ["tset"])
-    refused_at_once(run({"data": {"name": "npz", "path": "given.npz"}}), "given.npz: 'split' holds 'tset'", "'test'")
-
-
 @each(
     ("content", "said"),
     [
+        (b"", "t.csv: is empty; valid: a line of column names, a line for each sample"),
+        (b'y,a\n"1,2', "t.csv: is no table, or is damaged (Error tokenizing data."),
+        (b"y\n", "t.csv: holds no rows; at least two are needed, one to train and one to test on"),
         (b"a,a,y\n1,2,u\n1,2,v\n", "t.csv: has two columns named 'a'"),
         (b"a,y\n1,2,u\n3,4,v\n", "t.csv: rows have more cells than the header; valid: a name for each column"),
         (b",a,y\n0,1,u\n1,2,v\n", "t.csv has no name, as row numbers that pandas writes or a separator at the end"),
@@ -29,7 +26,7 @@ def test_an_archive_of_a_wrong_content() -> None:
         (b"a,y\n1,0.0\n2,1.0\n", "data.target: column 'y' holds only 0.0 and 1.0; valid: 0 and 1 or text for classes"),
     ],
 )
-def test_a_table_that_would_silently_become_other_data(content: bytes, said: str) -> None:
+def test_a_damaged_table_or_one_that_would_silently_become_other_data(content: bytes, said: str) -> None:
     Path("t.csv").write_bytes(content)
     refused_at_once(run({"data": {"name": "table", "path": "t.csv", "target": "y"}}), said)
 

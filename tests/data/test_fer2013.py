@@ -43,10 +43,7 @@ def test_fer2013_with_columns_in_another_order(tmp_path):
         (lambda raw: raw[:-300], r"line 6 is truncated or damaged: it must have three columns"),
         (lambda raw: raw.replace(b"\n1,", b"\n1,7 "), "line 3 .* has 2305 pixels; expected 2304"),
         (lambda raw: raw.replace(b"\n1,", b"\n1,x"), "line 3 .* has words that are no numbers"),
-        (
-            lambda raw: re.sub(rb"\n1,\d+", b"\n1,256", raw),
-            "line 3 has pixels that are no whole numbers from 0 to 255",
-        ),
+        (lambda raw: re.sub(rb"\n1,\d+", b"\n1,256", raw), "line 3 has pixels that are no whole numbers from 0 to 255"),
         (lambda raw: re.sub(rb"\n1,\d+", b"\n1,1.5", raw), "line 3 has pixels that are no whole"),
         (lambda raw: re.sub(rb"\n1,\d+", b"\n1,nan", raw), "line 3 "),
         (lambda raw: raw.replace(b"\n1,", b"\n7,"), "line 3 has the emotion '7'; valid: 0 to 6"),

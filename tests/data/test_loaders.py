@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets_helpers import change, idx, load, real, refused, serving
+from datasets_helpers import change, idx, load, refused, serving
 from helpers import each
 from PIL import Image
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.registry import known
 from fedblend.data.loaders import mnist
 from fedblend.data.loaders.files import draw_test_half
-from fedblend.data.loaders.mnist import read_idx
 from fedblend.data.loaders.shakespeare import CHARACTERS, Shakespeare, _plays, encode, read_roles
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -45,16 +43,10 @@ no_folder = partial(refused, name="image-folder")
 X, Y = np.arange(20 * 9, dtype=np.uint8).reshape(20, 3, 3), np.arange(20) % 4
 
 
-def test_every_data_set_is_registered():
-    assert set(known("dataset")) >= {
-        "digits", "mnist5k", "mnist", "fashion-mnist", "shakespeare", "npz", "image-folder",
-    }  # fmt: skip
-
-
 def test_digits_are_those_of_scikit_learn():
-    datasets = pytest.importorskip("sklearn.datasets")
-    stored = datasets.load_digits()
+    stored = pytest.importorskip("sklearn.datasets").load_digits()
     data = load("digits")
+    assert (data.task, data.outputs, data.train.x.dtype) == ("classification", 10, torch.uint8)
     is_test = np.arange(1797) % 5 == 4
     for half, rows in ((data.train, ~is_test), (data.test, is_test)):
         expected = np.rint(stored.images[rows] * (255 / 16)).astype(np.uint8)[:, None]
@@ -65,12 +57,6 @@ def test_digits_are_those_of_scikit_learn():
         "load_digits() images": "e74bf3b15ac651eb11d9e136b2a9f86c06c9802aa2abaac9603b033495b30ee7",
         "load_digits() target": "5383ddd907a091bb4b1156307896bd921e17fad0edc1f88f7e53bb6ed7dd6149",
     }
-
-
-def test_digits():
-    data = load("digits")
-    assert (data.train.x.shape, data.train.x.dtype, len(data.test)) == ((1438, 1, 8, 8), torch.uint8, 359)
-    assert (int(data.train.x.max()), data.task, data.outputs) == (255, "classification", 10)
 
 
 @pytest.mark.slow
@@ -348,10 +334,6 @@ def test_npz_damaged_or_missing(tmp_path):
     refused("data.path: there is no", "npz", path=tmp_path / "nowhere.npz")
 
 
-def test_har_as_npz():
-    assert load_npz(real("uci-har.npz")).train.x.shape[1:] == (9, 128)
-
-
 def test_every_group_keeps_a_training_sample():
     groups = np.array([0] * 10 + [1] * 3 + [2])
     test = draw_test_half(groups, 0.5, "some")
@@ -505,8 +487,3 @@ def test_shakespeare_limits():
     assert np.bincount(np.concatenate([data.train.client, data.test.client])).tolist() == [300] * 3
     with pytest.raises(FedblendError, match=r"data.roles: 100000 roles are needed, but 0 have min_samples = 1000000"):
         Shakespeare(roles=100_000, min_samples=1_000_000).load()
-
-
-def test_read_idx_of_any_dimensions(tmp_path):
-    (tmp_path / "a").write_bytes(idx(np.arange(6).reshape(2, 3)))
-    assert read_idx(tmp_path / "a", 2).tolist() == [[0, 1, 2], [3, 4, 5]]

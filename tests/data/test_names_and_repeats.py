@@ -115,22 +115,6 @@ def test_only_equal_inputs_with_equal_targets_are_repeats(kind: torch.dtype, wid
     assert repeats(train, test) == 3
 
 
-def test_samples_with_the_same_sum_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ones:
-        def integers(self, low: int, high: int, size: int, kind: type[np.generic]) -> np.ndarray:
-            return np.ones(size, kind)
-
-    monkeypatch.setattr("fedblend.data.loaders.files.stream", lambda *address: Ones())
-    train = samples([[1, 2], [5, 0]], [0, 0], torch.int64)
-    assert repeats(train, samples([[2, 1], [0, 5], [1, 2]], [0, 0, 0], torch.int64)) == 1
-
-
-def test_rows_are_the_same_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedblend.data.loaders.files.BLOCK", 4)
-    train = samples([[i, 0.5] for i in range(50)], [0] * 50)
-    assert repeats(train, samples([[i, 0.5] for i in range(40, 60)], [0] * 20)) == 10
-
-
 @each("repeated", [0, 1])
 def test_repeats_are_counted_in_a_warning(repeated: int, tmp_path: Path) -> None:
     x = np.arange(20.0).reshape(10, 2)

@@ -298,13 +298,6 @@ def test_truth_values_with_gaps_and_decimals_are_numbers_and_lists_are_refused(t
     fault("column 'dose' holds neither numbers nor text, but such as array([1, 2]); valid: data.features ", lists.load)
 
 
-@each("content", [b"", b"\xff\xfe\x00", b'a,b\n"1,2', b"a,a\n1,2\n", b"a\n"])
-def test_damaged_tables_end_in_one_message(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_bytes(content)
-    with pytest.raises(FedblendError, match=r"p\.csv|data\.target"):
-        TableFile(str(tmp_path / "p.csv"), target="a").load()
-
-
 @pytest.mark.slow
 def test_a_file_trains_on_a_table_and_predicts_for_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -78,10 +78,7 @@ def test_ids_are_padded_at_the_end_and_the_mask_reads_them_alone() -> None:
 @each(
     ("name", "told"),
     [
-        (
-            "too_many",
-            r"'letters_of_test:too_many' returns \[1, 1, 1, 1\] for the text 'a'; valid: for each text",
-        ),
+        ("too_many", r"'letters_of_test:too_many' returns \[1, 1, 1, 1\] for the text 'a'; valid: for each text"),
         ("none", r"returns \[\] for the text 'a'; valid: for each text a list of 1 to 3 whole numbers from 0"),
         ("negative", r"returns \[-1\]"),
         ("one", "returns 1 lists for 2 texts"),

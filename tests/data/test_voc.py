@@ -69,18 +69,10 @@ def test_voc_of_one_list_draws_pictures_not_objects(pictures):
     ("file", "damage", "told"),
     [
         ("Annotations/000001.xml", lambda raw: raw[:-20], "000001.xml: is truncated or no XML"),
-        (
-            "Annotations/000001.xml",
-            lambda raw: raw.replace(b"cat", b"unicorn"),
-            "the class 'unicorn'; valid: aero",
-        ),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"cat", b"unicorn"), "the class 'unicorn'; valid: aero"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>"), "four numbers are expected"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>nan"), "four numbers are expected"),
-        (
-            "Annotations/000001.xml",
-            lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"),
-            "each maximum at least its min",
-        ),
+        ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmin>3", b"<xmin>11"), "each maximum at least its min"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"<xmax>10", b"<xmax>41"), "has 40 x 30 pixels, but"),
         ("Annotations/000001.xml", lambda raw: raw.replace(b"000001", b"000002"), "describes the image '000002.jpg'"),
         ("Annotations/000001.xml", lambda raw: b'<!DOCTYPE a [<!ENTITY b "c">]>' + raw, "holds a declaration"),

@@ -14,7 +14,7 @@ from reproduce_helpers import ITEMS, RUNNABLE
 from fedblend.core.errors import FedblendError
 from fedblend.methods.augment.pictures import HorizontalFlip
 from fedblend.papers import claims, formatting
-from fedblend.papers.items import SCALES, Item, all_papers, item_names, read_paper
+from fedblend.papers.items import SCALES, Item, Line, all_papers, item_names, read_paper
 from fedblend.papers.plan import _given, fingerprint, plan_item
 from fedblend.papers.result import paper_numbers
 from fedblend.papers.verdicts import judge
@@ -131,6 +131,27 @@ def test_a_file_with_too_few_numbers_in_a_row_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(FedblendError, match=r"items\.t\.quantities\.q: row 'x' has 1 numbers, but there are 2 columns"):
         read_paper(path)
+
+
+def test_what_several_items_or_claims_have_stands_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'title = "mine"\nbases = {}\nrows.a = { label = "A", method = "fedavg" }\n'
+        'quantities.q = { label = "Q", measure = "accuracy", digits = 2 }\n'
+        '[items.t]\ntitle = "t"\nnote = "n"\nrows = ["a"]\nquantities = ["q"]\n'
+        '[items.u]\nlike = "t"\ntitle = "u"\n[items.u.rows]\n'
+        'a = { label = "B" }\nb = { like = "a", method = "fedmix" }\nc = {}\n'
+        '[[items.u.claims]]\nsays = "s"\nholds = "a > b"\n'
+        'choices = [{ choice = "1" }, { choice = "2", holds = "a < b" }]\n'
+    )
+
+    first, second = read_paper(tmp_path / "mine.toml").items.values()
+
+    assert (second.title, second.note, second.quantities["q"].digits) == ("u", "n", 2)
+    assert [(one.says, one.holds, one.choice) for one in second.claims] == [("s", "a > b", "1"), ("s", "a < b", "2")]
+    assert first.rows == {"a": Line(label="A", method="fedavg")}
+    assert second.rows == {
+        "a": Line(label="B", method="fedavg"), "b": Line(label="A", method="fedmix"), "c": Line()
+    }  # fmt: skip
 
 
 CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}

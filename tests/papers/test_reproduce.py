@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cli_helpers import here
 from helpers import each, experiment, slow_except
-from reproduce_helpers import RUNNABLE
+from reproduce_helpers import RUNNABLE, result_of
 
 import fedblend
 from fedblend.analysis.attacks.snapshot import RoundSnapshot
@@ -38,6 +38,7 @@ from fedblend.papers.measures import (
     Devices,
     LabelAccuracy,
     RoundsTo,
+    SamplePrivacy,
 )
 from fedblend.papers.memory import most_kept
 from fedblend.papers.plan import ItemPlan, plan_item
@@ -81,34 +82,37 @@ def at_smoke(name: str, **options: Any) -> ItemPlan:
     return plan_item(name, "smoke", **options)
 
 
+def made(name: str, out: Path, shown: Counted | None = None, **options: Any) -> dict[str, Any]:
+    """The result of an item at the smallest scale."""
+    return run_item(at_smoke(name, **options), out, shown or Counted(), jobs=1)
+
+
 QUICK_ITEMS = ["fedmix/table-15", "aggenhance/figure-16", "xormixfl/table-2"]
 
 
 @pytest.mark.parametrize("name", slow_except(QUICK_ITEMS, RUNNABLE))
 def test_every_item_runs_at_smoke(name: str, out: Path) -> None:
-    made = at_smoke(name)
-    lacking = {reason for cell in made.cells if (reason := missing_reason(cell.experiment.data))}
-    if lacking:
+    plan = at_smoke(name)
+    if lacking := {reason for cell in plan.cells if (reason := missing_reason(cell.experiment.data))}:
         pytest.skip("; ".join(lacking))
 
-    result = run_item(made, out, Counted(), jobs=1)
+    result = made(name, out)
 
     assert not result["faults"]
-    assert len(result["claims"]) == len(made.item.claims)
+    assert len(result["claims"]) == len(plan.item.claims)
     for quantity in result["quantities"].values():
         assert any(cell["ours"] for cell in quantity["cells"]) or "n_k" in quantity["label"]
-    for cell in (cell for quantity in result["quantities"].values() for cell in quantity["cells"]):
-        for value in cell["ours"].values():
-            assert not str(value).endswith(".png") or (OutputPaths(out, made).folder / value).is_file()
-    assert f"# {made.id}" in formatting.markdown(result)
+        for value in (value for cell in quantity["cells"] for value in cell["ours"].values()):
+            assert not str(value).endswith(".png") or (OutputPaths(out, plan).folder / value).is_file()
+    assert f"# {plan.id}" in formatting.markdown(result)
 
 
 def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -> None:
-    first, again, more = Counted(), Counted(), Counted()
-    run_item(at_smoke("fedmix/table-15"), out, first, jobs=1)
+    again, more = Counted(), Counted()
+    made("fedmix/table-15", out)
 
-    one = run_item(at_smoke("fedmix/table-15"), out, again, jobs=1)
-    two = run_item(at_smoke("fedmix/table-15", seeds=[1]), out, more, jobs=1)
+    one = made("fedmix/table-15", out, again)
+    two = made("fedmix/table-15", out, more, seeds=[1])
 
     assert again.runs == []
     assert len(more.runs) == 2
@@ -117,13 +121,12 @@ def test_what_is_made_is_not_made_again_and_further_seeds_are_added(out: Path) -
 
 def test_numbers_from_another_machine_are_kept_without_their_runs(tmp_path: Path) -> None:
     elsewhere, here_too, changed = Counted(), Counted(), Counted()
-    one = run_item(at_smoke("fedmix/table-15"), tmp_path / "elsewhere", elsewhere, jobs=1)
-    made = at_smoke("fedmix/table-15", seeds=[0, 1])
-    folder = OutputPaths(tmp_path, made).folder
-    folder.mkdir(parents=True)
-    (folder / RESULT_FILE).write_text(json.dumps(one))
+    one = made("fedmix/table-15", tmp_path / "elsewhere", elsewhere)
+    for folder in ("here", "changed"):
+        (tmp_path / folder / "fedmix/table-15/smoke").mkdir(parents=True)
+    (tmp_path / "here/fedmix/table-15/smoke" / RESULT_FILE).write_text(json.dumps(one))
 
-    both = run_item(made, tmp_path, here_too, jobs=1)
+    both = made("fedmix/table-15", tmp_path / "here", here_too, seeds=[0, 1])
 
     assert len(elsewhere.runs) == 2
     assert all(name.endswith("seed1") for name in here_too.runs)
@@ -133,17 +136,16 @@ def test_numbers_from_another_machine_are_kept_without_their_runs(tmp_path: Path
 
     # One number of two that was made otherwise: its experiment is run.
     one["quantities"]["accuracy"]["cells"][0]["made_by"] = "otherwise"
-    (tmp_path / "changed" / folder.relative_to(tmp_path)).mkdir(parents=True)
-    (tmp_path / "changed" / folder.relative_to(tmp_path) / RESULT_FILE).write_text(json.dumps(one))
-    run_item(at_smoke("fedmix/table-15"), tmp_path / "changed", changed, jobs=1)
+    (tmp_path / "changed/fedmix/table-15/smoke" / RESULT_FILE).write_text(json.dumps(one))
+    made("fedmix/table-15", tmp_path / "changed", changed)
     assert len(changed.runs) == 1
 
 
 def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
-    made = plan_item("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
+    plan = plan_item("fedmix/table-1", "laptop", only=["fedmix", "cifar100", "fedavg"])
 
-    assert [(cell.row, cell.column) for cell in made.cells_to_run] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
-    assert len(made.cells) == 27  # shown beside the scale's own rows and columns
+    assert [(cell.row, cell.column) for cell in plan.cells_to_run] == [("fedavg", "cifar100"), ("fedmix", "cifar100")]
+    assert len(plan.cells) == 27  # shown beside the scale's own rows and columns
     with pytest.raises(FedblendError, match=r"--only fedmx: no such row or column \(did you mean 'fedmix'\?\)"):
         plan_item("fedmix/table-1", only=["fedmx"])
     by_label = at_smoke("fedmix/table-1", only=["FedAvg", "cifar10"])
@@ -151,9 +153,8 @@ def test_only_keeps_rows_and_columns_and_refuses_others() -> None:
     assert [(cell.row, cell.column) for cell in by_label.cells_to_run] == [("fedavg", "cifar10")]
 
 
-def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
-    first = run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
-    both = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
+def test_what_only_adds_joins_what_is_there_unless_that_was_made_otherwise(tmp_path: Path) -> None:
+    first, both = (made("mix2fld/table-2", tmp_path, only=[column]) for column in ("0.01", "0.1"))
 
     cells = [result["quantities"]["privacy"]["cells"] for result in (first, both)]
     assert [bool(cell["ours"]) for cell in cells[0]] == [True, False]
@@ -163,13 +164,19 @@ def test_what_only_adds_joins_what_is_there(tmp_path: Path) -> None:
     assert first["command"].endswith("--scale smoke --only 0.01")
     assert both["command"].endswith("--scale smoke")
 
+    cells[1][0] |= {"ours": {"0": 1.0}, "made_by": "otherwise"}
+    (tmp_path / "mix2fld/table-2/smoke" / RESULT_FILE).write_text(json.dumps(both | {"minutes": 7.5}))
+    again = made("mix2fld/table-2", tmp_path, only=["0.1"])
+    assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
+    assert 7.5 <= again["minutes"] < 8.5
+
 
 @pytest.mark.slow
 def test_numbers_beyond_the_scales_own_table_stay(tmp_path: Path) -> None:
     def command_of(value: float, *only: str) -> dict[str, Any]:
-        made = plan_item("fedmix/table-1", "laptop", only=only)
-        new = {("accuracy", cell.row, cell.column): {0: value} for cell in made.cells_to_run}
-        return write_result(OutputPaths(tmp_path, made), {}, {}, new, 1.0)
+        plan = plan_item("fedmix/table-1", "laptop", only=only)
+        new = {("accuracy", cell.row, cell.column): {0: value} for cell in plan.cells_to_run}
+        return write_result(OutputPaths(tmp_path, plan), {}, {}, new, 1.0)
 
     beyond = ("localmix", "cifar100")
     assert beyond not in plan_item("fedmix/table-1", "laptop").usual
@@ -189,14 +196,13 @@ def test_numbers_beyond_the_scales_own_table_stay(tmp_path: Path) -> None:
 
 
 def test_a_claim_about_a_spread_needs_the_whole_table_of_the_scale() -> None:
-    made = plan_item("fedmix/table-12")
-    (place,) = [i for i, claim in enumerate(made.item.claims) if claim.holds.startswith("spread:")]
-    shown = [cell for cell in made.cells if cell.row == "fedmix"]
-    values: Values = {("accuracy", "fedmix", cell.column): {0: 70.0, 1: 70.0} for cell in shown}
+    plan = plan_item("fedmix/table-12")
+    (place,) = [i for i, claim in enumerate(plan.item.claims) if claim.holds.startswith("spread:")]
+    values: Values = {("accuracy", "fedmix", cell.column): {0: 70.0, 1: 70.0} for cell in plan.cells}
 
-    assert judged_claims(made, values)[place]["verdict"] == "holds"
-    del values["accuracy", "fedmix", shown[-1].column]
-    assert judged_claims(made, values)[place]["verdict"] == "not measured"
+    assert judged_claims(plan, values)[place]["verdict"] == "holds"
+    values.popitem()
+    assert judged_claims(plan, values)[place]["verdict"] == "not measured"
 
 
 def test_a_small_run_whose_upper_bound_contradicts_the_large_one_is_not_comparable(
@@ -207,17 +213,10 @@ def test_a_small_run_whose_upper_bound_contradicts_the_large_one_is_not_comparab
     (tmp_path / "fedmix").mkdir()
 
     def write(scale: str, femnist: float, seeds: int) -> None:
-        ours = {("global", "femnist"): femnist, ("fedavg", "femnist"): 70.0}
-        ours |= {("global", "cifar10"): 90.0, ("fedavg", "cifar10"): 80.0}
-        cells = [
-            {
-                "row": row,
-                "column": column,
-                "ours": {str(seed): number + seed / 10 * (row == "global") for seed in range(seeds)},
-            }
-            for (row, column), number in ours.items()
-        ]
-        result = {"columns": {"femnist": "", "cifar10": ""}, "quantities": {"accuracy": {"cells": cells}}}
+        ours = {("fedavg", column): [number] * seeds for column, number in (("femnist", 70.0), ("cifar10", 80.0))}
+        above = {"femnist": femnist, "cifar10": 90.0}
+        ours |= {("global", column): [at + seed / 10 for seed in range(seeds)] for column, at in above.items()}
+        result = result_of(ours, "accuracy")
         (tmp_path / "fedmix" / f"table-1-{scale}.json").write_text(json.dumps(result))
         contradicted_data.cache_clear()
 
@@ -239,7 +238,7 @@ def test_a_small_run_whose_upper_bound_contradicts_the_large_one_is_not_comparab
         alone = plan_item("fedmix/table-12", "laptop")
         (claim, *_) = judged_claims(alone, {("accuracy", cell.row, cell.column): {0: 70.0} for cell in alone.cells})
         assert (claim["verdict"], claim["places"]) == ("not comparable", {})
-        result = {"columns": {}, "quantities": {"accuracy": {"cells": []}}, "other_data": [], "scale": "laptop"}
+        result = result_of({}, "accuracy")
         assert judge_result(result, claim).word == "not comparable"
         assert formatting.verdict_text(claim, result).startswith("not comparable (the upper bound is the other way")
     finally:
@@ -257,20 +256,6 @@ def test_up_to_is_judged_in_the_best_column_of_a_whole_row() -> None:
     assert (claim["verdict"], claim["places"]) == ("holds", {"4,8": [True, 4.45]})  # 61 / 50 is 22 %, 4.45 above 17.55
     del values["accuracy", "xormixfl", "0"]
     assert judged_claims(plan, values)[gain]["verdict"] == "not measured"
-
-
-def test_a_number_that_was_made_otherwise_is_not_taken_over(tmp_path: Path) -> None:
-    made = at_smoke("mix2fld/table-2", only=["0.01"])
-    run_item(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
-    earlier = json.loads(path.read_text())
-    for cell in earlier["quantities"]["privacy"]["cells"]:
-        cell["ours"], cell["made_by"] = {"0": 1.0}, "otherwise"
-    path.write_text(json.dumps(earlier))
-
-    again = run_item(at_smoke("mix2fld/table-2", only=["0.1"]), tmp_path, Counted(), jobs=1)
-
-    assert again["quantities"]["privacy"]["cells"][0]["ours"] == {}
 
 
 def test_cells_of_one_experiment_are_run_once() -> None:
@@ -298,12 +283,11 @@ class Interrupting(Counted):
 
 
 def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> None:
-    made = at_smoke("fedmix/table-17")
     with pytest.raises(Stopped, match=r"Go on with: fedblend reproduce fedmix/table-17 --scale smoke --out"):
-        run_item(made, tmp_path, Interrupting(lambda runs, _: len(runs) == 2), jobs=1)
+        made("fedmix/table-17", tmp_path, Interrupting(lambda runs, _: len(runs) == 2))
     partial = read_result(tmp_path, "fedmix", "table-17", "smoke")
     second = Counted()
-    whole = run_item(made, tmp_path, second, jobs=1)
+    whole = made("fedmix/table-17", tmp_path, second)
 
     assert sum(bool(cell["ours"]) for cell in partial["quantities"]["accuracy"]["cells"]) == 1
     assert len(second.runs) == 1
@@ -311,10 +295,10 @@ def test_ctrl_c_keeps_what_was_made_and_says_how_to_go_on(tmp_path: Path) -> Non
 
 
 def test_a_target_reached_by_a_run_that_was_interrupted_counts_and_its_last_accuracy_does_not(tmp_path: Path) -> None:
-    made = at_smoke("aggenhance/table-1", only=["fedavg"])
-    made.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
+    plan = at_smoke("aggenhance/table-1", only=["fedavg"])
+    plan.measures["after-15", "fedavg", "mnist"] = AccuracyAt(round=1)
     with pytest.raises(Stopped):
-        run_item(made, tmp_path, Interrupting(lambda _, record: record.round == 2), jobs=1)
+        run_item(plan, tmp_path, Interrupting(lambda _, record: record.round == 2), jobs=1)
     result = read_result(tmp_path, "aggenhance", "table-1", "smoke")
     kept = result["quantities"]
 
@@ -452,26 +436,6 @@ def test_a_page_shows_ours_the_papers_number_and_the_verdict() -> None:
     assert "Data not at hand: cifar10." in lines
 
 
-def test_a_page_leaves_out_what_has_no_number_and_names_seeds_that_are_not_the_results() -> None:
-    quantity = RESULT["quantities"]["q"]
-    ours = {
-        ("a", "x"): {"0": 1.0},
-        ("b", "x"): {"0": 1.0, "1": 3.0},
-        ("c", "x"): {"0": 2.0},
-        ("c", "y"): {},
-        ("d", "x"): {},
-    }
-    cells = [{"row": r, "column": c, "ours": o, "paper": None, "paper_std": None} for (r, c), o in ours.items()]
-    rows, columns = {"a": "A", "b": "B", "c": "C", "d": "D"}, {"x": "X", "y": "Y"}
-    whole = RESULT | {"rows": rows, "columns": columns, "quantities": {"q": quantity | {"cells": cells}}}
-
-    head, _, *lines = formatting.quantity_tables(whole)
-
-    assert head == "| Accuracy (%): ours, 1 seed | X |"
-    assert lines == ["| A | 1.0 |", "| B | 2.0 ± 1.4 [2 seeds] |", "| C | 2.0 |", ""]
-    assert formatting.quantity_tables(whole | {"quantities": {"q": quantity | {"cells": cells[3:]}}}) == []
-
-
 def test_a_page_shows_pictures_and_the_command_names_what_was_asked_for() -> None:
     cell = {"row": "a", "column": "x", "ours": {"0": "work/seeds.png"}, "paper": None, "paper_std": None}
     quantity = {"label": "Samples", "unit": "", "digits": 1, "cells": [cell]}
@@ -513,10 +477,10 @@ def test_the_mean_psnr_with_an_exactly_rebuilt_image_is_infinite(
 
 
 def test_an_infinite_number_without_a_target_is_written_and_read_back(tmp_path: Path) -> None:
-    made = plan_item("fed-augmix/table-2", "smoke")
-    key = next(key for key in made.measures if key[0] == "psnr")
+    plan = at_smoke("fed-augmix/table-2")
+    key = next(key for key in plan.measures if key[0] == "psnr")
     for new in ({key: {0: math.inf, 1: 9.0}}, {}):
-        result = write_result(OutputPaths(tmp_path, made), {}, {}, new, 0.0)
+        result = write_result(OutputPaths(tmp_path, plan), {}, {}, new, 0.0)
         cells = result["quantities"]["psnr"]["cells"]
         (ours,) = [cell["ours"] for cell in cells if (cell["row"], cell["column"]) == key[1:]]
         assert ours == {"0": "∞", "1": 9.0}
@@ -526,10 +490,9 @@ def test_an_infinite_number_without_a_target_is_written_and_read_back(tmp_path: 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_measure_without_a_number_is_a_fault(value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = at_smoke("mix2fld/table-2", only=["0.01"])
-    monkeypatch.setattr(type(next(iter(made.measures.values()))), "measured", lambda *_: value)
+    monkeypatch.setattr(SamplePrivacy, "measured", lambda *_: value)
 
-    result = run_item(made, tmp_path, Counted(), jobs=1)
+    result = made("mix2fld/table-2", tmp_path, only=["0.01"])
 
     assert f"the value is {value}" in " ".join(result["faults"].values())
     assert not any(cell["ours"] for cell in result["quantities"]["privacy"]["cells"])
@@ -570,11 +533,11 @@ def test_items_share_the_attacks_on_an_experiments_clients_however_many_they_ask
 
     monkeypatch.setattr(AttackFigure, "_attack", attack)
     for name, quantity in quantities.items():
-        made = plan_item(name, "laptop")
-        output = OutputPaths(tmp_path, made)
-        cell = next(cell for cell in made.cells if (cell.row, cell.column) == ("untrained", "10.0"))
+        plan = plan_item(name, "laptop")
+        output = OutputPaths(tmp_path, plan)
+        cell = next(cell for cell in plan.cells if (cell.row, cell.column) == ("untrained", "10.0"))
         cell_run = CellRun(cell.seeded(0), None, output.work_folder(cell, 0), lambda *_: None)
-        value = made.measures[quantity, cell.row, cell.column].measured(cell_run)
+        value = plan.measures[quantity, cell.row, cell.column].measured(cell_run)
         picture = output.relative_value(value, cell_run.folder)
 
     (many, first_folder), (one, second_folder) = attacks
@@ -627,7 +590,7 @@ def test_the_list_has_every_item_its_data_and_results_with_their_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    run_item(at_smoke("mix2fld/table-2", only=["0.01"]), tmp_path, Counted(), jobs=1)
+    made("mix2fld/table-2", tmp_path, only=["0.01"])
 
     output = here("reproduce", "--list", "mix2fld", "--out", str(tmp_path)).out
 
@@ -664,20 +627,11 @@ def test_a_result_without_differences_or_verdicts_says_why() -> None:
     assert "--scale laptop" in line
 
 
-def test_the_minutes_of_all_commands_add_up(tmp_path: Path) -> None:
-    made = at_smoke("mix2fld/table-2", only=["0.01"])
-    run_item(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "minutes": 7.5}))
-
-    assert 7.5 <= run_item(made, tmp_path, Counted(), jobs=1)["minutes"] < 8.5
-
-
-def test_a_result_has_the_curves_of_its_runs_and_keeps_those_of_another_machine(tmp_path: Path) -> None:
-    made = at_smoke("fedmix/table-15", only=["1"])
-    first = run_item(made, tmp_path, Counted(), jobs=1)
-    output = OutputPaths(tmp_path, made)
-    (cell,) = [one for one in made.cells if (one.row, one.column) == ("fedmix", "1")]
+def test_a_result_keeps_curves_of_another_machine_and_no_facts_on_data_that_no_cell_has(tmp_path: Path) -> None:
+    plan = at_smoke("fedmix/table-15", only=["1"])
+    first = made("fedmix/table-15", tmp_path, only=["1"])
+    output = OutputPaths(tmp_path, plan)
+    (cell,) = [one for one in plan.cells if (one.row, one.column) == ("fedmix", "1")]
     outcome = read(RunDirectory(output.all_runs(cell)[0]))
 
     (curve,) = [one for one in first["curves"] if (one["row"], one["column"]) == ("fedmix", "1")]
@@ -685,23 +639,15 @@ def test_a_result_has_the_curves_of_its_runs_and_keeps_those_of_another_machine(
     assert curve["accuracy"] == [round(record.accuracy, 5) for record in outcome.evaluated]
     assert curve["seconds"] == round(sum(sum(one.machine["seconds"].values()) for one in outcome.records), 1)
 
-    path = output.folder / RESULT_FILE
     shutil.rmtree(output.folder / "runs")
-    assert run_item(made, tmp_path, Counted(), jobs=1)["curves"] == first["curves"]
-    path.write_text(json.dumps(first | {"curves": [curve | {"experiment": "another"}]}))
-    assert run_item(made, tmp_path, Counted(), jobs=1)["curves"] == []
-
-
-def test_data_that_no_cell_has_any_more_are_not_among_the_facts(tmp_path: Path) -> None:
-    made = at_smoke("fedmix/table-15", only=["1"])
-    run_item(made, tmp_path, Counted(), jobs=1)
-    path = OutputPaths(tmp_path, made).folder / RESULT_FILE
-    result = json.loads(path.read_text())
-    assert list(result["facts"]["data"]) == ["digits"]
-    result["facts"]["data"]["fashion-mnist"] = {}
-    path.write_text(json.dumps(result))
-
-    assert list(run_item(made, tmp_path, Counted(), jobs=1)["facts"]["data"]) == ["digits"]
+    assert run_item(plan, tmp_path, Counted(), jobs=1)["curves"] == first["curves"]
+    assert list(first["facts"]["data"]) == ["digits"]
+    first["facts"]["data"]["fashion-mnist"] = {}
+    changed = first | {"curves": [curve | {"experiment": "another"}]}
+    (output.folder / RESULT_FILE).write_text(json.dumps(changed))
+    again = run_item(plan, tmp_path, Counted(), jobs=1)
+    assert again["curves"] == []
+    assert list(again["facts"]["data"]) == ["digits"]
 
 
 def test_a_data_set_with_all_its_files_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

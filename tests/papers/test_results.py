@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,16 @@ def test_every_figure_is_on_a_page_and_small() -> None:
     for path in (ROOT / "docs" / "figures").iterdir():
         assert f"figures/{path.name}" in pages
         assert path.stat().st_size <= 300_000
+
+
+def test_figures_are_drawn_from_the_committed_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = script("evidence/pages.py")
+    monkeypatch.setattr(sys.modules["tables.common"], "FIGURES", tmp_path)
+    for draw in pages.DRAWINGS:
+        draw()
+    drawn = [*tmp_path.iterdir()]
+    assert {path.name for path in drawn} <= {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    assert all(path.read_text().startswith("<svg") for path in drawn)
 
 
 def test_links_of_tables_lead_to_files_from_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

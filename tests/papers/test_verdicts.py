@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from helpers import each
+from reproduce_helpers import result_of
 
 from fedblend.papers.formatting import verdict_text
 from fedblend.papers.verdicts import ClaimVerdict, LineVerdict, judge, judge_result
@@ -38,14 +39,11 @@ def test_a_line_is_judged_by_its_interval(margins: tuple[float, ...], word: str)
 
 
 def test_equal_margins_of_what_is_counted_are_certain() -> None:
-    cells = [
-        {"row": row, "column": "x", "ours": {"0": value, "1": value}} for row, value in (("fl", 900.0), ("fd", 25.0))
-    ]
-    result = {"columns": {"x": "X"}, "quantities": {"uplink": {"cells": cells}}}
-    claim = {"holds": "fl > fd", "of": "uplink", "places": {"x": [True, 875.0]}}
+    result = result_of({("fl", "x"): (900.0, 900.0), ("fd", "x"): (25.0, 25.0)})
+    claim = {"holds": "fl > fd", "of": "q", "places": {"x": [True, 875.0]}}
 
     assert judge_result(result, claim).word == "within noise"
-    result["quantities"]["uplink"]["exact"] = True
+    result["quantities"]["q"]["exact"] = True
     assert judge_result(result, claim).word == "holds"
     assert judge_result(result, claim).lines["x"].interval == (875, 875)
 
@@ -74,9 +72,9 @@ def test_a_claim_has_the_p_value_that_decides_it(claim: str, deciding: tuple[flo
     a_minus_b = {"x": (2.0, 2.5, 3.0), "y": (3.5, 4.5, 5.0)}
     by_seed = {
         seed: {
-            cell: value
-            for line, more in a_minus_b.items()
-            for cell, value in {("a", line): more[seed], ("b", line): 0.0, ("c", line): -c}.items()
+            (row, line): value
+            for line in "xy"
+            for row, value in zip("abc", (a_minus_b[line][seed], 0.0, -c), strict=True)
         }
         for seed, c in enumerate((1.0, 1.1, 0.9))
     }
@@ -187,31 +185,19 @@ def test_a_seed_without_all_cells_of_a_mean_does_not_count() -> None:
 
 
 def test_a_spread_over_a_part_of_the_table_is_undecided() -> None:
-    cells = [
-        {"row": "a", "column": column, "ours": {str(seed): at + seed / 9 * at for seed in range(3) if column != "z"}}
-        for column, at in (("x", 0.1), ("y", 0.2), ("z", 0.0))
-    ]
-    result = {"columns": {column: column for column in "xyz"}, "quantities": {"q": {"cells": cells}}}
+    result = result_of({("a", "x"): (0.1, 0.11, 0.12), ("a", "y"): (0.2, 0.22, 0.24), ("a", "z"): ()})
     claim = {"holds": "spread:a <= 1", "of": "q", "places": {"all": [True, 1.0]}}
 
     assert judge_result(result, claim).word == "undecided"
-    cells.pop()
+    result["quantities"]["q"]["cells"].pop()
     assert judge_result(result, claim).word == "holds"
 
 
 @pytest.mark.parametrize("column", ["", "x"])
 def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
-    def cell(row: str, *ours: object) -> dict[str, object]:
-        return {"row": row, "column": column, "ours": {str(seed): value for seed, value in enumerate(ours)}}
+    result = result_of({("a", column): (3, 4, 5), ("b", column): (7, 8.5, "never")})
 
-    result = {
-        "rows": {"a": "A", "b": "B"},
-        "columns": {column: "X"},
-        "quantities": {"rounds": {"cells": [cell("a", 3, 4, 5), cell("b", 7, 8.5, "never")]}},
-    }
-    claim = {"holds": "a < b", "of": "rounds", "places": {column or "all": [True, 4.0]}}
-
-    verdict = judge_result(result, claim)
+    verdict = judge_result(result, {"holds": "a < b", "of": "q", "places": {column or "all": [True, 4.0]}})
 
     assert verdict.lines[column].margins == (4.0, 4.5, INF)
     assert verdict.word == "holds"
@@ -228,12 +214,7 @@ def test_a_written_result_is_judged_by_its_numbers(column: str) -> None:
     ],
 )
 def test_the_verdict_in_words_names_the_interval(ours: list[float], words: str) -> None:
-    def cell(row: str, values: list[float]) -> dict[str, object]:
-        return {"row": row, "column": "x", "ours": {str(seed): value for seed, value in enumerate(values)}}
-
-    cells = [cell("a", ours), cell("b", [1.0] * len(ours))]
-    result = {"rows": {"a": "A", "b": "B"}, "columns": {"x": "X"}, "quantities": {"q": {"cells": cells}}}
-    result |= {"other_data": [], "scale": "paper"}
+    result = result_of({("a", "x"): ours, ("b", "x"): [1.0] * len(ours)})
     claim = {"holds": "a > b", "of": "q", "places": {"x": [True, 2.0]}, "verdict": "holds", "paper": "holds"}
 
     assert verdict_text(claim | {"seeds": [len(ours), len(ours)]}, result) == words
@@ -241,12 +222,7 @@ def test_the_verdict_in_words_names_the_interval(ours: list[float], words: str) 
 
 def test_the_verdict_on_spreads_has_the_mean_over_seeds_beside_the_margin_of_means() -> None:
     # The spread of the means is 1; those of the seeds are 2 and 4.
-    cells = [
-        {"row": "a", "column": column, "ours": {"0": first, "1": second}}
-        for column, first, second in (("x", 1.0, 5.0), ("y", 3.0, 1.0))
-    ]
-    result = {"rows": {"a": "A"}, "columns": {"x": "X", "y": "Y"}, "quantities": {"q": {"cells": cells}}}
-    result |= {"other_data": [], "scale": "paper"}
+    result = result_of({("a", "x"): (1.0, 5.0), ("a", "y"): (3.0, 1.0)})
     claim = {"holds": "spread:a > 0", "of": "q", "places": {"all": [True, 1.0]}, "verdict": "holds", "paper": "holds"}
 
     words = verdict_text(claim | {"seeds": [2, 2]}, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,6 @@ from fedblend.data.loaders.files import DataFiles, data_folder, fingerprints, ma
 
 SHAPE = (3, 32, 32)
 """Channels, height and width: a record holds 1,024 bytes of red, then of green, then of blue, row by row."""
-PIXELS = 3 * 32 * 32
 
 CIFAR10 = DataFiles(
     name="cifar10",
@@ -121,11 +121,10 @@ def _find(files: DataFiles, folder: str | None) -> Path:
 def read_records(path: Path, labels: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """Read labels uint8 [n, len(labels)] and images uint8 [n, 3, 32, 32] of one file.
 
-    ``labels`` has the number of classes of each label by its name, in the order of the record. Raises
-    :class:`FedblendError` if the file is no whole number of records, or a label is out of range.
+    ``labels`` has the number of classes of each label by its name, in the order of the record.
     """
     raw = np.fromfile(regular_file(path), np.uint8)
-    width = len(labels) + PIXELS
+    width = len(labels) + math.prod(SHAPE)
     if not len(raw) or len(raw) % width:
         found = f"{len(raw)} bytes are no whole number of records of {width}"
         raise FedblendError(f"{path}: is truncated or another file: {found}; download it again")

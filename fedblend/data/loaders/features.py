@@ -96,10 +96,7 @@ class BackboneFeatures:
         return check(made)
 
     def encoder(self, data: Dataset | Mapping[str, Any]) -> tuple[Encoder, str]:
-        """Return what makes features of samples as the data set has them, and the digest of its weights and inputs.
-
-        ``data`` may be the facts on a data set: its name and kind.
-        """
+        """What makes features of the samples of ``data`` (or its facts), and the digest of its weights and inputs."""
         name, kind = (data["name"], data["kind"]) if isinstance(data, Mapping) else (data.name, data.kind)
         usual = "symmetric" if self.model == LITE0 else "imagenet"  # what the network was trained with
         scale = self.scale or (usual if kind == "image" else "none")

@@ -83,9 +83,9 @@ class Har:
 
 
 def recordings(signals: np.ndarray) -> np.ndarray:
-    """The recording of each window, int64 [n], numbered in the order of their first windows.
+    """The recording of each window of ``signals`` [n, 9, 128], int64 [n], numbered in the order of their first windows.
 
-    Windows with an equal half, and chains of such windows, are one recording. ``signals`` is [n, 9, 128].
+    Windows with an equal half, and chains of such windows, are one recording.
     """
     n, half = len(signals), signals.shape[2] // 2
     halves = np.ascontiguousarray(np.concatenate([signals[:, :, :half], signals[:, :, half:]])).reshape(2 * n, -1)

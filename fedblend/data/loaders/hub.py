@@ -108,10 +108,7 @@ class Hub:
 
 
 def fetch_splits(dataset: str, subset: str | None, names: Sequence[str]) -> list[Any]:
-    """Load splits of a data set of the Hub; download them into the cache of ``datasets`` if need be.
-
-    Raises :class:`FedblendError` if ``flwr-datasets`` is not installed, the download fails, or there is no such split.
-    """
+    """Load splits of a data set of the Hub; download them into the cache of ``datasets`` if need be."""
     try:
         from flwr_datasets import FederatedDataset
     except ImportError:

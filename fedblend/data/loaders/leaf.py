@@ -30,8 +30,7 @@ Parser = Callable[[list[Any], list[Any], str], UserSamples]
 def read_leaf(root: Path, parse: Parser) -> tuple[list[list[np.ndarray]], tuple[str, ...], dict[str, str]]:
     """Read ``train/*.json`` and ``test/*.json``: x, y and client of both halves, the users' names, and SHA-256.
 
-    Users are numbered in alphabetical order. Raises :class:`FedblendError` with the file for damaged files and for
-    other formats.
+    Users are numbered in alphabetical order.
     """
     files = [sorted((root / half).glob("*.json")) for half in ("train", "test")]
     hashes = fingerprints([path for half in files for path in half], root)

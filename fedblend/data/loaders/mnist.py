@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import io
 import math
 import os
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -137,52 +139,45 @@ TIMEOUT_S = 30  # Seconds without a response after which a download fails
 BLOCK = 1 << 16  # Bytes that are written at a time
 
 
-@dataclass
-class ResumingDownloader:
-    """A downloader for pooch that stores received bytes in ``part``, and requests only the remaining bytes.
+def _resume(kept: Path, url: str, output_file: str, pooch: Any) -> None:
+    """A downloader for pooch that stores received bytes in ``kept``, and requests only the remaining bytes.
 
-    If the server ignores the range and sends the whole file, ``part`` is overwritten. pooch checks the SHA-256 of the
+    If the server ignores the range and sends the whole file, ``kept`` is overwritten. pooch checks the SHA-256 of the
     complete file.
     """
+    import requests
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    part: Path
-
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Download ``url`` into ``output_file``. Raises the errors of ``requests``."""
-        import requests
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        label = TextColumn("downloading {task.description}")
-        columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        done = self.part.stat().st_size if self.part.exists() else 0
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-            if response.status_code == requests.codes.requested_range_not_satisfiable:
-                # The part is as long as the file: it is complete, or a part of another file.
-                os.replace(self.part, output_file)
-                return
-            response.raise_for_status()
-            is_partial = response.status_code == requests.codes.partial_content
-            length = response.headers.get("Content-Length")
-            self.part.parent.mkdir(parents=True, exist_ok=True)
-            done = done if is_partial else 0
-            total = done + int(length) if length else None
-            with open(self.part, "ab" if is_partial else "wb") as file, progress:
-                task = progress.add_task(self.part.stem, completed=done, total=total)
-                for block in response.iter_content(BLOCK):
-                    progress.advance(task, file.write(block))
-        if total is not None and self.part.stat().st_size < total:
-            raise requests.ConnectionError("the connection was lost; the next attempt resumes here")
-        os.replace(self.part, output_file)
+    label = TextColumn("downloading {task.description}")
+    columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    done = kept.stat().st_size if kept.exists() else 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        if response.status_code == requests.codes.requested_range_not_satisfiable:
+            # The part is as long as the file: it is complete, or a part of another file.
+            os.replace(kept, output_file)
+            return
+        response.raise_for_status()
+        is_partial = response.status_code == requests.codes.partial_content
+        length = response.headers.get("Content-Length")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        done = done if is_partial else 0
+        total = done + int(length) if length else None
+        with open(kept, "ab" if is_partial else "wb") as file, progress:
+            task = progress.add_task(kept.stem, completed=done, total=total)
+            for block in response.iter_content(BLOCK):
+                progress.advance(task, file.write(block))
+    if total is not None and kept.stat().st_size < total:
+        raise requests.ConnectionError("the connection was lost; the next attempt resumes here")
+    os.replace(kept, output_file)
 
 
 def download(url: str, sha256: str, folder: str, remedy: str) -> Path:
     """Download ``url`` into the user's cache, unless it is there, and return its path.
 
-    Raises :class:`FedblendError` with the file, its address and ``remedy`` if the download fails or the file has
-    another SHA-256.
+    Raises :class:`FedblendError` with ``remedy`` if the download fails or the file has another SHA-256.
     """
     import pooch
     import requests
@@ -191,7 +186,7 @@ def download(url: str, sha256: str, folder: str, remedy: str) -> Path:
     cache = Path(pooch.os_cache("fedblend")) / folder
     try:
         pooch.get_logger().setLevel("WARNING")
-        downloader = ResumingDownloader(cache / f"{name}.part")
+        downloader = functools.partial(_resume, cache / f"{name}.part")
         return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=cache, downloader=downloader))
     except (requests.RequestException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -217,7 +212,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     Images have 3 axes ([n, H, W], magic number 0x00000803), labels 1 ([n], 0x00000801). Raises :class:`FedblendError`
     with the file if it cannot be unpacked, has another magic number, or is not as long as its header's shape requires.
     """
-    kind = KINDS.get(dimensions, f"arrays of {dimensions} axes")
     magic = struct.pack(">BBBB", 0, 0, UNSIGNED_BYTE, dimensions)
     header, body, shape = 4 + 4 * dimensions, b"", ()
     try:
@@ -231,7 +225,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         raise FedblendError(f"{path}: truncated or damaged, cannot be unpacked ({error}); download it again") from None
     size = math.prod(shape)
     if head[:4] != magic:
-        begin = f"0x{head[:4].hex() or '(nothing)'}; idx {kind} begin with 0x{magic.hex()}"
+        begin = f"0x{head[:4].hex() or '(nothing)'}; idx {KINDS[dimensions]} begin with 0x{magic.hex()}"
         raise FedblendError(f"{path}: begins with {begin}. Is it another file under this name?")
     if len(head) < header:
         raise FedblendError(f"{path}: is truncated: {len(head)} bytes, less than its header of {header}")
@@ -256,10 +250,8 @@ def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[np.n
     return x[:, None], y.astype(np.int64)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> io.BufferedIOBase:
     """The open file, unpacked as it is read if it is gzipped (by its first bytes, not its name)."""
-    file = open(regular_file(path), "rb")  # noqa: SIM115 (closed by the caller)
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path))
+    with open(regular_file(path), "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else open(path, "rb")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import sys
-import tokenize
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,15 +38,6 @@ HALVES = tuple(f"{name}_{half}" for name in ("x", "y", "client", "writer") for h
 
 SIMILARITY = 0.75
 """Similarity (of difflib) to a valid name at which an unknown name is an error: ``client_id`` is, ``sizes`` is not."""
-
-DAMAGED = (
-    OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError,
-    SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
-)  # fmt: skip
-"""The errors of NumPy and ``zipfile`` for a damaged archive.
-
-TokenError: a header is no Python. MemoryError: a header's shape is larger than the memory. RuntimeError: a member is
-encrypted, or has an unknown compression."""
 
 
 @part("dataset", "npz")
@@ -104,9 +92,15 @@ def read_arrays(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, np.
                 _require_clear_names(archive.files, (*HALVES, *LISTS), path)
                 return _join_halves(archive, path)
             _require_clear_names(archive.files, ARRAYS, path)
-            _require_names(archive.files, needed, path)
+            for name in (name for name in needed if name not in archive.files):
+                found = f"{path}: holds no array '{name}' (but {listed(archive.files) or 'nothing'})"
+                optional = ", ".join(one for one in ARRAYS if one not in needed)
+                raise FedblendError(f"{found}; {' and '.join(map(repr, needed))} are needed, {optional} are optional")
             return {name: _array(archive, name) for name in archive.files if name in ARRAYS}
-    except DAMAGED as error:
+    except FedblendError:
+        raise
+    # NumPy, zipfile and what unpacks for it raise errors of all kinds for a damaged archive.
+    except Exception as error:
         pickled = str(error).startswith("Object arrays")
         reason = "holds objects; save plain numbers or text" if pickled else legible(error) or type(error).__name__
         raise FedblendError(f"{path}: is no valid .npz archive of arrays: {reason}") from None
@@ -169,13 +163,6 @@ def wrong_form(path: Path, name: str, array: np.ndarray, valid: str) -> Fedblend
     return FedblendError(f"{path}: '{name}' is {array.dtype} of shape {list(array.shape)}; valid: {valid}")
 
 
-def _require_names(names: Sequence[str], needed: Sequence[str], path: Path) -> None:
-    for name in (name for name in needed if name not in names):
-        found = f"{path}: holds no array '{name}' (but {listed(names) or 'nothing'})"
-        optional = ", ".join(one for one in ARRAYS if one not in needed)
-        raise FedblendError(f"{found}; {' and '.join(map(repr, needed))} are needed, {optional} are optional")
-
-
 # A data set from arrays -----------------------------------------------------------------------------------
 
 
@@ -189,8 +176,7 @@ def dataset_of(
 ) -> Dataset:
     """Make a data set of the arrays x, y, client, split, client_names, classes and labels (see :class:`Npz`).
 
-    Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name. Raises
-    :class:`FedblendError` with the source and the invalid array.
+    Messages name ``source``; the draw of the test half depends on its last part. ``files`` has SHA-256 by name.
     """
     _require_lengths(arrays, source)
     inputs, x = as_inputs(arrays["x"], source, kind)

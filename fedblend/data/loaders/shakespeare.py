@@ -17,6 +17,7 @@ from fedblend.data.loaders.files import TestShare, made, regular_file, sha256_fi
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters in LEAF's order: character i has code i."""
 
+CODES = bytes.maketrans(CHARACTERS.encode(), bytes(range(len(CHARACTERS))))
 SPEAKER = re.compile(r"\*\*(.+)\*\*\s*")
 DIRECTIONS = re.compile(r"_?\[[^\]]{0,300}\]_?|_[^_]{1,600}_|\*[^*]{1,600}\*")
 """Stage directions: _Enter GHOST_, _[Aside]_ and, in one play, *Exeunt*."""
@@ -111,9 +112,7 @@ def encode(text: str) -> np.ndarray:
 
 def codes_of(text: str) -> np.ndarray:
     """A text of LEAF's characters as codes, uint8 [length]."""
-    table = np.zeros(128, np.uint8)
-    table[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
-    return table[np.frombuffer(text.encode("ascii"), np.uint8)]
+    return np.frombuffer(text.encode("ascii").translate(CODES), np.uint8)
 
 
 def _windows(texts: list[np.ndarray], context: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

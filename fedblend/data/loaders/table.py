@@ -390,10 +390,7 @@ def conformed(
     besides: Sequence[str],
     path: Path,
 ) -> pd.DataFrame:
-    """Return a table with its columns and texts renamed, and of ``columns`` those, in their order, and ``besides``.
-
-    Raises :class:`FedblendError` with all columns that are missing, or that hold what ``columns`` does not allow.
-    """
+    """Return a table with its columns and texts renamed, and of ``columns`` those, in their order, and ``besides``."""
     if strange := [name for name in rename if name not in frame.columns]:
         raise FedblendError(f"data.rename: {path} has no column '{strange[0]}'{or_valid(strange[0], frame.columns)}")
     own = {new: old for old, new in rename.items()}

@@ -139,8 +139,7 @@ def _names(path: Path) -> list[str]:
 def read_objects(path: Path, difficult: bool) -> list[Object]:
     """Read the objects of an annotation, with ``difficult`` also those marked as difficult.
 
-    VOC counts the pixels of a box from 1 and includes both ends. Raises :class:`FedblendError` with the file if it is
-    no annotation of VOC.
+    VOC counts the pixels of a box from 1 and includes both ends.
     """
     raw = regular_file(path).read_bytes()
 

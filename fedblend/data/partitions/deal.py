@@ -37,10 +37,7 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
 
 
 def deal_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Population:
-    """Give client k ``counts[k, c]`` samples of class c, drawn without replacement; counts int [K, classes].
-
-    No class may have fewer samples than its counts (see :func:`require_supply`).
-    """
+    """Give client k ``counts[k, c]`` samples of class c, drawn without replacement; counts int [K, classes]."""
     client, label = np.nonzero(counts)
     return deal(labels, client, label, counts[client, label], len(counts), rng)
 
