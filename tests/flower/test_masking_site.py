@@ -304,16 +304,17 @@ def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: 
     assert replies({}, [0, 1, 2, 3]) == ""
     not_signed = "the keys of site 1 are not signed with its own key (peers in the site file)"
     assert not_signed in replies({c: pairs[c] for c in (1, 2, 3)}, [0])
-    forged = {c: masks.sign_keys(str(tmp_path / "server.key"), c, "models", context, pairs[c]) for c in (1, 2, 3)}
+    server = str(tmp_path / "server.key")
+    forged = {c: masks.sign(server, masks.keys_text(c, "models", context, pairs[c])) for c in (1, 2, 3)}
     assert not_signed in replies({c: pairs[c] | {"sign": forged[c]} for c in (1, 2, 3)}, [0])
     # A site's signature of other keys, of another quantity, round or experiment, or as another site.
-    own = str(tmp_path / "site-1.key")
-    for signed in (
-        masks.sign_keys(own, 1, "models", context, pairs[2]),
-        masks.sign_keys(own, 1, "means", context, pairs[1]),
-        masks.sign_keys(own, 1, "models", masks.sum_digest(told, 1), pairs[1]),
-        masks.sign_keys(own, 2, "models", context, pairs[1]),
+    for text in (
+        masks.keys_text(1, "models", context, pairs[2]),
+        masks.keys_text(1, "means", context, pairs[1]),
+        masks.keys_text(1, "models", masks.sum_digest(told, 1), pairs[1]),
+        masks.keys_text(2, "models", context, pairs[1]),
     ):
+        signed = masks.sign(str(tmp_path / "site-1.key"), text)
         assert not_signed in replies({1: pairs[1] | {"sign": signed}}, [0, 2, 3])
     assert "site 4 would be in the sum, and is not among this site's peers" in replies({4: pairs[4]}, [0, 1, 2, 3])
 
@@ -387,7 +388,7 @@ def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
         ("pipe", "is no regular file; key: give"),
     ):
         with pytest.raises(FedblendError, match=why):
-            masks.sign_keys(str(tmp_path / path), 0, "models", b"", {"mask": b"", "box": b""})
+            masks.sign(str(tmp_path / path), b"text")
 
 
 # A dishonest site is named and excluded -------------------------------------------------------------------

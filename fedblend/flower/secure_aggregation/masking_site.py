@@ -68,8 +68,8 @@ def make_keys(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Mes
     _keep(task, quantity, "keys", {f"private/{name}": private for name, (private, _) in pairs.items()})
     keys = {name: public for name, (_, public) in pairs.items()}
     if task.site.key is not None:
-        context = masks.sum_digest(fields, task.round)
-        keys[SIGNATURE] = masks.sign_keys(task.site.key, task.client, quantity, context, keys)
+        text = masks.keys_text(task.client, quantity, masks.sum_digest(fields, task.round), keys)
+        keys[SIGNATURE] = masks.sign(task.site.key, text)
     return {}, masks.as_tensors(keys)
 
 
