@@ -60,6 +60,8 @@ WORD = ",".join(kind.name for kind in PAYLOAD_KINDS.values() if kind.through_mod
 """Kinds that leave a node without a site file only by a word."""
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+TWO = {**ALL, "cohort": 2}
+POWER = {"name": "power-of-choice", "candidates": 3}
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
 SECURE = {"name": "fedavg", "aggregator": "secure-mean"}
 LINEAR = {"name": "mlp", "hidden": []}
@@ -193,6 +195,17 @@ class Nodes:
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
+    def spoiled(self, spoil: Callable[[int, Message, Message], Message | None]) -> Nodes:
+        """The same nodes, whose replies are changed, dropped or broken once more."""
+        before = self.spoil
+
+        def both(client: int, message: Message, reply: Message) -> Message | None:
+            found = before(client, message, reply)
+            return found if found is None else spoil(client, message, found)
+
+        self.spoil = both
+        return self
+
     def changing(
         self, kind: str, clients: Collection[int], change: Callable[[dict[str, torch.Tensor]], Tensors]
     ) -> Nodes:
@@ -202,32 +215,29 @@ class Nodes:
     def lying(self, kind: str, clients: Collection[int], change: Change) -> Nodes:
         """The same nodes, of which some lie in their replies of a kind."""
 
-        def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        def lie(client: int, message: Message, reply: Message) -> Message | None:
             if client not in clients or message.metadata.message_type != kind:
                 return reply
             made = change(*unpack(reply.content))
             return made if made is None else Message(made, reply_to=message)
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(lie)
 
     def after(self, round: int, client: int | None, do: Callable[[], object]) -> Nodes:
         """The same nodes; ``do`` is called when a client (``None``: each of them) has trained in a round."""
 
-        def spoil(who: int, message: Message, reply: Message) -> Message:
+        def trained(who: int, message: Message, reply: Message) -> Message:
             if trained_in(message) == round and client in (None, who):
                 do()
             return reply
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(trained)
 
     def silent(self, client: int, round: int | None = None) -> Nodes:
         """The same nodes, of which one never replies, or not to a request to train in a round."""
-        self.spoil = lambda who, message, reply: (
-            None if who == client and round in (None, trained_in(message)) else reply
+        return self.spoiled(
+            lambda who, message, reply: None if who == client and round in (None, trained_in(message)) else reply
         )
-        return self
 
     def without(self, *clients: int) -> Nodes:
         """The same nodes, of which some are not connected."""
@@ -237,12 +247,11 @@ class Nodes:
     def failing(self, client: int, code: int, reason: str) -> Nodes:
         """The same nodes, of which one answers requests to train with an error of Flower's."""
 
-        def spoil(who: int, message: Message, reply: Message) -> Message:
+        def fail(who: int, message: Message, reply: Message) -> Message:
             fails = who == client and message.metadata.message_type == "train"
             return Message(Error(code, reason), reply_to=message) if fails else reply
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(fail)
 
     def client(self, node: int) -> Any:
         return self.contexts[node].node_config.get("partition-id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -16,6 +17,8 @@ import pytest
 import torch
 from flower_helpers import (
     ALL,
+    POWER,
+    TWO,
     Nodes,
     by_loop,
     experiment,
@@ -29,7 +32,6 @@ from flower_helpers import (
     spoiling,
     table_only,
     tensors_only,
-    trained_in,
 )
 from flower_sites import sites_of, sites_with_data
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -261,17 +263,21 @@ def test_a_restarted_site_is_queried_and_receives_everything_again(tmp_path: Pat
     assert pools == [True, False, True]
 
 
-def test_a_site_that_lost_its_memory_receives_the_pool_again_in_the_same_round(tmp_path: Path) -> None:
-    asked, grid = experiment("fedmix", train=ALL), nodes()
+@pytest.mark.parametrize(
+    "asked", [experiment("fedmix", train=ALL), experiment(selection=POWER, train=TWO)], ids=["pool", "model"]
+)
+def test_a_site_that_lost_its_memory_receives_everything_again_in_the_same_round(
+    asked: Experiment, tmp_path: Path
+) -> None:
+    grid = nodes()
 
     def forget(who: int, message: Message, reply: Message) -> Message:
         grid.contexts[message.metadata.dst_node_id].state = RecordDict()
         return reply
 
-    grid.spoil = forget
-    finished = federate(grid, asked, tmp_path)
+    finished = federate(grid.spoiled(forget), asked, tmp_path)
     is_loops(finished, asked)
-    assert refusals(finished, 2) == {}
+    assert (refusals(finished), refusals(finished, 2)) == ({}, {})
 
 
 def killing(grid: Nodes, round: int, client: int | None = None, end: type[BaseException] = Killed) -> Nodes:
@@ -336,13 +342,8 @@ def keeping(keeper: str) -> Experiment:
 @pytest.mark.parametrize("keeper", FEW_KEEPERS)
 def test_a_site_that_restarts_goes_on_with_what_only_it_keeps(keeper: str, tmp_path: Path) -> None:
     asked, grid = keeping(keeper), sites_of(tmp_path / "sites")
-
-    def spoil(who: int, message: Message, reply: Message) -> Message:
-        if trained_in(message) == who % 2:
-            grid.restart(who)
-        return reply
-
-    grid.spoil = spoil
+    for client in range(4):
+        grid.after(client % 2, client, functools.partial(grid.restart, client))
     finished = federate(grid, asked, tmp_path / "restarted")
     same_runs(finished, federate(sites_of(tmp_path / "others"), asked, tmp_path / "whole"))
 
@@ -356,16 +357,9 @@ def test_a_site_without_a_file_that_lost_its_own_means_does_not_train_without_th
 
 @pytest.mark.slow
 def test_a_site_that_ends_before_its_reply_goes_on_with_what_the_server_knows_of(tmp_path: Path) -> None:
-    restarting = sites_of(tmp_path / "restarted")
-
-    def restart(who: int, message: Message, reply: Message) -> Message | None:
-        if (who, trained_in(message)) != (0, 1):
-            return reply
-        restarting.restart(0)
-        return None
-
-    restarting.spoil = restart
-    restarted = federate(restarting, keeping("scaffold"), tmp_path / "restarted-run")
+    grid = sites_of(tmp_path / "restarted")
+    grid.after(1, 0, lambda: grid.restart(0)).silent(0, 1)
+    restarted = federate(grid, keeping("scaffold"), tmp_path / "restarted-run")
     silent = federate(sites_of(tmp_path / "silent").silent(0, 1), keeping("scaffold"), tmp_path / "silent-run")
     assert [list(refusals(restarted, round)) for round in range(4)] == [[], [], [0], []]
     assert same(restarted.state.weights, silent.state.weights)

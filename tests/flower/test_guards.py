@@ -330,15 +330,12 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
     asked = one_round({"name": "fedavg", "aggregator": {"name": "mean", "by": by}}, fraction=1.0)
     uploads: list[dict[str, torch.Tensor]] = []
 
-    def states_more(who: int, message: Message, reply: Message) -> Message:
-        if who != 1 or message.metadata.message_type not in ("query.hello", "train"):
-            return reply
-        fields, tensors = unpack(reply.content)
+    def more(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RecordDict:
         uploads.extend([tensors] if tensors else [])
-        return Message(pack({**fields, "samples": 100 * fields["samples"]}, to_record(tensors)), reply_to=message)
+        return pack({**fields, "samples": 100 * fields["samples"]}, to_record(tensors))
 
     grids = {name: Nodes(sites_with_data(tmp_path / name, asked)) for name in ("lying", "honest")}
-    grids["lying"].spoil = states_more
+    grids["lying"].lying("query.hello", {1}, more).lying("train", {1}, more)
     ours, theirs = (federate(grid, asked, tmp_path / name / "run").state.weights for name, grid in grids.items())
     if by == "clients":
         assert same(ours, theirs)

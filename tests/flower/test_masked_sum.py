@@ -175,13 +175,12 @@ def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
     """Sites that do not reply from one kind of message on."""
     gone: set[int] = set()
 
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+    def leave(client: int, message: Message, reply: Message) -> Message | None:
         if when.get(client) == message.metadata.message_type:
             gone.add(client)
         return None if client in gone else reply
 
-    grid.spoil = spoil
-    return grid
+    return grid.spoiled(leave)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 from flower_helpers import ALL, Nodes, federate, is_loops, nodes, refusals
 from flower_sites import audit, site_files, write_peers
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from helpers import slow_after_first
 from test_masked_sum import asked, drop, is_sum_of
 
@@ -23,7 +23,6 @@ from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.credentials import make_site_key
-from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum
@@ -503,21 +502,10 @@ def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
         the_sum(*withheld(2, {0, 1, 3}))
 
 
-def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
-    changed = grid.changing("query.unmask", {liar}, change).spoil
-
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
-        drops_out = (client, message.metadata.message_type) == (1, "train") and len(grid.contexts) == 5
-        return None if drops_out else changed(client, message, reply)
-
-    grid.spoil = spoil
-    return grid
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> None:
     one = asked(rounds=2)
-    grid = lying(nodes(4), 0, lambda t: {name: flipped(share) for name, share in t.items()})
+    grid = nodes(4).changing("query.unmask", {0}, lambda t: {name: flipped(share) for name, share in t.items()})
     finished = federate(grid, one, tmp_path / "liar")
     assert finished.state.round == 2
     first, second = finished.directory.metrics()[1:]
@@ -530,20 +518,11 @@ def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> 
 
 def sealing_garbage(drops: bool) -> Nodes:
     """Four nodes, of which client 2 seals shares that nobody can open, and may then drop out of the round."""
-    grid = nodes(4)
 
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
-        kind = message.metadata.message_type
-        if client != 2 or kind not in ("query.shares", "train"):
-            return reply
-        if kind == "train":
-            return None if drops else reply
-        fields, tensors = unpack(reply.content)
-        sealed = {n: t if n in ("commit", "digests") else t.flip(0) for n, t in tensors.items()}
-        return Message(pack(fields, to_record(sealed)), reply_to=message)
+    def seal(tensors: Tensors) -> Tensors:
+        return {n: t if n in ("commit", "digests") else t.flip(0) for n, t in tensors.items()}
 
-    grid.spoil = spoil
-    return grid
+    return drop(nodes(4).changing("query.shares", {2}, seal), {2: "train"} if drops else {})
 
 
 @pytest.mark.slow
@@ -568,8 +547,6 @@ def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tm
 @pytest.mark.slow
 def test_a_wrong_share_of_a_dropped_sites_key_is_replaced(tmp_path: Path) -> None:
     one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
-    grid = lying(
-        nodes(5), 0, lambda t: {name: flipped(share) if "pair" in name else share for name, share in t.items()}
-    )
-    finished = federate(grid, one, tmp_path)
+    grid = nodes(5).changing("query.unmask", {0}, lambda t: {n: flipped(s) if "pair" in n else s for n, s in t.items()})
+    finished = federate(drop(grid, {1: "train"}), one, tmp_path)
     is_sum_of(finished, one, [0, 2, 3, 4], list(range(5)))
