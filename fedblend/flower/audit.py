@@ -527,10 +527,9 @@ class ReplayGuard:
                 f"it has given its {self.kind}{about} of round {self.round + 1} in this run, and gives them once"
             )
 
-    def record_sent(self, tensors: Tensors, trained: bool, part: str | None = None, **more: Unpack[More]) -> None:
-        """Record the payload (:meth:`AuditLog.record_sent`); ``part`` in place of this one's own."""
-        where = (self.run, self.round, self.client, self.kind)
-        self.audit.record_sent(*where, tensors, trained, self.part if part is None else part, **more)
+    def record_sent(self, tensors: Tensors, trained: bool, **more: Unpack[More]) -> None:
+        """Record the payload (:meth:`AuditLog.record_sent`)."""
+        self.audit.record_sent(self.run, self.round, self.client, self.kind, tensors, trained, self.part, **more)
 
     def count_refused(self, refusal: RefusedByPolicy, sharing: str, most: int) -> RefusedByPolicy:
         """Count a sharing that is refused, and return why; one too many is no more than that, and does not count."""
@@ -539,7 +538,7 @@ class ReplayGuard:
                 self.audit.check_sharings(sharing, None, most)
             except RefusedByPolicy as full:
                 return full
-            self.record_sent({}, False, part="", sharing=sharing)
+            self.record_sent({}, False, sharing=sharing)
         return refusal
 
     def record_refused(self, reason: str) -> None:

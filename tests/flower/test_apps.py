@@ -285,37 +285,24 @@ def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> N
         assert "shares no other (sharings in its site file: 1)" in asked(9, **other).error.reason
 
 
-def test_means_of_a_users_own_app_that_others_overtook_are_not_given_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("work", "before", "size"), [("payload", [], "all"), ("_count", ["all"], 7)])
+def test_a_request_that_others_overtook_gets_no_means_and_is_not_told_by_how_many_samples_it_differs(
+    work: str, before: list[Any], size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = SharingLedger.payload
+    plain, most = getattr(SharingLedger, work), len(before) + 1
+    asked = functools.partial(asked_to_share, tmp_path, f"sharings = {most}\n")
 
     def overtaken(self: SharingLedger, *args: Any) -> Any:
-        payload = plain(self, *args)
-        monkeypatch.setattr(SharingLedger, "payload", plain)
-        assert not asked_to_share(tmp_path, "", 1, samples_per_mean=4).has_error()
-        return payload
-
-    monkeypatch.setattr(SharingLedger, "payload", overtaken)
-    for run in (2, 3):
-        assert "shares no other (sharings in its site file: 1)" in asked_to_share(tmp_path, "", run).error.reason
-
-
-def test_a_request_that_others_overtook_is_not_told_by_how_many_samples_it_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = SharingLedger._count
-    asked = functools.partial(asked_to_share, tmp_path, "sharings = 2\n")
-
-    def overtaken(self: SharingLedger, *args: Any) -> None:
-        plain(self, *args)
-        monkeypatch.setattr(SharingLedger, "_count", plain)
+        made = plain(self, *args)
+        monkeypatch.setattr(SharingLedger, work, plain)
         assert not asked(1, samples_per_mean=4).has_error()
+        return made
 
-    assert not asked(0, samples_per_mean="all").has_error()
-    monkeypatch.setattr(SharingLedger, "_count", overtaken)
+    for earlier in before:
+        assert not asked(0, samples_per_mean=earlier).has_error()
+    monkeypatch.setattr(SharingLedger, work, overtaken)
     for run in (2, 3):
-        assert "shares no other (sharings in its site file: 2)" in asked(run, samples_per_mean=7).error.reason
+        assert f"shares no other (sharings in its site file: {most})" in asked(run, samples_per_mean=size).error.reason
 
 
 def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:
@@ -523,11 +510,27 @@ ARGUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-@each(("field", "value"), [(field, value) for field, (_, values) in ARGUMENTS.items() for value in values])
-def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any) -> None:
-    with pytest.raises(FedblendError) as error:
-        Strategy(**{"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS, field: value})
-    assert str(error.value) == f"Strategy: {field}: {value!r} is not valid: {ARGUMENTS[field][0]}"
+OF_INPUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "shape": ("whole numbers from 1 up, such as (784,) or (1, 28, 28)", ((), (3, 0), 784)),
+    "outputs": ("a whole number from 1 up", (0,)),
+    "std": ("one number above 0, or one for each of 3", (0.0, None)),
+    "mean": ("one number, or one for each of 3", ([0.1, 0.2], "0.5")),
+    "kind": ("classification, multi-label, regression", ("other",)),
+}
+MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
+    "Strategy": (Strategy, {"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS}, ARGUMENTS),
+    "inputs": (Inputs, {"shape": (3, 8, 8), "outputs": 2}, OF_INPUTS),
+}
+
+
+@each(("of", "field"), [(of, field) for of, (_, _, arguments) in MADE.items() for field in arguments])
+def test_an_invalid_argument_is_one_message(of: str, field: str) -> None:
+    made, given, arguments = MADE[of]
+    valid, values = arguments[field]
+    for value in values:
+        with pytest.raises(FedblendError) as error:
+            made(**{**given, field: value})
+        assert str(error.value) == f"{of}: {field}: {value!r} is not valid: {valid}"
 
 
 NET = {"method": "aggenhance", "model": network(), "lr": 0.1}
@@ -559,22 +562,6 @@ def test_another_network_than_the_first_arrays_is_one_message() -> None:
         FedblendError, match=r"^Strategy: model: its tensors are not those of the strategy's first arrays"
     ):
         start("fedadam", grid_of(), rounds=1, model=other)
-
-
-OF_INPUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "shape": ("whole numbers from 1 up, such as (784,) or (1, 28, 28)", ((), (3, 0), 784)),
-    "outputs": ("a whole number from 1 up", (0,)),
-    "std": ("one number above 0, or one for each of 3", (0.0, None)),
-    "mean": ("one number, or one for each of 3", ([0.1, 0.2], "0.5")),
-    "kind": ("classification, multi-label, regression", ("other",)),
-}
-
-
-@each(("field", "value"), [(field, value) for field, (_, values) in OF_INPUTS.items() for value in values])
-def test_bad_inputs(field: str, value: Any) -> None:
-    with pytest.raises(FedblendError) as error:
-        Inputs(**{"shape": (3, 8, 8), "outputs": 2, field: value})
-    assert str(error.value) == f"inputs: {field}: {value!r} is not valid: {OF_INPUTS[field][0]}"
 
 
 def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:

@@ -23,10 +23,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import csv_text, waiting_lock
 from fedblend.flower.audit import AuditLog, Counts, End, tagged
 from fedblend.flower.client_task import MOST_RUNS, Memory
-from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import Site
-
-pytestmark = pytest.mark.usefixtures("no_waits")
 
 STOPPED = "this site's audit log is not as the site wrote it, and nothing leaves; the site's log states what to do"
 
@@ -254,15 +251,6 @@ def test_a_lock_is_its_owners_alone_and_its_holder_is_named(tmp_path: Path, monk
         holder = f"process {os.getpid()}" if Path("/proc/locks").exists() else "another process"
         with pytest.raises(FedblendError, match=f"{holder} has held this lock|another process has held this lock"):
             waiting_lock(tmp_path / "audit.jsonl").__enter__()
-
-
-def test_a_folder_of_secrets_that_others_can_read_stops_the_site(tmp_path: Path) -> None:
-    folder = tmp_path / "audit.shared"
-    folder.mkdir(mode=0o755)
-    with pytest.raises(FedblendError, match=f"other users can read this site's secret; run: chmod 700 {folder}"):
-        site_secret(folder)
-    folder.chmod(0o700)
-    assert len(site_secret(folder)) == 32
 
 
 def test_a_check_refuses_loose_keys_and_sums_that_no_federation_has(tmp_path: Path) -> None:

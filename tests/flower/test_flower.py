@@ -40,9 +40,6 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import connect
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
-
 KEPT: list[dict[int, Any]] = []
 
 

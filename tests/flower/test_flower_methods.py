@@ -40,8 +40,6 @@ from fedblend.flower.site import Site, describe_setup
 from fedblend.methods.aggregators.mean import SecureMean
 from fedblend.runs.runner import FinishedRun
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
 QUICK |= {

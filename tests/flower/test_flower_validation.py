@@ -18,8 +18,6 @@ from fedblend.data.partitions.prepare import divided
 from fedblend.flower.audit import audit_rows
 from fedblend.flower.messages import unpack
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 ASKED: dict[str, Any] = {
     "holdout": 0.2,
     "validation": {"server": 0.1, "clients": 0.2},
@@ -59,8 +57,7 @@ def test_a_client_that_sends_invalid_metrics_is_counted_without_them(tmp_path: P
     assert record["validation"]["clients"]["accuracy"] == honest["validation"]["clients"]["accuracy"]
 
 
-def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_metrics_leave_only_where_the_sites_file_names_them(site: OwnSite) -> None:
     asked = site.experiment(method="fedavg", **{**ASKED, "holdout": 0.25, "validation": {"clients": 0.25}})
     weights = weights_of(asked)
 
@@ -84,15 +81,7 @@ def test_metrics_leave_only_where_the_sites_file_names_them(tmp_path: Path) -> N
     )
 
 
-def test_a_server_does_not_leave_a_site_few_samples_by_validation(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
-    told, tensors = site.trained(site.experiment(method="fedavg", holdout=0.3, validation={"clients": 0.3}))
-    assert told["fault"].startswith("holdout and validation.clients: 0.6: real sites train on half of their samples")
-    assert not tensors
-
-
-def test_the_servers_own_samples_are_no_samples_of_the_sites(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_the_servers_own_samples_are_no_samples_of_the_sites(site: OwnSite) -> None:
     shares = {"server": 0.5, "clients": 0.25}
     told = site.reply("query.hello", site.experiment(method="fedavg", validation=shares))[0]
     assert (told["samples"], told["holds_out"], told["validates"]) == (60, 0, 20)

@@ -13,7 +13,6 @@ import torch
 from flower_helpers import (
     ALL,
     NOISE,
-    TOLD,
     Nodes,
     experiment,
     federate,
@@ -49,8 +48,6 @@ from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SecureMeans, SharedMeans
 from fedblend.runs.directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 ASKED = {"request": None}
 
 
@@ -80,19 +77,20 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
     assert [line["kind"] for line in lines if line["kind"] != "loss"] == ["means", "weights", "weights"]
 
 
-def test_a_payload_of_an_earlier_round_is_refused() -> None:
-    asked = experiment("fedavg", train=ALL)
-    once = at_site.ReplayGuard(task_of(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
-    once.check("upload", True)
-    once.mark_sent("upload")
-    for round in (0, 4, 5):
-        with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
-            at_site.ReplayGuard(once.memory, once.audit, "run", round, 0, "weights").check("upload", True)
-    at_site.ReplayGuard(once.memory, once.audit, "run", 6, 0, "weights").check("upload", True)
-    begun = at_site.ReplayGuard(once.memory, once.audit, "run", 7, 0, "weights")
-    at_site._Answer(task_of(asked), begun, "upload").begin()
-    with pytest.raises(RefusedByPolicy, match="of round 8 in this run, and gives them once"):
-        begun.check("upload", True)
+def test_a_payload_of_an_earlier_round_is_refused_also_by_a_site_without_a_file(monkeypatch: Any) -> None:
+    asked, grid = experiment("fedavg", train=ALL, rounds=9), nodes(1)
+
+    def fault(round: int) -> str:
+        return grid.reply(order("train", asked, weights_of(asked), round=round))[0].get("fault", "")
+
+    assert fault(5) == ""
+    assert [f"of round {n + 1} in this run, and gives them once" in fault(n) for n in (0, 4, 5)] == [True] * 3
+    assert fault(6) == ""
+    # A training that fails has begun.
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_trained", None)
+        assert "its app failed" in fault(7)
+    assert "of round 8 in this run, and gives them once" in fault(7)
 
 
 def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:
@@ -129,14 +127,6 @@ def test_noise_on_means_is_drawn_from_system_entropy() -> None:
     for kind in (SharedMeans, SecureMeans):
         assert [work.hides(kind(**noise)) for noise in ({}, {"noise": 0.1}, {"multiplier": 2.0})] == [False, True, True]
     assert work.hides(SharedMeans(split="class", multiplier=2.0))  # which earns no epsilon, and yet is noise
-
-
-def test_a_model_leaves_only_clipped_against_the_rounds_model() -> None:
-    lossy, fields = {"channel": {"name": "wireless"}, "train": ALL}, {**TOLD, "begins": "own"}
-    for clipped in (task_of(experiment(**lossy, protection=NOISE)), task_of(experiment(**lossy), protection=NOISE)):
-        with pytest.raises(FedblendError, match="it did not receive the round's model, from which its protection"):
-            work.train(clipped, fields, {})
-    assert work.train(task_of(experiment(**lossy)), fields, {})[1]
 
 
 def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:

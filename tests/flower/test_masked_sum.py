@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes, refusals
+from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
 from flwr.app import Message
 from helpers import same, slow_except
@@ -29,8 +29,6 @@ from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.methods.aggregators.mean import COUNTS, LEVELS, SecureMean, Total, WeightedMean
 from fedblend.runs.runner import FinishedRun
-
-pytestmark = pytest.mark.usefixtures("no_waits")
 
 
 def asked(method: Any = None, **changes: Any) -> Any:
@@ -181,28 +179,6 @@ def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
         return None if client in gone else reply
 
     return grid.spoiled(leave)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("when", "left"),
-    [
-        ({1: "query.keys"}, [0, 2, 3, 4]),
-        ({1: "query.shares"}, [0, 2, 3, 4]),
-        ({1: "train"}, [0, 2, 3, 4]),
-        ({0: "train", 4: "train"}, [1, 2, 3]),
-        ({0: "query.keys", 3: "train"}, [1, 2, 4]),
-        ({1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
-    ],
-)
-def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
-    clients = list(range(5))
-    partition = {"name": "dirichlet", "form": "client", "clients": 5, "alpha": 5.0}
-    one = asked(partition=partition, train={**ALL, "cohort": 5})
-    finished = federate(drop(nodes(5), when), one, tmp_path)
-
-    is_sum_of(finished, one, left, clients)
-    assert list(refusals(finished)) == [c for c in clients if c not in left]
 
 
 @pytest.mark.parametrize(

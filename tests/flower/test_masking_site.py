@@ -30,13 +30,12 @@ from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_sit
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.mean import SecureMean
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 Tensors = dict[str, torch.Tensor]
 NOTHING: Any = MappingProxyType({})
 
 
 NOT_YET = "the masks of round 1 are not at this stage"
+UNEQUAL = {"name": "dirichlet", "form": "client", "clients": 5, "alpha": 5.0}
 
 
 def of_sites(sites: int) -> Any:
@@ -365,14 +364,25 @@ def test_sites_unmask_a_sum_of_the_sites_that_most_of_them_have_signed(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("when", "left"),
-    [({1: "query.shares"}, [0, 2, 3, 4]), ({0: "train", 4: "train"}, [1, 2, 3]), ({1: "query.sign"}, [0, 1, 2, 3, 4])],
+    ("signed", "when", "left"),
+    [
+        (False, {1: "query.keys"}, [0, 2, 3, 4]),
+        (False, {1: "query.shares"}, [0, 2, 3, 4]),
+        (False, {1: "train"}, [0, 2, 3, 4]),
+        (False, {0: "train", 4: "train"}, [1, 2, 3]),
+        (False, {0: "query.keys", 3: "train"}, [1, 2, 4]),
+        (False, {1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
+        (True, {1: "query.shares"}, [0, 2, 3, 4]),
+        (True, {0: "train", 4: "train"}, [1, 2, 3]),
+        (True, {1: "query.sign"}, [0, 1, 2, 3, 4]),
+    ],
 )
-def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
-    when: dict[int, str], left: list[int], tmp_path: Path
+def test_the_sum_covers_the_sites_that_did_not_drop_out(
+    signed: bool, when: dict[int, str], left: list[int], tmp_path: Path
 ) -> None:
-    one = of_sites(5)
-    finished = federate(drop(Nodes(signing_sites(tmp_path, 5)), when), one, tmp_path / "run")
+    one = asked(partition=UNEQUAL, train={**ALL, "cohort": 5})
+    grid = Nodes(signing_sites(tmp_path, 5)) if signed else nodes(5)
+    finished = federate(drop(grid, when), one, tmp_path / "run")
     is_sum_of(finished, one, left, list(range(5)))
     assert list(refusals(finished)) == [c for c in range(5) if c not in left]
 
@@ -546,7 +556,7 @@ def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tm
 
 @pytest.mark.slow
 def test_a_wrong_share_of_a_dropped_sites_key_is_replaced(tmp_path: Path) -> None:
-    one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
+    one = asked(partition=UNEQUAL, train={**ALL, "cohort": 5})
     grid = nodes(5).changing("query.unmask", {0}, lambda t: {n: flipped(s) if "pair" in n else s for n, s in t.items()})
     finished = federate(drop(grid, {1: "train"}), one, tmp_path)
     is_sum_of(finished, one, [0, 2, 3, 4], list(range(5)))

@@ -19,7 +19,7 @@ from fedblend.core.objective import Task
 from fedblend.core.sharing import ClientData, Payload
 from fedblend.flower.audit import AuditLog, audit_rows
 from fedblend.flower.ledger import SharingLedger
-from fedblend.flower.site import SAFE, Site, read_site, site_text
+from fedblend.flower.site import SAFE, read_site, site_text
 from fedblend.methods.sharing.moments import Moments
 
 
@@ -35,6 +35,7 @@ def test_a_new_site_file_is_read_back(tmp_path: Path) -> None:
     init_site(tmp_path / "s" / "site.toml", data, 20)
     site = read_site(tmp_path / "s" / "site.toml")
     assert (site.allow, site.min_mean, site.rounds, site.protection, site.device) == (SAFE, 20, 1000, None, "cpu")
+    assert site.trusted == ()
     assert (site.data.name, site.data.path) == ("npz", str(data))
     assert site.audit == str(tmp_path / "s" / "site.audit.jsonl")
     with pytest.raises(FedblendError, match="exists already"):
@@ -195,15 +196,12 @@ def test_errors_of_a_site_file_name_the_field_and_valid_values(tmp_path: Path) -
             r"site.toml: protection.name: unknown protection 'nois' \(did you mean 'noise'",
         ),
         ("min_mean = 0", "min_mean: 0 is not valid: input should be greater than or equal to 1"),
+        ('trusted = ["a:B", "net.Net"]', r"trusted: .*'net\.Net' names nothing; valid: package\.module:Name"),
         ('[data]\nname = "npx"', "unknown dataset 'npx'"),
     ):
         path.write_text(text)
         with pytest.raises(FedblendError, match=message):
             read_site(path)
-
-
-def test_single_samples_do_not_leave_by_default() -> None:
-    assert not {"raw", "seeds", "shared"} & set(Site().allow)
 
 
 def test_an_audit_log_in_rows(tmp_path: Path, capsys: Any) -> None:

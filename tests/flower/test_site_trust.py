@@ -31,7 +31,6 @@ from fedblend.flower.site import (
     read_site,
     reply_text,
     setup_at_site,
-    site_text,
     trust_of,
 )
 
@@ -229,21 +228,6 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     told = reply_text(ValueError("secret"))
     assert told == "its app failed; the log of its SuperNode states why"
     assert "secret" in caplog.text
-
-
-def test_a_trusted_name_that_names_nothing_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    path.write_text('trusted = ["nets:Net", "my_net.Net"]')
-    with pytest.raises(FedblendError, match=r"trusted: .*'my_net\.Net' names nothing; valid: package\.module:Name"):
-        read_site(path)
-
-
-def test_a_new_site_file_trusts_what_its_text_names(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    path.write_text(site_text(path, None))
-    assert read_site(path).trusted == ()
-    path.write_text(site_text(path, None, trusted=["nets:Net", "/srv/a b.npz"]))
-    assert read_site(path).trusted == ("nets:Net", "/srv/a b.npz")
 
 
 def at_site(folder: Path, trusted: list[str], own: dict[str, Any], asked: Experiment) -> Setup:
