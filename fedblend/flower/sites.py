@@ -202,6 +202,7 @@ class Sites:
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}
         self._looks += 1
         due = {node for node, look in self._again.items() if look <= self._looks}
+        self._again = {node: look for node, look in self._again.items() if node not in due}
         # A node that claimed another node's client is queried again once that other node is gone.
         self._queried = {node for node in self._queried & connected - due if self._duplicates.get(node) not in gone}
         new = sorted(connected - self._queried)

@@ -305,6 +305,19 @@ def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
     assert told == [f"fedblend: node {silent} {why}" for why in (*again, "takes no part: no answer within 0.1 seconds")]
 
 
+def test_a_node_that_was_refused_and_is_silent_then_is_queried_three_times_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sites_module, "HELLO_S", 0.1)
+    grid, queried = nodes(), []
+    grid.spoiled(lambda who, message, reply: queried.append(who) or reply)
+    sites = sites_behind(grid.lying("query.hello", {1}, refuses))
+    grid.silent(1)
+    for _ in range(9):
+        sites.wait_until_connected()
+    assert queried.count(1) == 1 + 3
+
+
 @each("stated", [(60, 20, 20), (61, 20, 20), (60, 20, 21), (0, 50, 50), (1, 0, 0), (100, 0, 0)])
 def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: tuple[int, int, int]) -> None:
     """With others a site could weigh its scores at will."""
