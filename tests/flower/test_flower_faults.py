@@ -42,8 +42,8 @@ from fedblend.experiment.config import Experiment
 from fedblend.flower import client as at_site
 from fedblend.flower.audit import AuditLog
 from fedblend.flower.client_task import Memory
-from fedblend.flower.ledger import SharingLedger
 from fedblend.flower.messages import find_mismatched, pack
+from fedblend.flower.secrets import site_secret
 from fedblend.flower.server import RUN_NAME
 from fedblend.flower.site import Site
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -459,7 +459,7 @@ def keep_state(audit: str) -> None:
 
 
 def keep_secret(audit: str) -> None:
-    SharingLedger(AuditLog(audit), 1).secret()
+    site_secret(AuditLog(audit).folder)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

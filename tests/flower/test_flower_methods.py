@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flower_helpers import ALL, Counting, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
-from flower_sites import audit, site_files, sites_with_data
+from flower_sites import audit, site_files, sites_with_data, task_of
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from helpers import each, needs_of, same, slow_except
@@ -25,18 +25,16 @@ from fedblend.core.registry import build
 from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool
 from fedblend.core.state import to_tensors
-from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import work
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.client_task import ClientTask
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect
-from fedblend.flower.site import Site, describe_setup
+from fedblend.flower.site import describe_setup
 from fedblend.methods.aggregators.mean import SecureMean
 from fedblend.runs.runner import FinishedRun
 
@@ -284,8 +282,7 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_request_is_refused(asked: Any) -> None:
-    engine = LoopEngine(make_setup(quick("xormixfl")))
-    here = ClientTask(engine, Site(), 1, 0, None)
+    here = task_of(quick("xormixfl"), 1)
     told = {"experiment": {}, "setup": describe_setup(here.setup), "client": 1, "round": 0, "request": asked}
     with pytest.raises(FedblendError, match="a request that is none"):
         work.request_of(here, read_request(Share, told, {}))

@@ -460,13 +460,17 @@ def test_texts_of_a_server_do_not_damage_the_audit_log(tmp_path: Path) -> None:
     asked = site.experiment(method="fedavg")
     for changes in (
         {"name": "\ud800\x1b[31m", "model": {"name": "module", "path": "\ud800\x1b:x"}},
-        {"name": "a" * 100_000, "model": {"name": "module", "path": "os:system"}},
+        {"name": "a" * 100_000, "model": {"name": "module", "path": "os:system\n" + "x" * 5000}},
         {"name": "\u202ex\u2028y"},
     ):
-        assert "fault" in site.reply("train", asked, experiment=as_table(asked) | changes)[0]
+        told = [site.reply(kind, asked, experiment=as_table(asked) | changes)[0] for kind in ("train", "query.hello")]
+        assert "fault" in told[0]
+        assert all(len(fields.get("fault", "")) < 500 for fields in told)
     lines = AuditLog(str(tmp_path / "audit.jsonl")).lines()
     assert all(len(line["run"]) < 400 and line["run"].isprintable() for line in lines)
-    assert all(line.get("refused", "").isprintable() for line in lines)
+    assert all(len(line["refused"]) < 500 and line["refused"].isprintable() for line in lines if "refused" in line)
+    # Code is refused at the first query, too.
+    assert ["is not trusted" in line["refused"] for line in lines if line["kind"] == "hello"] == [True] * 2
 
 
 def test_a_site_trains_in_the_rounds_of_the_experiment(tmp_path: Path) -> None:

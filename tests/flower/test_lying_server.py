@@ -483,7 +483,7 @@ def test_a_site_that_cannot_write_is_not_told_to_resume_a_run(tmp_path: Path, mo
     # The audit log, the payloads that were shared, and what a method keeps cannot be written.
     for method, kind in (("fedavg", "train"), ("fedmix", "query.share"), ("ditto", "train")):
         site = OwnSite(tmp_path / method)
-        SharingLedger(AuditLog(str(tmp_path / method / "audit.jsonl")), 1).secret()
+        site_secret(tmp_path / method / "audit.shared")
         asked = site.experiment(**({} if method == "fedmix" else {"method": method}))
         with monkeypatch.context() as patch:
             patch.setattr(files, "_write_all", read_only)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,23 +288,6 @@ def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_
     planned.ends_as_in_memory()
 
 
-@contextlib.contextmanager
-def scaffold_in_round_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[PlannedTrial, list[dict[str, Any]]]]:
-    """A trial of SCAFFOLD in which site 0 waits before it trains in round 2, and the sites' configs."""
-    configs = [{"site": config["site"]} for config in site_files(tmp_path, 2)]
-    planned = PlannedTrial(tmp_path, monkeypatch, sites=2, rounds=3, method="scaffold")
-    with planned.trial as trial:
-        planned.plan(client0_1="wait")
-        trial.begin()
-        for site, config in enumerate(configs):
-            trial.start_node(site, config)
-        planned.begin(2)
-        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
-        yield planned, configs
-
-
 def times_trained(folder: Path, client: int, round: int) -> int:
     """How often a site has trained in a round, by its audit log."""
     lines = (line for line in audit(folder, client) if line.get("trained") and line["bytes"])
@@ -312,37 +295,38 @@ def times_trained(folder: Path, client: int, round: int) -> int:
 
 
 @finds_processes
-def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
+def test_a_server_and_a_supernode_that_restart_go_on_with_control_variates_of_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, configs):
-        planned.wait(lambda: times_trained(tmp_path, 1, 1) > 0, "site 1 has trained in round 2")
-        planned.trial.stop_one("site-1")
-        planned.trial.start_node(1, configs[1])
-        planned.plan()
-        planned.wait_for_end("done")
+    configs = [{"site": config["site"]} for config in site_files(tmp_path, 2)]
+    planned = PlannedTrial(tmp_path, monkeypatch, sites=2, rounds=4, method="scaffold")
+    with planned.trial as trial:
+        trial.begin()
+        for site, config in enumerate(configs):
+            trial.start_node(site, config)
 
-    assert times_trained(tmp_path, 1, 2)
-    assert "refused" not in planned.run.metrics()[3]
-    planned.ends_as_in_memory(1e-6)
-
-
-@finds_processes
-def test_a_server_that_is_killed_goes_on_with_control_variates_of_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, _):
+        # Round 2: the ServerApp is killed while site 0 trains.
+        planned.plan(client0_1="wait")
+        planned.begin(2)
+        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
         planned.wait(lambda: times_trained(tmp_path, 1, 1) == 1, "site 1 has trained in round 2")
         planned.kill_server_app()
         planned.wait_for_end("killed")
-        planned.plan()
+
+        # Round 2 again. Round 3: site 1 restarts while site 0 trains.
+        planned.plan(client0_2="wait")
         planned.begin(2)
+        planned.wait(planned.at_work(0, 2), "site 0 at work in round 3")
+        planned.wait(lambda: times_trained(tmp_path, 1, 2) == 1, "site 1 has trained in round 3")
+        trial.stop_one("site-1")
+        trial.start_node(1, configs[1])
+        planned.plan()
         planned.wait_for_end("done")
 
     # The killed round was trained again, from the states of the round before.
-    assert [times_trained(tmp_path, 1, round) for round in range(3)] == [1, 2, 1]
-    assert not any("refused" in line for line in planned.run.metrics())
-    planned.ends_as_in_memory()
+    assert [times_trained(tmp_path, 1, round) for round in (0, 1, 3)] == [1, 2, 1]
+    assert ["refused" in line for line in planned.run.metrics() if line["round"] != 3] == [False] * 4
+    planned.ends_as_in_memory(1e-6)
 
 
 TRIAL = """

@@ -265,16 +265,6 @@ def test_a_damaged_audit_log_is_to_be_restored_and_not_removed(tmp_path: Path) -
     assert str(raised.value) == f"{log}: is a folder; {remedy}"
 
 
-def test_markup_and_control_characters_in_an_audit_log_are_shown_as_text(tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "site.toml"
-    path.write_text("")
-    AuditLog(read_site(path).audit).record_refused("[/x]\x1b[31m", 0, 3, "raw", "[bold]no")
-    show_audit(path, None)
-    out = capsys.readouterr().out
-    assert "[/x]" in out
-    assert "\x1b" not in out
-
-
 # What a site keeps of its sharings ------------------------------------------------------------------------
 
 
