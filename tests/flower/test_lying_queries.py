@@ -24,7 +24,7 @@ from flower_helpers import (
     refusals,
     weights_of,
 )
-from flower_sites import OwnSite, site_files, sites_of
+from flower_sites import OwnSite, sent, site_files, sites_of
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from helpers import slow_after_first
@@ -114,7 +114,7 @@ def test_a_site_file_without_bounds_of_answers_and_scores_has_them_from_its_roun
     assert isinstance(site.ask(asked, BEGIN), dict)
     # Three more answers of other runs.
     for number in (7, 8, 9):
-        AuditLog(str(tmp_path / "audit.jsonl")).record_sent(f"other/{number}", 0, 0, "answers", BEGIN, False)
+        sent(AuditLog(str(tmp_path / "audit.jsonl")), f"other/{number}", 0, 0, "answers", BEGIN, False)
     told = "and sends no more (max_answers in its file); default: 2 times its rounds"
     assert site.ask(asked, POINTS) == f"this site has sent 4 answers in all runs, {told}"
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
+from flower_sites import sent
 from torch import nn
 
 from fedblend.cli.federation import init_site, show_audit
@@ -122,7 +123,7 @@ def test_a_check_shows_samples_keys_and_what_the_audit_log_has_counted(tmp_path:
     init_site(path, write_samples(tmp_path / "samples.npz"), 9)
     text = path.read_text().replace("min_sum = 3", "min_sum = 2")
     path.write_text(f'key = "site-1.key"\npeers = "peers.toml"\n{text}')
-    AuditLog(read_site(path).audit).record_sent("trial/1", 0, 1, "masked", {"w": torch.zeros(2)}, True)
+    sent(AuditLog(read_site(path).audit), "trial/1", 0, 1, "masked", {"w": torch.zeros(2)}, True)
 
     shown = succeeded(here("site", "check", path)).out
 
@@ -208,7 +209,7 @@ def test_an_audit_log_in_rows(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "site.toml"
     path.write_text("")
     record = AuditLog(read_site(path).audit)
-    record.record_sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
+    sent(record, "trial/1", 0, 3, "weights", {"w": torch.zeros(2, 3), "n": torch.tensor(7)}, True)
     record.record_refused("trial/1", 1, 3, "raw", "no")
     assert record.rounds_trained() == {("trial/1", 0)}
     first, second = audit_rows(record.lines())
@@ -242,9 +243,9 @@ def test_a_damaged_line_of_an_audit_log_is_named(tmp_path: Path, line: dict[str,
     path = tmp_path / "site.toml"
     path.write_text("")
     record = AuditLog(read_site(path).audit)
-    record.record_sent("trial/1", 0, 3, "weights", {"w": torch.zeros(2)}, True)
-    (sent,) = record.lines()
-    append_line(tmp_path / "audit.jsonl", {**sent, **line})
+    sent(record, "trial/1", 0, 3, "weights", {"w": torch.zeros(2)}, True)
+    (written,) = record.lines()
+    append_line(tmp_path / "audit.jsonl", {**written, **line})
     with pytest.raises(FedblendError, match=f"audit.jsonl: line {words}"):
         show_audit(path, None)
 
