@@ -424,6 +424,12 @@ def test_two_sets_of_held_out_samples_do_not_tell_of_a_few(site: OwnSite) -> Non
     assert "it holds out 24 samples, and 40 earlier" not in str(score(0.3))
 
 
+def test_a_site_has_one_set_for_validation(site: OwnSite) -> None:
+    for share, told in ((0.25, ""), (0.5, "holds out 0 samples and keeps 40 for validation, and 0 and 20 earlier")):
+        asked = site.experiment(method="fedavg", validation={"clients": share}, model=LINEAR)
+        assert told in site.scored(asked, split="validation").get("fault", "")
+
+
 def test_scores_before_and_after_a_label_is_corrected_do_not_tell_of_its_sample(site: OwnSite) -> None:
     y = np.arange(120) % 10
     asked = site.experiment(method="fedavg", holdout=0.5, model=LINEAR)
