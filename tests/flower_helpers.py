@@ -191,7 +191,7 @@ class Nodes:
         self.ids = itertools.count()
         TaskIdentity._run_id = run_id
         self.ready: dict[str, Message] = {}
-        self.sent: list[tuple[int, str, int, int]] = []
+        self.kept: list[tuple[int, str, Message, Message]] = []  # Client, type, message, reply; each as it was received
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
 
@@ -281,18 +281,28 @@ class Nodes:
 
     def _answer(self, node: int, message: Message) -> None:
         context, who = self.contexts[node], self.client(node)
+        received = through(message)
         try:
-            reply = self.app(through(message), context)
+            reply = self.app(received, context)
         except Exception as error:
             reply = Message(Error(0, str(error)), reply_to=message)
         found = self.spoil(who, message, reply)
         if found is None:
             return
-        down, up = size(message), size(found)
-        self.sent.append((who, message.metadata.message_type, down, up))
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        self.kept.append((who, message.metadata.message_type, received, found))
         self.ready[message.metadata.message_id] = found
+
+    @property
+    def sent(self) -> list[tuple[int, str, int, int]]:
+        """Client, type, and bytes of tensors down and up of each message with a reply."""
+        return [(client, kind, size(message), size(reply)) for client, kind, message, reply in self.kept]
+
+    def exchanged(self) -> list[int]:
+        """Bytes that were sent down and up, without first queries of nodes and evaluations, which are not counted."""
+        counted = [one for one in self.kept if one[1] not in ("query.hello", "evaluate")]
+        return [sum(numbers_in(one[place]) for one in counted) for place in (2, 3)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
@@ -307,27 +317,9 @@ class Nodes:
         return [self.ready.pop(i) for i in reversed(list(message_ids)) if i in self.ready]
 
 
-class Counting(Nodes):
-    """Nodes whose messages are kept as they were sent: (client, type, message, reply)."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.kept: list[tuple[int, str, Message, Message]] = []
-        self.spoil = self._keep
-
-    def _keep(self, client: int, message: Message, reply: Message) -> Message:
-        self.kept.append((client, message.metadata.message_type, through(message), through(reply)))
-        return reply
-
-    def exchanged(self) -> list[int]:
-        """Bytes that were sent down and up, without first queries of nodes and evaluations, which are not counted."""
-        counted = [one for one in self.kept if one[1] not in ("query.hello", "evaluate")]
-        return [sum(numbers_in(one[place]) for one in counted) for place in (2, 3)]
-
-
-def nodes(number: int = 4, kind: type[Nodes] = Nodes, **config: Any) -> Any:
+def nodes(number: int = 4, **config: Any) -> Nodes:
     """Nodes without site files, from which each kind of payload may leave."""
-    return kind({"partition-id": client, "allow": WORD, **config} for client in range(number))
+    return Nodes({"partition-id": client, "allow": WORD, **config} for client in range(number))
 
 
 def spoiling(client: int, kind: str, change: Change) -> Nodes:

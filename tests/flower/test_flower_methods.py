@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_helpers import ALL, Counting, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
+from flower_helpers import ALL, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
 from flower_sites import audit, site_files, sites_with_data, task_of
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -76,7 +76,7 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(quick(method), nodes(4, Counting), tmp_path)
+    gives_what_the_loop_gives(quick(method), nodes(), tmp_path)
 
 
 class OtherEverywhere(Backbone):
@@ -102,7 +102,7 @@ ALSO_WITH = [("scaffold", "Backbone"), *((method, "Adapted") for method in ("fed
 @pytest.mark.parametrize(("method", "model"), slow_except(WITH_MODELS, [*WITH_MODELS, *ALSO_WITH]))
 def test_frozen_tensors_do_not_travel(method: str, model: str, tmp_path: Path) -> None:
     path, allow = f"own_models:{model}", ["weights", "scores", "loss", "extras"]
-    asked, grid = backbone(method, path), Counting(site_files(tmp_path, 4, trusted=[path], allow=allow))
+    asked, grid = backbone(method, path), Nodes(site_files(tmp_path, 4, trusted=[path], allow=allow))
     gives_what_the_loop_gives(asked, grid, tmp_path / "run")
     if model == "Adapted":  # two rounds of three clients; B of 6 x 2 twice, and a head of 6 x 10 with its bias
         numbers = 2 * 6 * 2 + (0 if method == "fedper" else 6 * 10 + 10)
@@ -124,7 +124,7 @@ def test_a_run_with_frozen_tensors_that_sites_lack_ends(tmp_path: Path) -> None:
         engine.collect(task, [0], [])
 
 
-def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -> FinishedRun:
+def gives_what_the_loop_gives(asked: Experiment, grid: Nodes, folder: Path) -> FinishedRun:
     """Assert the loop engine's weights and records, and that the bytes in messages are those that it counts."""
     state, records = by_loop(asked)
 
@@ -188,7 +188,7 @@ def test_what_is_beside_a_method_is_as_by_the_loop(case: str, tmp_path: Path) ->
     method, changes = AS_BY_LOOP[case]
     train = {"train": {**ALL, "epochs": 2}} if "slow" in changes else {}
     asked = experiment(method, **{**DATA, **train, **changes})
-    kept = gives_what_the_loop_gives(asked, nodes(4, Counting), tmp_path).state.client_states
+    kept = gives_what_the_loop_gives(asked, nodes(), tmp_path).state.client_states
     assert all(name.endswith("/kept") for name in to_tensors(kept)), "what clients keep stays at their sites"
 
 
@@ -210,7 +210,7 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
-    grid = nodes(4, Counting)
+    grid = nodes()
     made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
@@ -238,7 +238,7 @@ def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Pat
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
-    grid = nodes(4, Counting)
+    grid = nodes()
 
     finished = federate(grid, asked, tmp_path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_helpers import Counting, by_loop, experiment, federate, fields_only, nodes, spoiling, weights_of
+from flower_helpers import by_loop, experiment, federate, fields_only, nodes, spoiling, weights_of
 from flower_sites import OwnSite
 from helpers import without_machine
 
@@ -124,7 +124,7 @@ def test_the_number_of_samples_that_a_site_states_costs_the_server_no_memory(tmp
 @pytest.mark.slow
 def test_the_audit_log_tells_which_scores_of_which_round_left(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["weights", "scores", "metrics"])
-    grid = site.grid(Counting)
+    grid = site.grid()
     asked = site.experiment(method="fedavg", holdout=0.25, validation={"clients": 0.25}, rounds=2)
     federate(grid, asked, tmp_path / "run")
     sent = [unpack(reply.content)[0] for _, kind, _, reply in grid.kept if kind == "evaluate"]

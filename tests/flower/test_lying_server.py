@@ -17,7 +17,6 @@ from flower_helpers import (
     LINEAR,
     NOISE,
     SECURE,
-    Counting,
     Nodes,
     experiment,
     federate,
@@ -349,7 +348,7 @@ def test_what_an_objective_measures_leaves_with_metrics_alone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_the_server_goes_on_without_training_losses(aggregator: str, tmp_path: Path) -> None:
-    grid = Counting(site_files(tmp_path, 4, {1: {"allow": ["weights", "masked", "keys"]}}))
+    grid = Nodes(site_files(tmp_path, 4, {1: {"allow": ["weights", "masked", "keys"]}}))
     asked = one_round({"name": "fedavg", "aggregator": aggregator})
     record = federate(grid, asked, tmp_path / "run").directory.metrics()[1]
     heard = {client: "loss" in unpack(reply.content)[0] for client, kind, _, reply in grid.kept if kind == "train"}

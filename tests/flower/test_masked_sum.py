@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes
+from flower_helpers import ALL, SECURE, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
 from flwr.app import Message
 from helpers import same, slow_except
@@ -150,7 +150,7 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
-    grid = nodes(4, Counting)
+    grid = nodes()
 
     finished = federate(grid, one, tmp_path)
 
@@ -263,7 +263,7 @@ def same_pools(pool: Pool, other: Pool) -> bool:
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = sharing_means(aggregator)
-    grid = nodes(CLIENTS, Counting)
+    grid = nodes(CLIENTS)
 
     finished = federate(grid, one, tmp_path)
 
@@ -286,7 +286,7 @@ def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggrega
 def test_masked_sums_of_features_equal_the_loops_to_the_last_bit(tmp_path: Path) -> None:
     method = {"name": "fed3r", "sharing": {"name": "secure-moments", "clients": CLIENTS, "range": 1e4}}
     one = experiment(method, partition={"name": "iid", "clients": CLIENTS}, model={"name": "mlp", "hidden": [4]})
-    grid = nodes(CLIENTS, Counting)
+    grid = nodes(CLIENTS)
 
     finished = federate(grid, one, tmp_path)
 
