@@ -231,8 +231,7 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
                 return Message(Error(0, "gone"), reply_to=message)
         return reply
 
-    grid.spoil = fail
-    start("fedmix", grid, rounds=4)
+    start("fedmix", grid.spoiled(fail), rounds=4)
 
     assert [kind for _, kind, _ in pushed] == ["query.fedblend_share"] * 3 + ["train"] * 12
     told = [(c, "fedblend-tensors" in names) for c, kind, names in pushed if kind == "train"]
@@ -243,8 +242,6 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
 def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     files = [{}, {"allow": ["weights"]}, {"min_mean": 9}, {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}}]
     grid = Nodes(site_files(tmp_path, 4, dict(enumerate(files))), app=App().app)
-    replies: list[tuple[int, Message]] = []
-    grid.spoil = lambda client, message, reply: (replies.append((client, reply)), reply)[1]
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
 
@@ -256,7 +253,7 @@ def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     assert kinds[2] == both
     assert kinds[3] == [("means", False, 0), ("weights", False, 0), ("weights", True, 1)]
     assert len(strategy.pool) == 2
-    (first,) = (r for c, r in replies if c == 3 and r.has_content() and "arrays" in r.content)
+    (first,) = (r for c, _, _, r in grid.kept if c == 3 and r.has_content() and "arrays" in r.content)
     weights = network().state_dict()
     change = [t - weights[n] for n, t in first.content["arrays"].to_torch_state_dict().items()]
     assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
@@ -368,14 +365,13 @@ def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path)
 
 def pool_with(sent: dict[int, dict[str, torch.Tensor]], stated: Any = 9, method: Any = "fedmix") -> Pool:
     """The pool of a strategy, where some clients send these tensors in place of their means."""
-    grid = grid_of()
 
-    def spoil(client: int, message: Message, reply: Message) -> Message:
+    def lie(client: int, message: Message, reply: Message) -> Message:
         if client not in sent or not message.metadata.message_type.startswith("query"):
             return reply
         return Message(attach(RecordDict(), {"samples": stated}, ArrayRecord(sent[client])), reply_to=message)
 
-    grid.spoil = spoil
+    grid = grid_of().spoiled(lie)
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
     return strategy.pool

@@ -67,8 +67,7 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
             told.append((kind, len(tensors), fields.get("fault", "")))
         return reply
 
-    grid.spoil = again
-    assert federate(grid, asked, tmp_path / "run").state.round == 2
+    assert federate(grid.spoiled(again), asked, tmp_path / "run").state.round == 2
     assert {size for _, size, _ in told} == {0}
     for one in ("query.share", "train"):
         assert any(kind == one and "of round 1 in this run, and gives them once" in fault for kind, _, fault in told)
@@ -233,8 +232,8 @@ def test_a_site_that_is_too_busy_to_answer_keeps_its_place_while_it_is_connected
         honest = dict(sites.nodes)
         grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
         if busy:
-            grid.spoil = lambda who, message, reply, honest=honest: (
-                None if message.metadata.dst_node_id == honest[0] else reply
+            grid.spoiled(
+                lambda who, message, reply, node=honest[0]: reply if message.metadata.dst_node_id != node else None
             )
         for _ in range(3):
             sites.wait_until_connected()

@@ -17,14 +17,12 @@ from typing import Any
 import flower_rogue
 import pytest
 from cli_helpers import call, status, succeeded, write
-from flower_helpers import Nodes, by_loop, experiment, federate, nodes
+from flower_helpers import by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files
-from flwr.app import Message
 
 from fedblend.core.files import write_json
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.credentials import make_site_key
-from fedblend.flower.messages import pack, unpack
 from fedblend.flower.process_guard import PROC, marked_processes
 from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import checkpoint
@@ -178,15 +176,10 @@ class PlannedTrial:
 
     def ends_as_in_memory(self, tolerance: float = 0.0) -> None:
         """Assert the weights of the same run in one process, in which the refused uploads do not arrive."""
-        refused = {(one["client"], line["round"] - 1) for line in self.run.metrics() for one in line.get("refused", ())}
-
-        def spoil(client: int, message: Message, reply: Message) -> Message:
-            fields, _ = unpack(message.content)
-            lost = message.metadata.message_type == "train" and (client, fields["round"]) in refused
-            return Message(pack({"fault": "refused"}), reply_to=message) if lost else reply
-
-        grid: Nodes = nodes(self.sites)
-        grid.spoil = spoil
+        grid = nodes(self.sites)
+        for line in self.run.metrics():
+            for one in line.get("refused", ()):
+                grid.silent(one["client"], line["round"] - 1)
         has_weights(self.run, federate(grid, self.asked, self.folder / "memory").state.weights, tolerance)
 
 
