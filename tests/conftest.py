@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cli_helpers import stop_all
@@ -59,20 +57,6 @@ def all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         "_plan_file": lambda *_: Path(os.devnull, "none"),
     }.items():
         monkeypatch.setattr(f"fedblend.engines.autotune.{name}", value)
-
-
-@pytest.fixture
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a server's clock jump over its pauses. The replies of nodes in one process are there, or never come."""
-    from fedblend.flower import sites
-
-    skipped = [0.0]
-
-    def skip(seconds: float) -> None:
-        skipped[0] += seconds
-
-    clock = SimpleNamespace(sleep=skip, monotonic=lambda: time.monotonic() + skipped[0])
-    monkeypatch.setattr(sites, "time", clock)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -60,6 +60,8 @@ WORD = ",".join(kind.name for kind in PAYLOAD_KINDS.values() if kind.through_mod
 """Kinds that leave a node without a site file only by a word."""
 
 ALL = {"cohort": 4, "epochs": 1, "batch_size": 50, "lr": 0.1}
+TWO = {**ALL, "cohort": 2}
+POWER = {"name": "power-of-choice", "candidates": 3}
 NOISE = {"name": "noise", "clip": 1.0, "multiplier": 1.0}
 SECURE = {"name": "fedavg", "aggregator": "secure-mean"}
 LINEAR = {"name": "mlp", "hidden": []}
@@ -189,9 +191,20 @@ class Nodes:
         self.ids = itertools.count()
         TaskIdentity._run_id = run_id
         self.ready: dict[str, Message] = {}
-        self.sent: list[tuple[int, str, int, int]] = []
+        self.kept: list[tuple[int, str, Message, Message]] = []  # Client, type, message, reply; each as it was received
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda client, message, reply: reply
         self.down: set[int] = set()
+
+    def spoiled(self, spoil: Callable[[int, Message, Message], Message | None]) -> Nodes:
+        """The same nodes, whose replies are changed, dropped or broken once more."""
+        before = self.spoil
+
+        def both(client: int, message: Message, reply: Message) -> Message | None:
+            found = before(client, message, reply)
+            return found if found is None else spoil(client, message, found)
+
+        self.spoil = both
+        return self
 
     def changing(
         self, kind: str, clients: Collection[int], change: Callable[[dict[str, torch.Tensor]], Tensors]
@@ -202,32 +215,29 @@ class Nodes:
     def lying(self, kind: str, clients: Collection[int], change: Change) -> Nodes:
         """The same nodes, of which some lie in their replies of a kind."""
 
-        def spoil(client: int, message: Message, reply: Message) -> Message | None:
+        def lie(client: int, message: Message, reply: Message) -> Message | None:
             if client not in clients or message.metadata.message_type != kind:
                 return reply
             made = change(*unpack(reply.content))
             return made if made is None else Message(made, reply_to=message)
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(lie)
 
     def after(self, round: int, client: int | None, do: Callable[[], object]) -> Nodes:
         """The same nodes; ``do`` is called when a client (``None``: each of them) has trained in a round."""
 
-        def spoil(who: int, message: Message, reply: Message) -> Message:
+        def trained(who: int, message: Message, reply: Message) -> Message:
             if trained_in(message) == round and client in (None, who):
                 do()
             return reply
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(trained)
 
     def silent(self, client: int, round: int | None = None) -> Nodes:
         """The same nodes, of which one never replies, or not to a request to train in a round."""
-        self.spoil = lambda who, message, reply: (
-            None if who == client and round in (None, trained_in(message)) else reply
+        return self.spoiled(
+            lambda who, message, reply: None if who == client and round in (None, trained_in(message)) else reply
         )
-        return self
 
     def without(self, *clients: int) -> Nodes:
         """The same nodes, of which some are not connected."""
@@ -237,12 +247,11 @@ class Nodes:
     def failing(self, client: int, code: int, reason: str) -> Nodes:
         """The same nodes, of which one answers requests to train with an error of Flower's."""
 
-        def spoil(who: int, message: Message, reply: Message) -> Message:
+        def fail(who: int, message: Message, reply: Message) -> Message:
             fails = who == client and message.metadata.message_type == "train"
             return Message(Error(code, reason), reply_to=message) if fails else reply
 
-        self.spoil = spoil
-        return self
+        return self.spoiled(fail)
 
     def client(self, node: int) -> Any:
         return self.contexts[node].node_config.get("partition-id")
@@ -272,18 +281,28 @@ class Nodes:
 
     def _answer(self, node: int, message: Message) -> None:
         context, who = self.contexts[node], self.client(node)
+        received = through(message)
         try:
-            reply = self.app(through(message), context)
+            reply = self.app(received, context)
         except Exception as error:
             reply = Message(Error(0, str(error)), reply_to=message)
         found = self.spoil(who, message, reply)
         if found is None:
             return
-        down, up = size(message), size(found)
-        self.sent.append((who, message.metadata.message_type, down, up))
         found = through(found)
         found.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        self.kept.append((who, message.metadata.message_type, received, found))
         self.ready[message.metadata.message_id] = found
+
+    @property
+    def sent(self) -> list[tuple[int, str, int, int]]:
+        """Client, type, and bytes of tensors down and up of each message with a reply."""
+        return [(client, kind, size(message), size(reply)) for client, kind, message, reply in self.kept]
+
+    def exchanged(self) -> list[int]:
+        """Bytes that were sent down and up, without first queries of nodes and evaluations, which are not counted."""
+        counted = [one for one in self.kept if one[1] not in ("query.hello", "evaluate")]
+        return [sum(numbers_in(one[place]) for one in counted) for place in (2, 3)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
@@ -298,27 +317,9 @@ class Nodes:
         return [self.ready.pop(i) for i in reversed(list(message_ids)) if i in self.ready]
 
 
-class Counting(Nodes):
-    """Nodes whose messages are kept as they were sent: (client, type, message, reply)."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.kept: list[tuple[int, str, Message, Message]] = []
-        self.spoil = self._keep
-
-    def _keep(self, client: int, message: Message, reply: Message) -> Message:
-        self.kept.append((client, message.metadata.message_type, through(message), through(reply)))
-        return reply
-
-    def exchanged(self) -> list[int]:
-        """Bytes that were sent down and up, without first queries of nodes and evaluations, which are not counted."""
-        counted = [one for one in self.kept if one[1] not in ("query.hello", "evaluate")]
-        return [sum(numbers_in(one[place]) for one in counted) for place in (2, 3)]
-
-
-def nodes(number: int = 4, kind: type[Nodes] = Nodes, **config: Any) -> Any:
+def nodes(number: int = 4, **config: Any) -> Nodes:
     """Nodes without site files, from which each kind of payload may leave."""
-    return kind({"partition-id": client, "allow": WORD, **config} for client in range(number))
+    return Nodes({"partition-id": client, "allow": WORD, **config} for client in range(number))
 
 
 def spoiling(client: int, kind: str, change: Change) -> Nodes:

@@ -21,6 +21,7 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.toml_tables import write_toml
 from fedblend.flower import client as at_site
 from fedblend.flower import site as site_policy
+from fedblend.flower.audit import AuditLog, ReplayGuard
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.credentials import make_site_key
 from fedblend.flower.site import Site
@@ -46,6 +47,13 @@ def write_peers(folder: Path, names: Iterable[str]) -> None:
         make_site_key(folder / name)
         peers[str(client)] = f"{(folder / f'{name}.pub').read_text().strip()} {name}"
     (folder / "peers.toml").write_text(write_toml(peers))
+
+
+def sent(
+    log: AuditLog, run: str, round: int, client: int, kind: str, tensors: dict[str, torch.Tensor], trained: bool
+) -> None:
+    """Record in a log a payload that left."""
+    ReplayGuard(None, log, run, round, client, kind).record_sent(tensors, trained)
 
 
 def audit(folder: Path, client: int) -> list[dict[str, Any]]:

@@ -84,10 +84,9 @@ def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadlin
     Raises :class:`FedblendError`, also for a field that simulations alone have.
     """
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
-    from fedblend.flower.limits import simulated_fields
+    from fedblend.flower.limits import check_simulated
 
-    for field, reason in simulated_fields(experiment, own_data=False).items():
-        raise FedblendError(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
+    check_simulated(experiment, own_data=False)
     if deadline is not None and not 1 <= deadline < math.inf:
         raise FedblendError(f"--deadline {deadline:g}: is not valid; valid: a number of seconds from 1")
     server = experiment.method.sharing.server

@@ -289,30 +289,17 @@ class AuditLog:
         """The folder beside the log that only the site's user can read."""
         return self._path.with_suffix(".shared")
 
-    def record_sent(
-        self,
-        run: str,
-        round: int,
-        client: int,
-        kind: str,
-        tensors: Tensors,
-        trained: bool,
-        part: str = "",
-        **more: Unpack[More],
-    ) -> None:
-        """Record a payload that is about to leave; ``trained`` states whether training made it.
-
-        ``part`` states which one it is where several payloads of a kind leave in a round. Raises :class:`FedblendError`
-        if the line cannot be written; the payload must not leave then.
-        """
-        payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
-        facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
-        told = {"trained": trained, "part": part, **more}
-        self._write(run, round, client, kind, facts | {name: value for name, value in told.items() if value})
+    def write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
+        """Write a line, and count it. Raises :class:`FedblendError` if it cannot be written."""
+        if self.path is not None:
+            with self.lock():
+                line = _line(run, round, client, kind, facts)
+                append_line(self.path, tagged(line, self._secret, self._end.chain), UNWRITTEN)
+                self._count_new()
 
     def record_refused(self, run: str, round: int, client: int, kind: str, reason: str) -> None:
         """Record a payload that the server requested and the site refused."""
-        self._write(run, round, client, kind, {"refused": printable(reason)})
+        self.write(run, round, client, kind, {"refused": printable(reason)})
 
     def rounds_trained(self) -> set[tuple[str, int]]:
         """Return the runs and rounds in which a payload made by training has left."""
@@ -469,13 +456,6 @@ class AuditLog:
             if known is None or file.read(1):
                 self._end = counts.add(fitting(), self._end)
 
-    def _write(self, run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> None:
-        if self.path is not None:
-            with self.lock():
-                line = _line(run, round, client, kind, facts)
-                append_line(self.path, tagged(line, self._secret, self._end.chain), UNWRITTEN)
-                self._count_new()
-
 
 def _line(run: str, round: int, client: int, kind: str, facts: dict[str, Any]) -> dict[str, Any]:
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -527,10 +507,16 @@ class ReplayGuard:
                 f"it has given its {self.kind}{about} of round {self.round + 1} in this run, and gives them once"
             )
 
-    def record_sent(self, tensors: Tensors, trained: bool, part: str | None = None, **more: Unpack[More]) -> None:
-        """Record the payload (:meth:`AuditLog.record_sent`); ``part`` in place of this one's own."""
-        where = (self.run, self.round, self.client, self.kind)
-        self.audit.record_sent(*where, tensors, trained, self.part if part is None else part, **more)
+    def record_sent(self, tensors: Tensors, trained: bool, **more: Unpack[More]) -> None:
+        """Record a payload that is about to leave; ``trained`` states whether training made it.
+
+        Raises :class:`FedblendError` if the line cannot be written; the payload must not leave then.
+        """
+        payload = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors.items()}
+        facts: dict[str, Any] = {"tensors": payload, "bytes": bytes_of(tensors), "sha256": digest_of(tensors)}
+        told = {"trained": trained, "part": self.part, **more}
+        facts |= {name: value for name, value in told.items() if value}
+        self.audit.write(self.run, self.round, self.client, self.kind, facts)
 
     def count_refused(self, refusal: RefusedByPolicy, sharing: str, most: int) -> RefusedByPolicy:
         """Count a sharing that is refused, and return why; one too many is no more than that, and does not count."""
@@ -539,7 +525,7 @@ class ReplayGuard:
                 self.audit.check_sharings(sharing, None, most)
             except RefusedByPolicy as full:
                 return full
-            self.record_sent({}, False, part="", sharing=sharing)
+            self.record_sent({}, False, sharing=sharing)
         return refusal
 
     def record_refused(self, reason: str) -> None:

@@ -124,10 +124,10 @@ class _Answer:
                 reply_fields, leaving = do(counted, fields, tensors)
             with once.audit.lock():
                 # Again, since other messages may have been answered meanwhile.
-                if not self.begun:
-                    self._check()
-                elif self.covered is not None:
+                if self.begun:
                     self._check_covered()
+                else:
+                    self._check()
                 self._record(reply_fields, leaving, fields["split"] if what == SCORES else "")
                 if (leaving or self.sharing) and what in ONCE:
                     once.mark_sent(what)
@@ -136,7 +136,7 @@ class _Answer:
             if what == SHARING and self.sharing:
                 refusal = once.count_refused(refusal, self.sharing, task.site.sharings)
             elif what == UPLOAD and isinstance(refusal, FewDiffer):
-                once.record_sent({}, True, part="", begun=True)
+                once.record_sent({}, True, begun=True)
             once.record_refused(refusal.why if isinstance(refusal, Withheld) else str(refusal))
             raise refusal from None
         except Exception as error:
@@ -188,12 +188,11 @@ class _Answer:
             limits.check_held(site, once.audit, (int(held), int(validated)), samples)
         if self.what in ONCE:
             once.check(self.what, trained)
-        if self.covered is not None:
-            self._check_covered()
+        self._check_covered()
 
     def _check_covered(self) -> None:
-        assert self.covered is not None
-        SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
+        if self.covered is not None:
+            SampleSets(self.once.audit).check(self.covered, self.once.kind, self.task.site.min_mean)
 
     def _kept_samples(self) -> str:
         return "" if self.covered is None else SampleSets(self.once.audit).keep(self.covered)

@@ -69,9 +69,9 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def make_authority(folder: Path, key: ec.EllipticCurvePrivateKey, days: int, name: str = "fedblend authority") -> None:
+def make_authority(folder: Path, key: ec.EllipticCurvePrivateKey, days: int) -> None:
     """Write ``ca.crt``, an authority's certificate of its own key."""
-    issuer = _name(name)
+    issuer = _name("fedblend authority")
     made = _certificate(issuer, issuer, key, key, days)
     made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     # Python 3.13 and later refuse an authority whose certificate has no keyUsage with keyCertSign.

@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ class FlowerEngine:
         self._round = 0
         self._frozen_is_known = False
         self._good: tuple[int, list[int]] = (0, [])
-        self._extra_bytes: dict[tuple[str, str], int] = {}
+        self._extra_bytes = Counter[tuple[str, str]]()
 
     def share(
         self, round: int, weights: Tensors, clients: Iterable[int], sizes: np.ndarray
@@ -126,11 +127,11 @@ class FlowerEngine:
         """Request masked shared data; keys and shares are counted with the round's training."""
         setup = self.setup
         like = sharing.form(model_spec(setup, self.server_model()))
-        summed = sum_shared_means(self.sites, round, sharing, asked, stream(setup.experiment.seed, "pool", round), like)
-        _log_faults(summed.faults, round, bool(summed.payloads))
-        self._extra_bytes = {("up", "keys"): summed.up, ("down", "keys"): summed.down}
+        rng = stream(setup.experiment.seed, "pool", round)
+        payloads, faults, self._extra_bytes = sum_shared_means(self.sites, round, sharing, asked, rng, like)
+        _log_faults(faults, round, bool(payloads))
         # A site may fail after its mean is in the sum.
-        yield from (summed.faults | summed.payloads).items()
+        yield from (faults | payloads).items()
 
     def losses(self, round: int, weights: Tensors, clients: Sequence[int], sizes: np.ndarray) -> dict[int, float | str]:
         """Request the mean loss of a model over each client's samples; of sites that refuse or fail return the reason.
@@ -178,9 +179,8 @@ class FlowerEngine:
             # All replies have arrived, so that keeping the uploads takes no further memory.
             gather_uploads(self.setup, task, self._sent(task, clients, replies), lost, result, keep=True)
         self._uploads, self._good = result.uploads, (task.round, [client for client, _, _ in result.good])
-        beside, self._extra_bytes = Counter(self._extra_bytes), {}
-        beside.update(result.extra_bytes)
-        result.extra_bytes = dict(beside)
+        self._extra_bytes.update(result.extra_bytes)
+        result.extra_bytes, self._extra_bytes = dict(self._extra_bytes), Counter()
         return result
 
     def _sent(self, task: TrainTask, clients: Sequence[int], replies: dict[int, Reply]) -> Iterator[Arrived]:
@@ -226,7 +226,7 @@ class FlowerEngine:
             result.good, reason = [], f"there is no sum: {error}"
             faults = masks.faults | {one["client"]: one["reason"] for one in result.refused}
             result.refused = [{"client": c, "reason": faults.get(c, reason)} for c in clients if c not in lost]
-        result.extra_bytes |= {("up", "keys"): masks.up, ("down", "keys"): masks.down}
+        result.extra_bytes |= masks.counted
         result.seconds = time.perf_counter() - begin
         return result
 
@@ -281,7 +281,7 @@ class FlowerEngine:
             return self._score_at_sites(weights, split)
         if own is None:
             return self.inner.score(weights, split)
-        return score_own(self.sites, reference_device(self.setup), own, len(self.setup.data.test))
+        return self._score_own(reference_device(self.setup), own, len(self.setup.data.test))
 
     def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:
         """Score each client's own model at its site, on the samples that it holds out or keeps for validation."""
@@ -294,13 +294,59 @@ class FlowerEngine:
         own = {client: {field: mark_text(table[MARK])} for client, table in models.items()}
         return self._score_at_sites(weights, split, own)
 
+    def _score_own(self, client: int, kept: str, samples: int) -> Scores:
+        """Score the weights that a client kept under the mark ``kept``, on the experiment's test samples."""
+        request = ClientRequest({"own": kept, "split": "test"})
+        reply = self.sites.exchange("evaluate", round_of_mark(kept), {client: request})[client]
+        loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
+        # A device that diverged has a loss of NaN, as in the loop engine.
+        valid = loss.shape == (samples,) and loss.dtype == torch.float32
+        valid = valid and (right is None or (right.shape == loss.shape and right.dtype == torch.bool))
+        if reply.fault is not None or not valid:
+            why = reply.fault or "its scores are not of this experiment's test samples"
+            raise FedblendError(f"evaluate_model: the model of client {client} could not be evaluated: {why}")
+        return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
+
     def _score_at_sites(
-        self,
-        weights: Tensors,
-        split: Literal["holdout", "validation"],
-        own: Mapping[int, Mapping[str, str]] | None = None,
+        self, weights: Tensors, split: ClientSplit, own: Mapping[int, Mapping[str, str]] = MappingProxyType({})
     ) -> Scores:
-        return score_at_sites(self.sites, self.setup, self.setup.shared(weights), split, self._round, own)
+        """Score weights on samples that clients hold out or keep for validation; ``own`` names models of clients' own.
+
+        Sites send the number of right samples, where there are classes, and the metrics that their files allow.
+        Clients without a valid reply are left out, with a warning. Raises :class:`FedblendError` if no client remains.
+        """
+        setup = self.setup
+        population, counts = setup.population, setup.task.kind == "classification"
+        names = [metric.label for metric in setup.experiment.metrics]
+        offsets = population.held_offsets if split == "holdout" else population.validation_offsets
+        number = np.zeros(len(population), np.int64) if offsets is None else np.diff(offsets)
+        record = to_record(add_prefix("weights/", setup.shared(weights)))
+        fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
+        clients = np.flatnonzero(number).tolist()
+        requests = {client: ClientRequest({**fields, **own.get(client, {})}, (record,)) for client in clients}
+        right: dict[int, Any] = {}
+        at_clients: dict[int, dict[str, float]] = {}
+        samples: dict[int, int] = {}
+        why = "no client has such samples"
+        for client, reply in self.sites.exchange("evaluate", self._round, requests).items():
+            kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
+            metrics = metrics_in(reply.fields.get("metrics"), names)
+            # Without classes a site counts no right samples, and its loss is all that it sends.
+            fits = type(count) is int and 0 <= count <= kept if counts else count is None and bool(metrics)
+            if not fits or reply.fault is not None or stated != kept:
+                why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
+                log.warning("fedblend: client %s sent no valid scores: %s", client, why)
+                continue
+            samples[client], at_clients[client] = kept, metrics
+            right |= {client: count} if counts else {}
+        if not samples:
+            field = "holdout" if split == "holdout" else "validation.clients"
+            raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
+        # One entry a client: a site may state any number of samples.
+        owner, numbers = np.array(list(samples), np.int64), np.array(list(samples.values()), np.int64)
+        number_right = np.array(list(right.values()), np.int64) if right else None
+        no_loss = np.full(len(owner), np.nan, np.float32)
+        return Scores(no_loss, number_right, owner=owner, at_clients=at_clients, numbers=numbers)
 
     def server_model(self) -> nn.Module:
         """Return a module for functional calls with any weights, in evaluation mode, for the server step."""
@@ -403,72 +449,6 @@ def _log_faults(
         log.warning("fedblend: round %s: client %s %s: %s", round + 1, client, nothing, reason)
     if faults and not others:
         raise FedblendError(f"round {round + 1}: no site {any} ({summarize_faults(faults)})")
-
-
-def score_own(sites: Sites, client: int, kept: str, samples: int) -> Scores:
-    """Score the weights that a client kept under the mark ``kept``, on the experiment's ``samples`` test samples.
-
-    Raises :class:`FedblendError` if the site sends no valid scores.
-    """
-    request = ClientRequest({"own": kept, "split": "test"})
-    reply = sites.exchange("evaluate", round_of_mark(kept), {client: request})[client]
-    loss, right = reply.tensors.get("loss", torch.empty(0)), reply.tensors.get("right")
-    # A device that diverged has a loss of NaN, as in the loop engine.
-    valid = loss.shape == (samples,) and loss.dtype == torch.float32
-    valid = valid and (right is None or (right.shape == loss.shape and right.dtype == torch.bool))
-    if reply.fault is not None or not valid:
-        why = reply.fault or "its scores are not of this experiment's test samples"
-        raise FedblendError(f"evaluate_model: the model of client {client} could not be evaluated: {why}")
-    return Scores(loss.numpy(), None if right is None else right.numpy().astype(bool), np.arange(samples))
-
-
-def score_at_sites(
-    sites: Sites,
-    setup: Setup,
-    weights: Tensors,
-    split: Literal["holdout", "validation"],
-    round: int,
-    own: Mapping[int, Mapping[str, str]] | None = None,
-) -> Scores:
-    """Score weights of a round, counted from 0, on the samples that clients hold out, or keep for validation.
-
-    Sites send the number of right samples, where there are classes, and the metrics that their files allow: no outputs
-    and no results of single samples. ``own`` are by client the fields that name what a client's own model consists of,
-    in place of these weights. Clients without a valid reply are left out, with a warning. Raises
-    :class:`FedblendError` if no client remains.
-    """
-    field = "holdout" if split == "holdout" else "validation.clients"
-    population, counts, own = setup.population, setup.task.kind == "classification", own or {}
-    names = [metric.label for metric in setup.experiment.metrics]
-    offsets = population.held_offsets if split == "holdout" else population.validation_offsets
-    number = np.zeros(len(population), np.int64) if offsets is None else np.diff(offsets)
-    record = to_record(add_prefix("weights/", weights))
-    fields: dict[str, Any] = {"own": None, "split": split, "personal": None}
-    clients = np.flatnonzero(number).tolist()
-    requests = {client: ClientRequest(fields | dict(own.get(client, {})), (record,)) for client in clients}
-    replies = sites.exchange("evaluate", round, requests)
-    right: dict[int, Any] = {}
-    at_clients: dict[int, dict[str, float]] = {}
-    samples: dict[int, int] = {}
-    why = "no client has such samples"
-    for client, reply in replies.items():
-        kept, count, stated = int(number[client]), reply.fields.get("right"), reply.fields.get("samples")
-        metrics = metrics_in(reply.fields.get("metrics"), names)
-        # Without classes a site counts no right samples, and its loss is all that it sends.
-        fits = type(count) is int and 0 <= count <= kept if counts else count is None and bool(metrics)
-        if not fits or reply.fault is not None or stated != kept:
-            why = reply.fault or legible(f"it sent {count!r} right of {stated!r} samples, and has {kept} of them")
-            log.warning("fedblend: client %s sent no valid scores: %s", client, why)
-            continue
-        samples[client], at_clients[client] = kept, metrics
-        right |= {client: count} if counts else {}
-    if not samples:
-        raise FedblendError(f"{field}: no client sent valid scores; the last one: {why}")
-    # One entry a client: a site may state any number of samples.
-    owner, numbers = np.array(list(samples), np.int64), np.array(list(samples.values()), np.int64)
-    number_right = np.array(list(right.values()), np.int64) if right else None
-    no_loss = np.full(len(owner), np.nan, np.float32)
-    return Scores(no_loss, number_right, owner=owner, at_clients=at_clients, numbers=numbers)
 
 
 def metrics_in(sent: Any, names: Sequence[str]) -> dict[str, float]:

@@ -68,7 +68,7 @@ class SharingLedger:
         tells of them, too. Raises :class:`RefusedByPolicy` if this would be one more than the site file allows
         (``sharings``).
         """
-        secret, name = self.secret(), _name(sharing, local, about)
+        secret, name = site_secret(self.folder), _name(sharing, local, about)
         tags = sample_tags(secret, local.x, local.y)
         known, payload = self._read(name)
         old = set(known)
@@ -105,7 +105,7 @@ class SharingLedger:
 
         With ``split = "class"`` such numbers tell the sizes of classes.
         """
-        secret = self.secret()
+        secret = site_secret(self.folder)
         tags = sample_tags(secret, local.x, local.y)
         self._count(secret, _name(sharing, local, about), tags, local.minimum, {}, counts)
 
@@ -118,10 +118,6 @@ class SharingLedger:
             digest = hmac.digest(secret, f"{name} ".encode() + result, "sha256").hex()
             self.audit.check_sharings(digest, payload or None, self.sharings)
             counts(digest)
-
-    def secret(self) -> bytes:
-        """Return the site's secret (:func:`~fedblend.flower.secrets.site_secret`)."""
-        return site_secret(self.folder)
 
     def _read(self, name: str) -> tuple[list[bytes], Payload]:
         """Return the tags of the samples that a form covers, and its payload; empty where it was not shared."""
@@ -273,4 +269,4 @@ class SampleSets:
 @functools.lru_cache(maxsize=4)
 def _tags_of(secret: bytes, engine: LoopEngine) -> np.ndarray:
     train = engine.setup.data.train
-    return np.frombuffer(b"".join(sample_tags(secret, train.x, train.y)), np.uint8).reshape(len(train.y), -1).copy()
+    return _as_array(sample_tags(secret, train.x, train.y))

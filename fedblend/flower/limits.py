@@ -73,17 +73,14 @@ LEAST_MULTIPLIER = 0.5  # Least `multiplier` of means, where they have one: epsi
 MOST_TENSORS = 2000  # Trained tensors of a model that a site builds: building takes a while for each
 
 
-def simulated_fields(experiment: Experiment, own_data: bool = True) -> dict[str, str]:
-    """Return the fields of :data:`SIMULATION_ONLY` that an experiment sets, and why sites refuse them.
-
-    ``own_data`` is true for sites with data of their own.
-    """
+def check_simulated(experiment: Experiment, own_data: bool) -> None:
+    """Raise :class:`RefusedByPolicy` for a field that sites, with data of their own or without, refuse."""
     default = _default_experiment()
-    return {
-        field: reason
-        for field, reason in SIMULATION_ONLY.items()
-        if (own_data or field not in OWN_DATA_ONLY) and getattr(experiment, field) != getattr(default, field)
-    }
+    for field, reason in SIMULATION_ONLY.items():
+        if (own_data or field not in OWN_DATA_ONLY) and getattr(experiment, field) != getattr(default, field):
+            raise RefusedByPolicy(
+                f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out"
+            )
 
 
 @functools.cache
@@ -95,8 +92,7 @@ def check_experiment(site: Site, experiment: Experiment) -> None:
     """Raise :class:`RefusedByPolicy` if a site with a site file refuses an experiment, whatever is requested."""
     if not site.has_file:
         return
-    for field, reason in simulated_fields(experiment, site.data is not None).items():
-        raise RefusedByPolicy(f"{field}: real sites refuse this field of simulations: {reason}; valid: leave it out")
+    check_simulated(experiment, site.data is not None)
     method, name = experiment.method, experiment.method.aggregator.name
     masked = method.aggregator.works_on == "sums"
     if masked and getattr(method.objective, "exclude_own", False):

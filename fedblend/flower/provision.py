@@ -52,10 +52,6 @@ class Federation(BaseModel):
             raise ValueError("two sites have one name; valid: a name for each")
         return sites
 
-    @property
-    def host(self) -> str:
-        return self.server.rpartition(":")[0].strip("[]")
-
 
 def provision(federation: Federation, out: Path, experiment: Experiment | None, renew: bool) -> list[str]:
     """Write, or bring up to date, the folders ``authority``, ``server`` and ``sites/NAME``; return what is new.
@@ -96,7 +92,8 @@ def provision(federation: Federation, out: Path, experiment: Experiment | None, 
 
 def _certificates(federation: Federation, authority: Path, server: Path, renew: bool) -> list[str]:
     """Make the certificates that are missing, expire soon, or are for other names; return what was made."""
-    wanted, made = list(dict.fromkeys([federation.host, *federation.names, *credentials.LOCAL])), []
+    host = federation.server.rpartition(":")[0].strip("[]")
+    wanted, made = list(dict.fromkeys([host, *federation.names, *credentials.LOCAL])), []
     key = authority / "ca.key"
     if not (authority / "ca.crt").exists():
         if not key.exists():

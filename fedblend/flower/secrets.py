@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import os
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,7 +81,7 @@ def site_secret(folder: Path) -> bytes:
     try:
         if not path.exists():
             with sole_writer(folder):
-                _create_once(path, secrets.token_bytes(KEY_BYTES))
+                _create(path, secrets.token_bytes(KEY_BYTES))
         mode = path.stat().st_mode
     except OSError as error:
         raise FedblendError(f"{path}: cannot be used as this site's secret: {error.strerror}") from None
@@ -106,16 +107,13 @@ def private_folder(folder: Path, what: str) -> None:
         raise FedblendError(f"{folder}: other users can read {what}; run: chmod 700 {folder}")
 
 
-def _create_once(path: Path, content: bytes) -> None:
+def _create(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read, whole or not at all; leave one that another process created."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
+    handle, temporary = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, path)
+    os.unlink(temporary)

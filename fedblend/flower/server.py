@@ -32,7 +32,7 @@ from fedblend.flower.credentials import expiry_warnings
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.process_guard import end_with_parent
 from fedblend.flower.site import describe_setup
-from fedblend.flower.sites import PEERS, MessageGrid, Sites, is_sample_count
+from fedblend.flower.sites import PEERS, Sites, is_sample_count
 from fedblend.runs.directory import CONFIG, OWN_DATA, STATUS, RunDirectory
 from fedblend.runs.runner import FinishedRun, execute, keep_failure
 
@@ -76,7 +76,7 @@ def main(grid: Grid, context: Context) -> None:
     log.info("fedblend: done, %s rounds in %s", finished.state.round, finished.directory.path)
 
 
-def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: FederationLimits) -> FinishedRun:
+def run(grid: Grid, experiment: Experiment, folder: Path, limits: FederationLimits) -> FinishedRun:
     """Run an experiment with the sites behind ``grid``, or continue the run in ``folder``."""
 
     def federate(setup: Setup) -> tuple[Setup, Engine, EnginePlan]:
@@ -91,7 +91,10 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
 
     def tell(record: RoundRecord) -> None:
         warn_of_expiry(limits.credentials, datetime.date.today())
-        _log_round(record)
+        scores = {"loss": record.loss, "accuracy": record.accuracy}
+        score = "".join(f", {name} {value:.4f}" for name, value in scores.items() if value is not None)
+        refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.refused or ())
+        log.info("fedblend: round %s%s%s", record.round, score, refused)
 
     # Sites receive nothing of a run that another process makes, and its name and its numbers of samples hold.
     with locked_folder(folder, "sites.lock", "this run directory"):
@@ -102,7 +105,7 @@ def run(grid: MessageGrid, experiment: Experiment, folder: Path, limits: Federat
         return execute(experiment, folder, resume=True, listener=tell, federate=federate)
 
 
-def connect(grid: MessageGrid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
+def connect(grid: Grid, setup: Setup, limits: FederationLimits) -> tuple[Setup, Sites]:
     """Wait for the sites; return the setup with the sites' own numbers of samples, and the connected sites."""
     if setup.experiment.start is not None and setup.experiment.begins_at_clients:
         raise FedblendError(
@@ -298,10 +301,3 @@ def _server_client(setup: Setup, hello_fields: Mapping[int, Mapping[str, Any]]) 
             f"partition-id {server}; give sites other partition-ids"
         )
     return server
-
-
-def _log_round(record: RoundRecord) -> None:
-    scores = {"loss": record.loss, "accuracy": record.accuracy}
-    score = "".join(f", {name} {value:.4f}" for name, value in scores.items() if value is not None)
-    refused = "".join(f"; client {one['client']} refused: {one['reason']}" for one in record.refused or ())
-    log.info("fedblend: round %s%s%s", record.round, score, refused)

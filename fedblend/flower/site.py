@@ -309,20 +309,16 @@ def _setup_at_site(site: Site, experiment: Experiment, client: int, server_setup
     mine = prepare(one_client.partition, data, 0, holdout=experiment.holdout, validation=experiment.validation.clients)
     if client >= (clients := server_setup["clients"]):
         raise FedblendError(f"the server's number of clients: {clients}; valid: {client + 1} or more")
-    before, after = np.zeros(client + 1, np.int64), clients - client - 1
-    offsets = np.concatenate([before, np.full(1 + after, len(mine.order))])
-    held, validates = (
-        None if has is None else np.concatenate([before, np.full(1 + after, len(order))])
-        for has, order in ((mine.held_offsets, mine.held_order), (mine.validation_offsets, mine.validation_order))
-    )
-    # Samples stay in the order of the site's file, not in the order of the partition into one client.
+    # Samples stay in the order of the site's file, not in the order of the partition into one client. Offsets are 0 up
+    # to this client, and the number of its samples after it.
+    after = (np.arange(clients + 1) > client).astype(np.int64)
     population = Population(
         np.sort(mine.order),
-        offsets,
+        after * len(mine.order),
         np.sort(mine.held_order),
-        held,
+        None if mine.held_offsets is None else after * len(mine.held_order),
         validation_order=np.sort(mine.validation_order),
-        validation_offsets=validates,
+        validation_offsets=None if mine.validation_offsets is None else after * len(mine.validation_order),
     )
     scale = scale_from(server_setup["scale"])
     require_plain_scale(scale, setup.scale)

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import httpx
 import torch
 from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
 
 from fedblend.core.errors import FedblendError, brief, by_reason, legible, listed
 from fedblend.data.partitions.prepare import divided
@@ -49,20 +50,6 @@ EXPIRED = (3, 4)  # Flower's error codes for a message, or a reply, whose time i
 log = logging.getLogger("flwr")
 
 
-class MessageGrid(Protocol):
-    """The part of Flower's Grid that the server uses."""
-
-    def get_node_ids(self) -> Iterable[int]: ...
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages and return their ids in order, ``None`` for a message that could not be sent."""
-        ...
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClientRequest:
     """The fields and records of tensors that one client receives."""
@@ -96,7 +83,7 @@ class Sites:
 
     def __init__(
         self,
-        grid: MessageGrid,
+        grid: Grid,
         clients: int,
         min_sites: int,
         deadline: float,
@@ -215,6 +202,7 @@ class Sites:
         self.nodes = {client: node for client, node in self.nodes.items() if client not in gone}
         self._looks += 1
         due = {node for node, look in self._again.items() if look <= self._looks}
+        self._again = {node: look for node, look in self._again.items() if node not in due}
         # A node that claimed another node's client is queried again once that other node is gone.
         self._queried = {node for node in self._queried & connected - due if self._duplicates.get(node) not in gone}
         new = sorted(connected - self._queried)
@@ -298,8 +286,8 @@ class Sites:
             Message(pack(request.fields, *request.records), node, kind, ttl=seconds, group_id=str(round))
             for node, request in requests.items()
         ]
+        # Flower returns None for a message that could not be sent, and no ids where all together are too large for it.
         ids = list(self.grid.push_messages(messages))
-        # Flower returns no ids where all messages together are too large for it.
         ids += [None] * (len(messages) - len(ids))  # type: ignore[list-item]
         waiting = {id: node for id, node in zip(ids, requests, strict=True) if id}
         replies = {node: Reply(fault="the message could not be sent") for node in requests}

@@ -231,8 +231,7 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
                 return Message(Error(0, "gone"), reply_to=message)
         return reply
 
-    grid.spoil = fail
-    start("fedmix", grid, rounds=4)
+    start("fedmix", grid.spoiled(fail), rounds=4)
 
     assert [kind for _, kind, _ in pushed] == ["query.fedblend_share"] * 3 + ["train"] * 12
     told = [(c, "fedblend-tensors" in names) for c, kind, names in pushed if kind == "train"]
@@ -243,8 +242,6 @@ def test_means_are_sent_once_and_the_training_function_gets_the_wrapped_strategy
 def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     files = [{}, {"allow": ["weights"]}, {"min_mean": 9}, {"rounds": 1, "protection": {"name": "noise", "clip": 1e-3}}]
     grid = Nodes(site_files(tmp_path, 4, dict(enumerate(files))), app=App().app)
-    replies: list[tuple[int, Message]] = []
-    grid.spoil = lambda client, message, reply: (replies.append((client, reply)), reply)[1]
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), "fedmix", INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=2)
 
@@ -256,7 +253,7 @@ def test_a_site_file_applies_in_a_users_own_app(tmp_path: Path) -> None:
     assert kinds[2] == both
     assert kinds[3] == [("means", False, 0), ("weights", False, 0), ("weights", True, 1)]
     assert len(strategy.pool) == 2
-    (first,) = (r for c, r in replies if c == 3 and r.has_content() and "arrays" in r.content)
+    (first,) = (r for c, _, _, r in grid.kept if c == 3 and r.has_content() and "arrays" in r.content)
     weights = network().state_dict()
     change = [t - weights[n] for n, t in first.content["arrays"].to_torch_state_dict().items()]
     assert 0 < float(torch.cat([c.flatten() for c in change]).norm()) <= 1e-3 * (1 + 1e-4)
@@ -285,37 +282,24 @@ def test_means_of_a_users_own_app_are_the_same_in_every_run(tmp_path: Path) -> N
         assert "shares no other (sharings in its site file: 1)" in asked(9, **other).error.reason
 
 
-def test_means_of_a_users_own_app_that_others_overtook_are_not_given_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("work", "before", "size"), [("payload", [], "all"), ("_count", ["all"], 7)])
+def test_a_request_that_others_overtook_gets_no_means_and_is_not_told_by_how_many_samples_it_differs(
+    work: str, before: list[Any], size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = SharingLedger.payload
+    plain, most = getattr(SharingLedger, work), len(before) + 1
+    asked = functools.partial(asked_to_share, tmp_path, f"sharings = {most}\n")
 
     def overtaken(self: SharingLedger, *args: Any) -> Any:
-        payload = plain(self, *args)
-        monkeypatch.setattr(SharingLedger, "payload", plain)
-        assert not asked_to_share(tmp_path, "", 1, samples_per_mean=4).has_error()
-        return payload
-
-    monkeypatch.setattr(SharingLedger, "payload", overtaken)
-    for run in (2, 3):
-        assert "shares no other (sharings in its site file: 1)" in asked_to_share(tmp_path, "", run).error.reason
-
-
-def test_a_request_that_others_overtook_is_not_told_by_how_many_samples_it_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = SharingLedger._count
-    asked = functools.partial(asked_to_share, tmp_path, "sharings = 2\n")
-
-    def overtaken(self: SharingLedger, *args: Any) -> None:
-        plain(self, *args)
-        monkeypatch.setattr(SharingLedger, "_count", plain)
+        made = plain(self, *args)
+        monkeypatch.setattr(SharingLedger, work, plain)
         assert not asked(1, samples_per_mean=4).has_error()
+        return made
 
-    assert not asked(0, samples_per_mean="all").has_error()
-    monkeypatch.setattr(SharingLedger, "_count", overtaken)
+    for earlier in before:
+        assert not asked(0, samples_per_mean=earlier).has_error()
+    monkeypatch.setattr(SharingLedger, work, overtaken)
     for run in (2, 3):
-        assert "shares no other (sharings in its site file: 2)" in asked(run, samples_per_mean=7).error.reason
+        assert f"shares no other (sharings in its site file: {most})" in asked(run, samples_per_mean=size).error.reason
 
 
 def test_means_of_a_users_own_app_do_not_tell_of_a_few_samples(tmp_path: Path) -> None:
@@ -381,14 +365,13 @@ def test_an_app_of_your_own_tells_the_server_no_path_of_the_site(tmp_path: Path)
 
 def pool_with(sent: dict[int, dict[str, torch.Tensor]], stated: Any = 9, method: Any = "fedmix") -> Pool:
     """The pool of a strategy, where some clients send these tensors in place of their means."""
-    grid = grid_of()
 
-    def spoil(client: int, message: Message, reply: Message) -> Message:
+    def lie(client: int, message: Message, reply: Message) -> Message:
         if client not in sent or not message.metadata.message_type.startswith("query"):
             return reply
         return Message(attach(RecordDict(), {"samples": stated}, ArrayRecord(sent[client])), reply_to=message)
 
-    grid.spoil = spoil
+    grid = grid_of().spoiled(lie)
     strategy = Strategy(FedAvg(fraction_evaluate=0.0), method, INPUTS)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
     return strategy.pool
@@ -523,11 +506,27 @@ ARGUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-@each(("field", "value"), [(field, value) for field, (_, values) in ARGUMENTS.items() for value in values])
-def test_an_invalid_argument_of_a_strategy_is_one_message(field: str, value: Any) -> None:
-    with pytest.raises(FedblendError) as error:
-        Strategy(**{"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS, field: value})
-    assert str(error.value) == f"Strategy: {field}: {value!r} is not valid: {ARGUMENTS[field][0]}"
+OF_INPUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "shape": ("whole numbers from 1 up, such as (784,) or (1, 28, 28)", ((), (3, 0), 784)),
+    "outputs": ("a whole number from 1 up", (0,)),
+    "std": ("one number above 0, or one for each of 3", (0.0, None)),
+    "mean": ("one number, or one for each of 3", ([0.1, 0.2], "0.5")),
+    "kind": ("classification, multi-label, regression", ("other",)),
+}
+MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
+    "Strategy": (Strategy, {"inner": FedAvg(), "method": "fedmix", "inputs": INPUTS}, ARGUMENTS),
+    "inputs": (Inputs, {"shape": (3, 8, 8), "outputs": 2}, OF_INPUTS),
+}
+
+
+@each(("of", "field"), [(of, field) for of, (_, _, arguments) in MADE.items() for field in arguments])
+def test_an_invalid_argument_is_one_message(of: str, field: str) -> None:
+    made, given, arguments = MADE[of]
+    valid, values = arguments[field]
+    for value in values:
+        with pytest.raises(FedblendError) as error:
+            made(**{**given, field: value})
+        assert str(error.value) == f"{of}: {field}: {value!r} is not valid: {valid}"
 
 
 NET = {"method": "aggenhance", "model": network(), "lr": 0.1}
@@ -559,22 +558,6 @@ def test_another_network_than_the_first_arrays_is_one_message() -> None:
         FedblendError, match=r"^Strategy: model: its tensors are not those of the strategy's first arrays"
     ):
         start("fedadam", grid_of(), rounds=1, model=other)
-
-
-OF_INPUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "shape": ("whole numbers from 1 up, such as (784,) or (1, 28, 28)", ((), (3, 0), 784)),
-    "outputs": ("a whole number from 1 up", (0,)),
-    "std": ("one number above 0, or one for each of 3", (0.0, None)),
-    "mean": ("one number, or one for each of 3", ([0.1, 0.2], "0.5")),
-    "kind": ("classification, multi-label, regression", ("other",)),
-}
-
-
-@each(("field", "value"), [(field, value) for field, (_, values) in OF_INPUTS.items() for value in values])
-def test_bad_inputs(field: str, value: Any) -> None:
-    with pytest.raises(FedblendError) as error:
-        Inputs(**{"shape": (3, 8, 8), "outputs": 2, field: value})
-    assert str(error.value) == f"inputs: {field}: {value!r} is not valid: {OF_INPUTS[field][0]}"
 
 
 def test_numbers_of_inputs_may_be_lists_tensors_and_arrays() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import here, refused, succeeded
-from flower_sites import OwnSite, write_peers
+from flower_sites import OwnSite, sent, write_peers
 from flwr.app import Context, RecordDict
 
 from fedblend.core import files
@@ -23,10 +23,7 @@ from fedblend.core.errors import FedblendError
 from fedblend.core.files import csv_text, waiting_lock
 from fedblend.flower.audit import AuditLog, Counts, End, tagged
 from fedblend.flower.client_task import MOST_RUNS, Memory
-from fedblend.flower.secrets import site_secret
 from fedblend.flower.site import Site
-
-pytestmark = pytest.mark.usefixtures("no_waits")
 
 STOPPED = "this site's audit log is not as the site wrote it, and nothing leaves; the site's log states what to do"
 
@@ -36,7 +33,7 @@ def record(folder: Path, *rounds: int) -> AuditLog:
     (folder / "site.toml").write_text("rounds = 5\n")
     log = AuditLog(str(folder / "audit.jsonl"))
     for round in rounds:
-        log.record_sent("trial/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
+        sent(log, "trial/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
     return log
 
 
@@ -86,7 +83,7 @@ def test_a_log_that_is_not_the_sites_stops_everything_and_gives_no_count_back(ho
     for request in (
         lambda: log.has_sent("trial/2", 0, 0, "weights", True),
         lambda: log.record_refused("trial/2", 0, 0, "weights", "no"),
-        lambda: log.record_sent("trial/2", 0, 0, "weights", {}, True),
+        lambda: sent(log, "trial/2", 0, 0, "weights", {}, True),
     ):
         with pytest.raises(FedblendError) as raised:
             request()
@@ -99,7 +96,7 @@ def test_a_log_that_is_not_the_sites_stops_everything_and_gives_no_count_back(ho
     # All that was known counts: of a lost counter the lines of the log.
     assert log.rounds_trained() == {("trial/1", round) for round in range(3)}
     assert log.times_sent("weights") >= 3
-    log.record_sent("trial/2", 0, 0, "weights", {}, True)
+    sent(log, "trial/2", 0, 0, "weights", {}, True)
     assert len(log.rounds_trained()) == 4
     succeeded(here("site", "audit", tmp_path / "site.toml", "--verify"))
     refused(here("site", "audit", tmp_path / "site.toml", "--accept"), "nothing to accept")
@@ -147,7 +144,7 @@ def test_a_message_reads_only_what_is_new(tmp_path: Path) -> None:
     first, rest = path.read_text().split("\n", 1)
     path.write_text("x" * len(first) + "\n" + rest)
 
-    log.record_sent("trial/1", 3, 0, "weights", {}, True)
+    sent(log, "trial/1", 3, 0, "weights", {}, True)
 
     assert len(log.rounds_trained()) == 4
     assert log.has_sent("renamed/1", 0, 0, "outputs", True)
@@ -165,13 +162,13 @@ def test_a_site_killed_before_a_line_is_counted_goes_on(tmp_path: Path, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(Counts, "add", killed)
             with pytest.raises(KeyboardInterrupt):
-                log.record_sent("trial/1", 1, 0, "weights", {}, True)
+                sent(log, "trial/1", 1, 0, "weights", {}, True)
         assert log.has_sent("trial/1", 1, 0, "weights", True)
     assert len(log.lines()) == 3
     # One that was cut off while its line was written, too.
     with (tmp_path / "audit.jsonl").open("a") as file:
         file.write('{"time": ')
-    log.record_sent("trial/1", 2, 0, "weights", {}, True)
+    sent(log, "trial/1", 2, 0, "weights", {}, True)
     assert len(log.rounds_trained()) == 3
     succeeded(here("site", "audit", tmp_path / "site.toml", "--verify"))
 
@@ -184,7 +181,7 @@ def test_a_log_of_version_0_2_goes_on(tmp_path: Path) -> None:
     assert not path.with_suffix(".shared").exists()
 
     assert len(log.rounds_trained()) == 2
-    log.record_sent("trial/1", 2, 0, "weights", {}, True)
+    sent(log, "trial/1", 2, 0, "weights", {}, True)
     assert ["chain" in line for line in log.lines()] == [False, False, True]
     succeeded(here("site", "audit", tmp_path / "site.toml", "--verify"))
     # From its first start on its lines are in the chain, too, and none without a tag follows.
@@ -256,15 +253,6 @@ def test_a_lock_is_its_owners_alone_and_its_holder_is_named(tmp_path: Path, monk
             waiting_lock(tmp_path / "audit.jsonl").__enter__()
 
 
-def test_a_folder_of_secrets_that_others_can_read_stops_the_site(tmp_path: Path) -> None:
-    folder = tmp_path / "audit.shared"
-    folder.mkdir(mode=0o755)
-    with pytest.raises(FedblendError, match=f"other users can read this site's secret; run: chmod 700 {folder}"):
-        site_secret(folder)
-    folder.chmod(0o700)
-    assert len(site_secret(folder)) == 32
-
-
 def test_a_check_refuses_loose_keys_and_sums_that_no_federation_has(tmp_path: Path) -> None:
     write_peers(tmp_path, ("site-0", "site-1", "site-2"))
     path = tmp_path / "site.toml"
@@ -282,8 +270,8 @@ def test_a_check_warns_of_limits_that_are_used_up(tmp_path: Path) -> None:
     log = record(tmp_path, 0, 1, 2, 3)
     assert "warning" not in succeeded(here("site", "check", tmp_path / "site.toml")).out
     for round in (4, 5):
-        log.record_sent("trial/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
-    log.record_sent("trial/1", 0, 0, "means", {"x": torch.zeros(2)}, False)
+        sent(log, "trial/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
+    sent(log, "trial/1", 0, 0, "means", {"x": torch.zeros(2)}, False)
     shown = succeeded(here("site", "check", tmp_path / "site.toml")).out
     assert "warning: rounds: used up, 6 of at most 5 over all runs\n" in shown
     assert "warning: sharings: used up, 1 of at most 1 over all runs\n" in shown

@@ -13,6 +13,8 @@ import pytest
 import torch
 from flower_helpers import (
     ALL,
+    POWER,
+    TWO,
     Nodes,
     by_loop,
     experiment,
@@ -25,7 +27,6 @@ from flower_helpers import (
     weights_of,
 )
 from flower_sites import OwnSite, audit, site_files, sites_with_data
-from flwr.app import RecordDict
 from helpers import same
 
 from fedblend import part
@@ -38,9 +39,6 @@ from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.app_folder import FederationLimits
 from fedblend.flower.server import connect
-
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 
 KEPT: list[dict[int, Any]] = []
 
@@ -210,8 +208,6 @@ def test_sites_that_begin_with_models_of_their_own_cannot_begin_with_an_earlier_
 # Sites are chosen and asked for losses as simulated clients are -------------------------------------------
 
 
-POWER = {"name": "power-of-choice", "candidates": 3}
-TWO = {**ALL, "cohort": 2}
 ALLOWED = ["weights", "loss", "local-loss"]
 
 
@@ -226,21 +222,6 @@ def test_a_site_states_its_loss_only_if_its_file_allows_it(tmp_path: Path) -> No
         assert all(one["client"] == 2 for one in record["asked"].get("refused", ()))
     lines = [line for line in audit(tmp_path / "some", 0) if line["kind"] == "local-loss"]
     assert {(line["bytes"], tuple(line["tensors"]["loss"])) for line in lines} == {(8, ("float64",))}
-
-
-def test_a_restarted_site_receives_the_model_again(tmp_path: Path) -> None:
-    asked, grid = experiment(selection=POWER, train=TWO, rounds=1), nodes()
-    answer = grid._answer
-
-    def forgetting(node: int, message: Any) -> None:
-        if message.metadata.message_type == "train":
-            grid.contexts[node].state = RecordDict()
-        answer(node, message)
-
-    grid._answer = forgetting
-    finished = federate(grid, asked, tmp_path)
-    is_loops(finished, asked)
-    assert refusals(finished) == {}
 
 
 def test_what_a_site_with_data_of_its_own_states(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_helpers import ALL, Counting, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
-from flower_sites import audit, site_files, sites_with_data
+from flower_helpers import ALL, Nodes, by_loop, experiment, federate, is_loops, nodes, numbers_in
+from flower_sites import audit, site_files, sites_with_data, task_of
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from helpers import each, needs_of, same, slow_except
@@ -25,22 +25,18 @@ from fedblend.core.registry import build
 from fedblend.core.selection import Selection, SelectionContext
 from fedblend.core.sharing import Pool
 from fedblend.core.state import to_tensors
-from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment import presets
 from fedblend.experiment.config import Experiment
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import work
 from fedblend.flower.app_folder import FederationLimits
-from fedblend.flower.client_task import ClientTask
 from fedblend.flower.flower_engine import FlowerEngine
 from fedblend.flower.messages import unpack
 from fedblend.flower.requests import Share, read_request
 from fedblend.flower.server import connect
-from fedblend.flower.site import Site, describe_setup
+from fedblend.flower.site import describe_setup
 from fedblend.methods.aggregators.mean import SecureMean
 from fedblend.runs.runner import FinishedRun
-
-pytestmark = pytest.mark.usefixtures("no_waits")
 
 QUICK = {"distill-to-model": {"steps": 4}, "train-on-seeds": {"epochs": 2}, "aggenhance": {"steps": 3}}
 QUICK["aggenhance-secure"] = QUICK["aggenhance"]
@@ -80,7 +76,7 @@ OF_EACH_KIND = ("fedavg", "fedmix", "fedmix-hidden", "scaffold", "ditto", "fedpe
 
 @pytest.mark.parametrize("method", slow_except(OF_EACH_KIND, presets.presets()))
 def test_every_method_gives_the_loops_weights_and_byte_counts(method: str, tmp_path: Path) -> None:
-    gives_what_the_loop_gives(quick(method), nodes(4, Counting), tmp_path)
+    gives_what_the_loop_gives(quick(method), nodes(), tmp_path)
 
 
 class OtherEverywhere(Backbone):
@@ -106,7 +102,7 @@ ALSO_WITH = [("scaffold", "Backbone"), *((method, "Adapted") for method in ("fed
 @pytest.mark.parametrize(("method", "model"), slow_except(WITH_MODELS, [*WITH_MODELS, *ALSO_WITH]))
 def test_frozen_tensors_do_not_travel(method: str, model: str, tmp_path: Path) -> None:
     path, allow = f"own_models:{model}", ["weights", "scores", "loss", "extras"]
-    asked, grid = backbone(method, path), Counting(site_files(tmp_path, 4, trusted=[path], allow=allow))
+    asked, grid = backbone(method, path), Nodes(site_files(tmp_path, 4, trusted=[path], allow=allow))
     gives_what_the_loop_gives(asked, grid, tmp_path / "run")
     if model == "Adapted":  # two rounds of three clients; B of 6 x 2 twice, and a head of 6 x 10 with its bias
         numbers = 2 * 6 * 2 + (0 if method == "fedper" else 6 * 10 + 10)
@@ -128,7 +124,7 @@ def test_a_run_with_frozen_tensors_that_sites_lack_ends(tmp_path: Path) -> None:
         engine.collect(task, [0], [])
 
 
-def gives_what_the_loop_gives(asked: Experiment, grid: Counting, folder: Path) -> FinishedRun:
+def gives_what_the_loop_gives(asked: Experiment, grid: Nodes, folder: Path) -> FinishedRun:
     """Assert the loop engine's weights and records, and that the bytes in messages are those that it counts."""
     state, records = by_loop(asked)
 
@@ -192,7 +188,7 @@ def test_what_is_beside_a_method_is_as_by_the_loop(case: str, tmp_path: Path) ->
     method, changes = AS_BY_LOOP[case]
     train = {"train": {**ALL, "epochs": 2}} if "slow" in changes else {}
     asked = experiment(method, **{**DATA, **train, **changes})
-    kept = gives_what_the_loop_gives(asked, nodes(4, Counting), tmp_path).state.client_states
+    kept = gives_what_the_loop_gives(asked, nodes(), tmp_path).state.client_states
     assert all(name.endswith("/kept") for name in to_tensors(kept)), "what clients keep stays at their sites"
 
 
@@ -214,7 +210,7 @@ def test_samples_with_several_labels_are_learned_over_flower(tmp_path: Path) -> 
 
 def round_of(hidden: list[int]) -> list[tuple[int, str, Message, Message]]:
     """The messages of a first round of FedMix with a model of this size."""
-    grid = nodes(4, Counting)
+    grid = nodes()
     made, sites = connect(
         grid, make_setup(quick("fedmix", model={"name": "mlp", "hidden": hidden})), FederationLimits(deadline=5)
     )
@@ -242,7 +238,7 @@ def test_a_server_with_its_own_data_requests_labels_from_each_site(tmp_path: Pat
     asked = quick("xormixfl", **IID)
     setup = make_setup(asked)
     wanted = setup.requests(setup.sizes(0))
-    grid = nodes(4, Counting)
+    grid = nodes()
 
     finished = federate(grid, asked, tmp_path)
 
@@ -286,8 +282,7 @@ def test_a_site_sends_at_most_max_seeds(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_request_is_refused(asked: Any) -> None:
-    engine = LoopEngine(make_setup(quick("xormixfl")))
-    here = ClientTask(engine, Site(), 1, 0, None)
+    here = task_of(quick("xormixfl"), 1)
     told = {"experiment": {}, "setup": describe_setup(here.setup), "client": 1, "round": 0, "request": asked}
     with pytest.raises(FedblendError, match="a request that is none"):
         work.request_of(here, read_request(Share, told, {}))

@@ -13,7 +13,6 @@ import torch
 from flower_helpers import (
     ALL,
     NOISE,
-    TOLD,
     Nodes,
     experiment,
     federate,
@@ -49,8 +48,6 @@ from fedblend.flower.sites import ClientRequest, Sites
 from fedblend.methods.sharing.means import SecureMeans, SharedMeans
 from fedblend.runs.directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 ASKED = {"request": None}
 
 
@@ -70,8 +67,7 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
             told.append((kind, len(tensors), fields.get("fault", "")))
         return reply
 
-    grid.spoil = again
-    assert federate(grid, asked, tmp_path / "run").state.round == 2
+    assert federate(grid.spoiled(again), asked, tmp_path / "run").state.round == 2
     assert {size for _, size, _ in told} == {0}
     for one in ("query.share", "train"):
         assert any(kind == one and "of round 1 in this run, and gives them once" in fault for kind, _, fault in told)
@@ -80,19 +76,20 @@ def test_a_site_sends_its_model_and_its_means_once_a_round(forgets: bool, tmp_pa
     assert [line["kind"] for line in lines if line["kind"] != "loss"] == ["means", "weights", "weights"]
 
 
-def test_a_payload_of_an_earlier_round_is_refused() -> None:
-    asked = experiment("fedavg", train=ALL)
-    once = at_site.ReplayGuard(task_of(asked).memory, at_site.AuditLog(None), "run", 5, 0, "weights")
-    once.check("upload", True)
-    once.mark_sent("upload")
-    for round in (0, 4, 5):
-        with pytest.raises(RefusedByPolicy, match=f"of round {round + 1} in this run, and gives them once"):
-            at_site.ReplayGuard(once.memory, once.audit, "run", round, 0, "weights").check("upload", True)
-    at_site.ReplayGuard(once.memory, once.audit, "run", 6, 0, "weights").check("upload", True)
-    begun = at_site.ReplayGuard(once.memory, once.audit, "run", 7, 0, "weights")
-    at_site._Answer(task_of(asked), begun, "upload").begin()
-    with pytest.raises(RefusedByPolicy, match="of round 8 in this run, and gives them once"):
-        begun.check("upload", True)
+def test_a_payload_of_an_earlier_round_is_refused_also_by_a_site_without_a_file(monkeypatch: Any) -> None:
+    asked, grid = experiment("fedavg", train=ALL, rounds=9), nodes(1)
+
+    def fault(round: int) -> str:
+        return grid.reply(order("train", asked, weights_of(asked), round=round))[0].get("fault", "")
+
+    assert fault(5) == ""
+    assert [f"of round {n + 1} in this run, and gives them once" in fault(n) for n in (0, 4, 5)] == [True] * 3
+    assert fault(6) == ""
+    # A training that fails has begun.
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_trained", None)
+        assert "its app failed" in fault(7)
+    assert "of round 8 in this run, and gives them once" in fault(7)
 
 
 def test_scores_of_a_sites_single_test_samples_do_not_leave() -> None:
@@ -129,14 +126,6 @@ def test_noise_on_means_is_drawn_from_system_entropy() -> None:
     for kind in (SharedMeans, SecureMeans):
         assert [work.hides(kind(**noise)) for noise in ({}, {"noise": 0.1}, {"multiplier": 2.0})] == [False, True, True]
     assert work.hides(SharedMeans(split="class", multiplier=2.0))  # which earns no epsilon, and yet is noise
-
-
-def test_a_model_leaves_only_clipped_against_the_rounds_model() -> None:
-    lossy, fields = {"channel": {"name": "wireless"}, "train": ALL}, {**TOLD, "begins": "own"}
-    for clipped in (task_of(experiment(**lossy, protection=NOISE)), task_of(experiment(**lossy), protection=NOISE)):
-        with pytest.raises(FedblendError, match="it did not receive the round's model, from which its protection"):
-            work.train(clipped, fields, {})
-    assert work.train(task_of(experiment(**lossy)), fields, {})[1]
 
 
 def test_an_audit_log_cut_short_by_a_kill_continues_with_whole_lines(tmp_path: Path) -> None:
@@ -243,8 +232,8 @@ def test_a_site_that_is_too_busy_to_answer_keeps_its_place_while_it_is_connected
         honest = dict(sites.nodes)
         grid.contexts[5000] = Context(1, 5000, {"partition-id": 0}, RecordDict(), {})
         if busy:
-            grid.spoil = lambda who, message, reply, honest=honest: (
-                None if message.metadata.dst_node_id == honest[0] else reply
+            grid.spoiled(
+                lambda who, message, reply, node=honest[0]: reply if message.metadata.dst_node_id != node else None
             )
         for _ in range(3):
             sites.wait_until_connected()
@@ -315,6 +304,19 @@ def test_the_log_states_that_a_node_that_does_not_reply_is_queried_again(
     assert told == [f"fedblend: node {silent} {why}" for why in (*again, "takes no part: no answer within 0.1 seconds")]
 
 
+def test_a_node_that_was_refused_and_is_silent_then_is_queried_three_times_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sites_module, "HELLO_S", 0.1)
+    grid, queried = nodes(), []
+    grid.spoiled(lambda who, message, reply: queried.append(who) or reply)
+    sites = sites_behind(grid.lying("query.hello", {1}, refuses))
+    grid.silent(1)
+    for _ in range(9):
+        sites.wait_until_connected()
+    assert queried.count(1) == 1 + 3
+
+
 @each("stated", [(60, 20, 20), (61, 20, 20), (60, 20, 21), (0, 50, 50), (1, 0, 0), (100, 0, 0)])
 def test_a_sites_numbers_of_samples_are_those_of_the_experiments_shares(stated: tuple[int, int, int]) -> None:
     """With others a site could weigh its scores at will."""
@@ -330,15 +332,12 @@ def test_a_site_that_states_more_samples_weighs_more_where_clients_weigh_by_samp
     asked = one_round({"name": "fedavg", "aggregator": {"name": "mean", "by": by}}, fraction=1.0)
     uploads: list[dict[str, torch.Tensor]] = []
 
-    def states_more(who: int, message: Message, reply: Message) -> Message:
-        if who != 1 or message.metadata.message_type not in ("query.hello", "train"):
-            return reply
-        fields, tensors = unpack(reply.content)
+    def more(fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RecordDict:
         uploads.extend([tensors] if tensors else [])
-        return Message(pack({**fields, "samples": 100 * fields["samples"]}, to_record(tensors)), reply_to=message)
+        return pack({**fields, "samples": 100 * fields["samples"]}, to_record(tensors))
 
     grids = {name: Nodes(sites_with_data(tmp_path / name, asked)) for name in ("lying", "honest")}
-    grids["lying"].spoil = states_more
+    grids["lying"].lying("query.hello", {1}, more).lying("train", {1}, more)
     ours, theirs = (federate(grid, asked, tmp_path / name / "run").state.weights for name, grid in grids.items())
     if by == "clients":
         assert same(ours, theirs)

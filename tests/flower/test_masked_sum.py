@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from flower_helpers import ALL, SECURE, Counting, Nodes, by_loop, experiment, federate, nodes, refusals
+from flower_helpers import ALL, SECURE, Nodes, by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files, task_of
 from flwr.app import Message
 from helpers import same, slow_except
@@ -29,8 +29,6 @@ from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.methods.aggregators.mean import COUNTS, LEVELS, SecureMean, Total, WeightedMean
 from fedblend.runs.runner import FinishedRun
-
-pytestmark = pytest.mark.usefixtures("no_waits")
 
 
 def asked(method: Any = None, **changes: Any) -> Any:
@@ -152,7 +150,7 @@ def test_two_sites_share_a_mask_and_sealed_shares_have_one_receiver() -> None:
 def test_masked_sums_equal_the_loops_to_the_last_bit_and_no_model_leaves(method: str, tmp_path: Path) -> None:
     step = {"server_step": {"steps": 2}} if method != "fedavg" else {}
     one = asked({**SECURE, "name": method, **step})
-    grid = nodes(4, Counting)
+    grid = nodes()
 
     finished = federate(grid, one, tmp_path)
 
@@ -175,35 +173,12 @@ def drop(grid: Nodes, when: dict[int, str]) -> Nodes:
     """Sites that do not reply from one kind of message on."""
     gone: set[int] = set()
 
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
+    def leave(client: int, message: Message, reply: Message) -> Message | None:
         if when.get(client) == message.metadata.message_type:
             gone.add(client)
         return None if client in gone else reply
 
-    grid.spoil = spoil
-    return grid
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("when", "left"),
-    [
-        ({1: "query.keys"}, [0, 2, 3, 4]),
-        ({1: "query.shares"}, [0, 2, 3, 4]),
-        ({1: "train"}, [0, 2, 3, 4]),
-        ({0: "train", 4: "train"}, [1, 2, 3]),
-        ({0: "query.keys", 3: "train"}, [1, 2, 4]),
-        ({1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
-    ],
-)
-def test_the_sum_covers_the_sites_that_did_not_drop_out(when: dict[int, str], left: list[int], tmp_path: Path) -> None:
-    clients = list(range(5))
-    partition = {"name": "dirichlet", "form": "client", "clients": 5, "alpha": 5.0}
-    one = asked(partition=partition, train={**ALL, "cohort": 5})
-    finished = federate(drop(nodes(5), when), one, tmp_path)
-
-    is_sum_of(finished, one, left, clients)
-    assert list(refusals(finished)) == [c for c in clients if c not in left]
+    return grid.spoiled(leave)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +263,7 @@ def same_pools(pool: Pool, other: Pool) -> bool:
 @pytest.mark.parametrize("aggregator", ["mean", "secure-mean"])
 def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggregator: str, tmp_path: Path) -> None:
     one = sharing_means(aggregator)
-    grid = nodes(CLIENTS, Counting)
+    grid = nodes(CLIENTS)
 
     finished = federate(grid, one, tmp_path)
 
@@ -311,7 +286,7 @@ def test_masked_means_equal_the_loops_to_the_last_bit_and_no_mean_leaves(aggrega
 def test_masked_sums_of_features_equal_the_loops_to_the_last_bit(tmp_path: Path) -> None:
     method = {"name": "fed3r", "sharing": {"name": "secure-moments", "clients": CLIENTS, "range": 1e4}}
     one = experiment(method, partition={"name": "iid", "clients": CLIENTS}, model={"name": "mlp", "hidden": [4]})
-    grid = nodes(CLIENTS, Counting)
+    grid = nodes(CLIENTS)
 
     finished = federate(grid, one, tmp_path)
 

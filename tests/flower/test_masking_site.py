@@ -13,7 +13,7 @@ import pytest
 import torch
 from flower_helpers import ALL, Nodes, federate, is_loops, nodes, refusals
 from flower_sites import audit, site_files, write_peers
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from helpers import slow_after_first
 from test_masked_sum import asked, drop, is_sum_of
 
@@ -23,7 +23,6 @@ from fedblend.experiment.config import as_table
 from fedblend.experiment.make_setup import make_setup
 from fedblend.flower.client_task import ClientTask, Memory
 from fedblend.flower.credentials import make_site_key
-from fedblend.flower.messages import pack, to_record, unpack
 from fedblend.flower.secure_aggregation import masking_site as at_site
 from fedblend.flower.secure_aggregation import masks
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum
@@ -31,13 +30,12 @@ from fedblend.flower.site import RefusedByPolicy, Site, describe_setup, read_sit
 from fedblend.flower.sites import Reply
 from fedblend.methods.aggregators.mean import SecureMean
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 Tensors = dict[str, torch.Tensor]
 NOTHING: Any = MappingProxyType({})
 
 
 NOT_YET = "the masks of round 1 are not at this stage"
+UNEQUAL = {"name": "dirichlet", "form": "client", "clients": 5, "alpha": 5.0}
 
 
 def of_sites(sites: int) -> Any:
@@ -304,16 +302,17 @@ def test_a_server_cannot_take_the_place_of_sites_that_sign_their_keys(tmp_path: 
     assert replies({}, [0, 1, 2, 3]) == ""
     not_signed = "the keys of site 1 are not signed with its own key (peers in the site file)"
     assert not_signed in replies({c: pairs[c] for c in (1, 2, 3)}, [0])
-    forged = {c: masks.sign_keys(str(tmp_path / "server.key"), c, "models", context, pairs[c]) for c in (1, 2, 3)}
+    server = str(tmp_path / "server.key")
+    forged = {c: masks.sign(server, masks.keys_text(c, "models", context, pairs[c])) for c in (1, 2, 3)}
     assert not_signed in replies({c: pairs[c] | {"sign": forged[c]} for c in (1, 2, 3)}, [0])
     # A site's signature of other keys, of another quantity, round or experiment, or as another site.
-    own = str(tmp_path / "site-1.key")
-    for signed in (
-        masks.sign_keys(own, 1, "models", context, pairs[2]),
-        masks.sign_keys(own, 1, "means", context, pairs[1]),
-        masks.sign_keys(own, 1, "models", masks.sum_digest(told, 1), pairs[1]),
-        masks.sign_keys(own, 2, "models", context, pairs[1]),
+    for text in (
+        masks.keys_text(1, "models", context, pairs[2]),
+        masks.keys_text(1, "means", context, pairs[1]),
+        masks.keys_text(1, "models", masks.sum_digest(told, 1), pairs[1]),
+        masks.keys_text(2, "models", context, pairs[1]),
     ):
+        signed = masks.sign(str(tmp_path / "site-1.key"), text)
         assert not_signed in replies({1: pairs[1] | {"sign": signed}}, [0, 2, 3])
     assert "site 4 would be in the sum, and is not among this site's peers" in replies({4: pairs[4]}, [0, 1, 2, 3])
 
@@ -365,14 +364,25 @@ def test_sites_unmask_a_sum_of_the_sites_that_most_of_them_have_signed(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("when", "left"),
-    [({1: "query.shares"}, [0, 2, 3, 4]), ({0: "train", 4: "train"}, [1, 2, 3]), ({1: "query.sign"}, [0, 1, 2, 3, 4])],
+    ("signed", "when", "left"),
+    [
+        (False, {1: "query.keys"}, [0, 2, 3, 4]),
+        (False, {1: "query.shares"}, [0, 2, 3, 4]),
+        (False, {1: "train"}, [0, 2, 3, 4]),
+        (False, {0: "train", 4: "train"}, [1, 2, 3]),
+        (False, {0: "query.keys", 3: "train"}, [1, 2, 4]),
+        (False, {1: "query.unmask", 2: "query.unmask"}, [0, 1, 2, 3, 4]),
+        (True, {1: "query.shares"}, [0, 2, 3, 4]),
+        (True, {0: "train", 4: "train"}, [1, 2, 3]),
+        (True, {1: "query.sign"}, [0, 1, 2, 3, 4]),
+    ],
 )
-def test_a_signed_sum_covers_the_sites_that_did_not_drop_out(
-    when: dict[int, str], left: list[int], tmp_path: Path
+def test_the_sum_covers_the_sites_that_did_not_drop_out(
+    signed: bool, when: dict[int, str], left: list[int], tmp_path: Path
 ) -> None:
-    one = of_sites(5)
-    finished = federate(drop(Nodes(signing_sites(tmp_path, 5)), when), one, tmp_path / "run")
+    one = asked(partition=UNEQUAL, train={**ALL, "cohort": 5})
+    grid = Nodes(signing_sites(tmp_path, 5)) if signed else nodes(5)
+    finished = federate(drop(grid, when), one, tmp_path / "run")
     is_sum_of(finished, one, left, list(range(5)))
     assert list(refusals(finished)) == [c for c in range(5) if c not in left]
 
@@ -387,7 +397,7 @@ def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
         ("pipe", "is no regular file; key: give"),
     ):
         with pytest.raises(FedblendError, match=why):
-            masks.sign_keys(str(tmp_path / path), 0, "models", b"", {"mask": b"", "box": b""})
+            masks.sign(str(tmp_path / path), b"text")
 
 
 # A dishonest site is named and excluded -------------------------------------------------------------------
@@ -502,21 +512,10 @@ def test_a_dealer_whose_shares_nobody_can_open_is_named() -> None:
         the_sum(*withheld(2, {0, 1, 3}))
 
 
-def lying(grid: Nodes, liar: int, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Nodes:
-    changed = grid.changing("query.unmask", {liar}, change).spoil
-
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
-        drops_out = (client, message.metadata.message_type) == (1, "train") and len(grid.contexts) == 5
-        return None if drops_out else changed(client, message, reply)
-
-    grid.spoil = spoil
-    return grid
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> None:
     one = asked(rounds=2)
-    grid = lying(nodes(4), 0, lambda t: {name: flipped(share) for name, share in t.items()})
+    grid = nodes(4).changing("query.unmask", {0}, lambda t: {name: flipped(share) for name, share in t.items()})
     finished = federate(grid, one, tmp_path / "liar")
     assert finished.state.round == 2
     first, second = finished.directory.metrics()[1:]
@@ -529,20 +528,11 @@ def test_a_run_goes_on_without_a_site_that_sent_wrong_shares(tmp_path: Path) -> 
 
 def sealing_garbage(drops: bool) -> Nodes:
     """Four nodes, of which client 2 seals shares that nobody can open, and may then drop out of the round."""
-    grid = nodes(4)
 
-    def spoil(client: int, message: Message, reply: Message) -> Message | None:
-        kind = message.metadata.message_type
-        if client != 2 or kind not in ("query.shares", "train"):
-            return reply
-        if kind == "train":
-            return None if drops else reply
-        fields, tensors = unpack(reply.content)
-        sealed = {n: t if n in ("commit", "digests") else t.flip(0) for n, t in tensors.items()}
-        return Message(pack(fields, to_record(sealed)), reply_to=message)
+    def seal(tensors: Tensors) -> Tensors:
+        return {n: t if n in ("commit", "digests") else t.flip(0) for n, t in tensors.items()}
 
-    grid.spoil = spoil
-    return grid
+    return drop(nodes(4).changing("query.shares", {2}, seal), {2: "train"} if drops else {})
 
 
 @pytest.mark.slow
@@ -566,9 +556,7 @@ def test_a_run_goes_on_after_a_round_whose_sum_a_dealer_prevents(drops: bool, tm
 
 @pytest.mark.slow
 def test_a_wrong_share_of_a_dropped_sites_key_is_replaced(tmp_path: Path) -> None:
-    one = asked(partition={"name": "dirichlet", "clients": 5, "alpha": 5.0}, train={**ALL, "cohort": 5})
-    grid = lying(
-        nodes(5), 0, lambda t: {name: flipped(share) if "pair" in name else share for name, share in t.items()}
-    )
-    finished = federate(grid, one, tmp_path)
+    one = asked(partition=UNEQUAL, train={**ALL, "cohort": 5})
+    grid = nodes(5).changing("query.unmask", {0}, lambda t: {n: flipped(s) if "pair" in n else s for n, s in t.items()})
+    finished = federate(drop(grid, {1: "train"}), one, tmp_path)
     is_sum_of(finished, one, [0, 2, 3, 4], list(range(5)))

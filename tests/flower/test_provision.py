@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli_helpers import here, refused, succeeded
 from flower_helpers import experiment, federate, nodes, refuses
+from flower_sites import sent
 from test_sites_at_start import DICTIONARY, write_table
 
 from fedblend.core.errors import FedblendError
@@ -214,7 +215,7 @@ def test_numbers_for_prometheus_are_of_limits_rounds_and_certificates(coordinato
 
     provision(coordinator)
     site = read_site(site_of(coordinator)).model_copy(update={"audit": str(coordinator.parent / "audit.jsonl")})
-    AuditLog(site.audit).record_sent("trial/1", 0, 0, "weights", {}, True)
+    sent(AuditLog(site.audit), "trial/1", 0, 0, "weights", {}, True)
     port = free_port()
     metrics.serve(port, lambda: metrics.site_numbers(site, [Path(site.federation.ca)]))
     shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()

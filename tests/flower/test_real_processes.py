@@ -10,21 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import flower_rogue
 import pytest
 from cli_helpers import call, status, succeeded, write
-from flower_helpers import Nodes, by_loop, experiment, federate, nodes
+from flower_helpers import by_loop, experiment, federate, nodes
 from flower_sites import audit, site_files
-from flwr.app import Message
 
 from fedblend.core.files import write_json
 from fedblend.flower.app_folder import FederationLimits, write_app
 from fedblend.flower.credentials import make_site_key
-from fedblend.flower.messages import pack, unpack
 from fedblend.flower.process_guard import PROC, marked_processes
 from fedblend.flower.trial import LoopbackTrial
 from fedblend.runs import checkpoint
@@ -178,15 +176,10 @@ class PlannedTrial:
 
     def ends_as_in_memory(self, tolerance: float = 0.0) -> None:
         """Assert the weights of the same run in one process, in which the refused uploads do not arrive."""
-        refused = {(one["client"], line["round"] - 1) for line in self.run.metrics() for one in line.get("refused", ())}
-
-        def spoil(client: int, message: Message, reply: Message) -> Message:
-            fields, _ = unpack(message.content)
-            lost = message.metadata.message_type == "train" and (client, fields["round"]) in refused
-            return Message(pack({"fault": "refused"}), reply_to=message) if lost else reply
-
-        grid: Nodes = nodes(self.sites)
-        grid.spoil = spoil
+        grid = nodes(self.sites)
+        for line in self.run.metrics():
+            for one in line.get("refused", ()):
+                grid.silent(one["client"], line["round"] - 1)
         has_weights(self.run, federate(grid, self.asked, self.folder / "memory").state.weights, tolerance)
 
 
@@ -257,54 +250,6 @@ def test_a_run_continues_through_all_faults_of_sites_and_servers(
     planned.ends_as_in_memory(1e-6)
 
 
-@finds_processes
-def test_a_run_that_stops_for_want_of_uploads_continues_when_its_killed_site_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = PlannedTrial(tmp_path, monkeypatch, sites=2, rounds=2, min_uploads=2)
-    with planned.trial as trial:
-        planned.plan(client1_1="wait")
-        trial.begin()
-        for site in range(2):
-            trial.start_node(site, {})
-        planned.begin(2)
-        planned.wait(planned.at_work(1, 1), "site 1 at work in round 2")
-        trial.stop_one("site-1", kill=True)
-        planned.wait_for_end("failed")
-        status, kept = planned.run.status(), (planned.run.path / "metrics.jsonl").read_bytes()
-
-        # The SuperLink has found that the site is gone, and accepts it again.
-        planned.plan()
-        trial.start_node(1, {})
-        planned.begin(2)
-        trial.processes["run"].wait(BOUND_S)
-        planned.wait_for_end("done")
-
-    reason = "round 2: 1 good uploads of 2, but min_uploads is 2 (client 1: its site is no longer connected); "
-    reason += "earlier rounds are kept: remove the cause or lower min_uploads, and continue the run"
-    assert status == {"state": "failed", "round": 1, "reason": reason}
-    assert (planned.run.path / "metrics.jsonl").read_bytes().startswith(kept)
-    assert [line.get("uploads") for line in planned.run.metrics()] == [None, 2, 2]
-    planned.ends_as_in_memory()
-
-
-@contextlib.contextmanager
-def scaffold_in_round_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[PlannedTrial, list[dict[str, Any]]]]:
-    """A trial of SCAFFOLD in which site 0 waits before it trains in round 2, and the sites' configs."""
-    configs = [{"site": config["site"]} for config in site_files(tmp_path, 2)]
-    planned = PlannedTrial(tmp_path, monkeypatch, sites=2, rounds=3, method="scaffold")
-    with planned.trial as trial:
-        planned.plan(client0_1="wait")
-        trial.begin()
-        for site, config in enumerate(configs):
-            trial.start_node(site, config)
-        planned.begin(2)
-        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
-        yield planned, configs
-
-
 def times_trained(folder: Path, client: int, round: int) -> int:
     """How often a site has trained in a round, by its audit log."""
     lines = (line for line in audit(folder, client) if line.get("trained") and line["bytes"])
@@ -312,37 +257,49 @@ def times_trained(folder: Path, client: int, round: int) -> int:
 
 
 @finds_processes
-def test_a_supernode_that_restarts_goes_on_with_its_control_variate(
+def test_a_killed_server_and_a_run_that_stops_for_want_of_uploads_go_on_with_control_variates_of_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, configs):
-        planned.wait(lambda: times_trained(tmp_path, 1, 1) > 0, "site 1 has trained in round 2")
-        planned.trial.stop_one("site-1")
-        planned.trial.start_node(1, configs[1])
-        planned.plan()
-        planned.wait_for_end("done")
+    configs = [{"site": config["site"]} for config in site_files(tmp_path, 2)]
+    planned = PlannedTrial(tmp_path, monkeypatch, sites=2, rounds=4, method="scaffold", min_uploads=2)
+    with planned.trial as trial:
+        trial.begin()
+        for site, config in enumerate(configs):
+            trial.start_node(site, config)
 
-    assert times_trained(tmp_path, 1, 2)
-    assert "refused" not in planned.run.metrics()[3]
-    planned.ends_as_in_memory(1e-6)
-
-
-@finds_processes
-def test_a_server_that_is_killed_goes_on_with_control_variates_of_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with scaffold_in_round_2(tmp_path, monkeypatch) as (planned, _):
+        # Round 2: the ServerApp is killed while site 0 trains.
+        planned.plan(client0_1="wait")
+        planned.begin(2)
+        planned.wait(planned.at_work(0, 1), "site 0 at work in round 2")
         planned.wait(lambda: times_trained(tmp_path, 1, 1) == 1, "site 1 has trained in round 2")
         planned.kill_server_app()
         planned.wait_for_end("killed")
-        planned.plan()
+
+        # Round 2 again. Round 3: site 1 is killed while it trains.
+        planned.plan(client1_2="wait")
         planned.begin(2)
+        planned.wait(planned.at_work(1, 2), "site 1 at work in round 3")
+        planned.wait(lambda: times_trained(tmp_path, 0, 2) == 1, "site 0 has trained in round 3")
+        trial.stop_one("site-1", kill=True)
+        planned.wait_for_end("failed")
+        status, kept = planned.run.status(), (planned.run.path / "metrics.jsonl").read_bytes()
+
+        # The SuperLink has found that the site is gone, and accepts it again.
+        planned.plan()
+        trial.start_node(1, configs[1])
+        planned.begin(2)
+        trial.processes["run"].wait(BOUND_S)
         planned.wait_for_end("done")
 
-    # The killed round was trained again, from the states of the round before.
-    assert [times_trained(tmp_path, 1, round) for round in range(3)] == [1, 2, 1]
-    assert not any("refused" in line for line in planned.run.metrics())
-    planned.ends_as_in_memory()
+    reason = "round 3: 1 good uploads of 2, but min_uploads is 2 (client 1: its site is no longer connected); "
+    reason += "earlier rounds are kept: remove the cause or lower min_uploads, and continue the run"
+    assert status == {"state": "failed", "round": 2, "reason": reason}
+    assert (planned.run.path / "metrics.jsonl").read_bytes().startswith(kept)
+    assert [line.get("uploads") for line in planned.run.metrics()] == [None, 2, 2, 2, 2]
+    # Rounds that were not completed were trained again, from the states of the round before.
+    assert [times_trained(tmp_path, 1, round) for round in (0, 1, 3)] == [1, 2, 1]
+    assert times_trained(tmp_path, 0, 2) == 2
+    planned.ends_as_in_memory(1e-6)
 
 
 TRIAL = """

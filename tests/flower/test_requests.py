@@ -23,7 +23,7 @@ from fedblend.experiment.make_setup import make_setup
 from fedblend.flower import client as at_site
 from fedblend.flower.messages import VERSION, pack, to_record, unpack
 from fedblend.flower.requests import Start, StrategyRound, StrategyShare, read_request
-from fedblend.flower.site import KINDS, SAFE, describe_setup, site_of_node
+from fedblend.flower.site import KINDS, Site, describe_setup, site_of_node
 
 WORDS: dict[str, Any] = {
     "client": 0,
@@ -76,6 +76,9 @@ def test_words_that_are_none_are_refused_before_anything_is_looked_at(
                 answer = fault(told | {name: value})
                 begins = "version: " if name == "version" else f"a request that is none: {name}"
                 assert answer.startswith(begins), (name, value, answer)
+    for clients in (0, True, 4.0, 10**7 + 1, 10**12, "4", None):
+        answer = fault(told | {"setup": {**told["setup"], "clients": clients}})
+        assert answer.startswith("a request that is none: setup.clients: "), clients
     for name in FORMS[kind].model_fields:
         if FORMS[kind].model_fields[name].is_required():
             missing = f"a request that is none: {name}: is missing; it must be given"
@@ -118,7 +121,8 @@ def test_a_site_with_protection_does_not_train_from_what_it_keeps_whatever_a_ser
 
 
 def test_no_kind_that_the_servers_model_makes_leaves_by_default() -> None:
-    assert set(SAFE).isdisjoint(k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.entries == "sample")
+    others = {k.name for k in PAYLOAD_KINDS.values() if k.through_model or k.entries == "sample"}
+    assert not {"raw", "seeds", "shared", *others} & set(Site().allow)
     assert set(KINDS) - set(site_of_node({}).allow) == {k.name for k in PAYLOAD_KINDS.values() if k.through_model}
     assert "prototypes" in site_of_node({"allow": "prototypes, features"}).allow
     with pytest.raises(FedblendError, match=r"'prototype' is no kind of payload .did you mean 'prototypes'"):
@@ -138,16 +142,14 @@ THROUGH_MODEL = {
 def test_what_the_servers_model_makes_of_samples_needs_a_word(kind: str, tmp_path: Path) -> None:
     method, told = THROUGH_MODEL[kind]
     asked = quick(method, rounds=1)
-    refused: list[str] = []
     for word in ("", kind):
         grid = nodes(allow=word)
-        grid.spoil = lambda who, message, reply: refused.append(str(unpack(reply.content)[0].get("fault"))) or reply
         try:
             federate(grid, asked, tmp_path / (word or "none"))
         except FedblendError:
             assert not word
-        assert any(f"lets no {kind} out" in text and told in text for text in refused) == (not word)
-        refused.clear()
+        faults = [str(unpack(reply.content)[0].get("fault")) for *_, reply in grid.kept]
+        assert any(f"lets no {kind} out" in fault and told in fault for fault in faults) == (not word)
 
 
 @pytest.mark.parametrize("kind", [*BY_LABEL, "scores"])

@@ -30,8 +30,6 @@ from fedblend.flower.limits import AT_SERVER, AT_SITES, NOT_AGREED, agreed_diges
 from fedblend.flower.model_check import check_model, steps
 from fedblend.flower.site import RefusedByPolicy, describe_setup, read_site
 
-pytestmark = pytest.mark.usefixtures("no_waits")
-
 
 def asked_of(site: OwnSite, **changes: Any) -> Experiment:
     return site.experiment(**{"method": "fedavg", "model": DEEP, "train": ALL, "rounds": 3, **changes})
@@ -50,8 +48,7 @@ def imprinting(weights: Tensors, name: str, factor: float = 1.0) -> dict[str, to
     return {**weights, **add_prefix(f"{name}.", ladder)}
 
 
-def test_a_site_does_not_train_a_model_that_separates_samples_by_parallel_rows(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_a_site_does_not_train_a_model_that_separates_samples_by_parallel_rows(site: OwnSite) -> None:
     asked = asked_of(site)
     weights = make_setup(asked).weights()
     for wrong in (imprinting(weights, "stages.0.1.0"), imprinting(weights, "stages.0.1.0", -0.01)):
@@ -146,8 +143,7 @@ def test_weights_that_strong_weight_decay_makes_parallel_are_trained_on(monkeypa
         check_model(model.state_dict())
 
 
-def test_a_site_takes_part_in_the_agreed_experiment_only(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_a_site_takes_part_in_the_agreed_experiment_only(site: OwnSite) -> None:
     asked = asked_of(site)
     site.write(agreed=agreed_digest(asked))
     other = asked_of(site, train={**ALL, "lr": 0.2})
@@ -159,8 +155,7 @@ def test_a_site_takes_part_in_the_agreed_experiment_only(tmp_path: Path) -> None
     assert trained(site, asked, weights) == ""
 
 
-def test_first_weights_are_those_of_the_agreed_experiment_and_later_ones_the_servers_choice(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_first_weights_are_those_of_the_agreed_experiment_and_later_ones_the_servers_choice(site: OwnSite) -> None:
     asked = asked_of(site)
     chosen = make_setup(asked_of(site, seed=1)).weights()
     assert trained(site, asked, chosen) == ""
@@ -188,14 +183,12 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_what_sites_follow_is_in_the_digest_of_an_experiment(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_what_sites_follow_is_in_the_digest_of_an_experiment(site: OwnSite) -> None:
     for field, value in CHANGES.items():
         assert agreed_digest(asked_of(site, **{field: value})) != agreed_digest(asked_of(site)), field
 
 
-def test_what_the_server_alone_reads_is_not_in_the_digest_of_an_experiment(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_what_the_server_alone_reads_is_not_in_the_digest_of_an_experiment(site: OwnSite) -> None:
     asked = asked_of(site)
     changes = {"name": "other", "eval_every": 2, "device": "cuda", "engine": "loop", "checkpoint_every": 3}
     table = as_table(asked) | changes | {"data": {"name": "npz", "path": "/elsewhere.npz"}}
@@ -242,11 +235,10 @@ ENDLESS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["query.hello", "query.share", "train"])
-def test_a_site_refuses_endless_work(kind: str, tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
+def test_a_site_refuses_endless_work(kind: str, site: OwnSite) -> None:
     site.x = site.x[:, 0]  # a shape that each of the models takes
     site.hold(80)
-    shutil.copy(tmp_path / "own.npz", tmp_path / "server.npz")
+    shutil.copy(site.folder / "own.npz", site.folder / "server.npz")
     plain = asked_of(site, model=LINEAR)
     setup, tensors = describe_setup(make_setup(plain)), weights_of(plain) if kind == "train" else {}
     for change, why in ENDLESS:

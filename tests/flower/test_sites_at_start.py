@@ -26,22 +26,11 @@ from fedblend.flower.site import describe_setup, read_site, setup_at_site, trust
 from fedblend.flower.sites import Sites
 from fedblend.runs.groups import read
 
-pytestmark = pytest.mark.usefixtures("no_waits")
 
-
-def test_the_server_states_why_sites_with_their_own_data_take_no_part(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
-    asked = site.experiment(method="fedavg", fraction=0.5, rounds=1)
-    why = r"missing: 0, 1, 2, 3\. Reasons: client 0, client 1, client 2, client 3: fraction: real sites refuse"
-    with pytest.raises(FedblendError, match=why):
-        federate(site.grid(), asked, tmp_path / "run")
-
-
-def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog: Any) -> None:
-    site = OwnSite(tmp_path)
-    OwnSite(tmp_path / "other")
-    (tmp_path / "other" / "own.npz").write_bytes(b"")
-    good, bad = (str(folder / "site.toml") for folder in (tmp_path, tmp_path / "other"))
+def test_a_run_does_not_wait_for_sites_that_take_no_part(site: OwnSite, caplog: Any) -> None:
+    OwnSite(site.folder / "other")
+    (site.folder / "other" / "own.npz").write_bytes(b"")
+    good, bad = (str(folder / "site.toml") for folder in (site.folder, site.folder / "other"))
     configs = [{"partition-id": client, "site": good if client < 2 else bad} for client in range(4)]
     asked = site.experiment(method="fedavg", rounds=1)
     why = (
@@ -50,17 +39,18 @@ def test_a_run_does_not_wait_for_sites_that_take_no_part(tmp_path: Path, caplog:
     )
     caplog.set_level("INFO", "flwr")
     with pytest.raises(FedblendError, match=why):
-        federate(Nodes(configs), asked, tmp_path / "run", 60, 3)
-    assert "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", tmp_path / "run")).out
-    assert federate(Nodes(configs), asked, tmp_path / "run", 60).state.round == 1
+        federate(Nodes(configs), asked, site.folder / "run", 60, 3)
+    assert (
+        "failed at round 0 of 1 (min_sites: 3, but only 2 of 4" in succeeded(here("inspect", site.folder / "run")).out
+    )
+    assert federate(Nodes(configs), asked, site.folder / "run", 60).state.round == 1
     assert "fedblend: new nodes: 4; each has 60 seconds to reply" in caplog.text
     assert "fedblend: 2 of 4 sites are connected; the run begins" in caplog.text
     assert "the run waits" not in caplog.text
 
 
-def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(tmp_path: Path) -> None:
-    site = OwnSite(tmp_path)
-    own = {"partition-id": 3, "site": str(tmp_path / "site.toml")}
+def test_a_run_waits_for_a_site_that_is_not_connected_and_for_one_that_restarts(site: OwnSite) -> None:
+    own = {"partition-id": 3, "site": str(site.folder / "site.toml")}
     setup = describe_setup(make_setup(site.experiment(method="fedavg")))
     fields = {"experiment": as_table(site.experiment(method="fedavg")), "setup": setup}
     grid = Nodes([*({**own, "partition-id": client} for client in range(3)), {**own, "site": "nowhere"}])
@@ -356,12 +346,11 @@ def test_sites_and_server_of_two_versions_tell_so_in_one_sentence(tmp_path: Path
         federate(old, asked, tmp_path / "run", min_sites=1)
 
 
-def test_a_site_that_comes_after_the_beginning_is_told_so_and_the_server_too(tmp_path: Path, caplog: Any) -> None:
-    site = OwnSite(tmp_path)
+def test_a_site_that_comes_after_the_beginning_is_told_so_and_the_server_too(site: OwnSite, caplog: Any) -> None:
     grid = site.grid().without(3)
     grid.after(1, None, grid.without)
     asked = site.experiment(method="fedavg", rounds=3)
-    finished = federate(grid, asked, tmp_path / "run")
+    finished = federate(grid, asked, site.folder / "run")
     told = "the run began without this site, and goes on without it"
     assert f"fedblend: refused: {told}" in caplog.text
     assert f"(client 3) takes no part: {told}" in caplog.text

@@ -18,9 +18,9 @@ from fedblend.runs.directory import STUDY, STUDY_LOCK, WRITTEN_IN_RUN, RunDirect
 
 def log_line(path, round):
     pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
-    from fedblend.flower.audit import AuditLog
+    from fedblend.flower.audit import AuditLog, ReplayGuard
 
-    AuditLog(str(path)).record_sent("run/1", round, 0, "weights", {"w": torch.zeros(2)}, True)
+    ReplayGuard(None, AuditLog(str(path)), "run/1", round, 0, "weights").record_sent({"w": torch.zeros(2)}, True)
 
 
 def test_an_audit_line_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_part(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,8 +52,7 @@ def blend_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     # A mod of the whole app is called for its queries and evaluations, too.
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
-    with _without_paths():
-        return _blended(message, context, call_next)
+    return _blended(message, context, call_next)
 
 
 @contextmanager
@@ -64,6 +64,7 @@ def _without_paths() -> Iterator[None]:
         raise FedblendError(reply_text(error)) from None
 
 
+@_without_paths()
 def _blended(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     fields, tensors = detach(message.content)
     if fields is None:
@@ -195,12 +196,10 @@ def add_sharing(app: ClientApp, inputs: Inputs, samples: Samples) -> None:
     This is a query, not a mod: Flower calls mods only for functions that an app registers.
     """
 
-    @app.query(SHARE_QUERY)
-    def share(message: Message, context: Context) -> Message:
-        with _without_paths():
-            return _reply_shared(message, context, inputs, samples)
+    app.query(SHARE_QUERY)(functools.partial(_reply_shared, inputs=inputs, samples=samples))
 
 
+@_without_paths()
 def _reply_shared(message: Message, context: Context, inputs: Inputs, samples: Samples) -> Message:
     told, tensors = detach(message.content)
     fields = read_request(StrategyShare, told or {}, tensors)

@@ -6,6 +6,7 @@ The server learns sums and no single vector.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
@@ -27,8 +28,8 @@ from fedblend.methods.sharing.means import MaskedSums
 log = logging.getLogger("flwr")
 
 
+UP, DOWN = ("up", "keys"), ("down", "keys")  # Directions and kind of what is counted here
 TRIES = 200  # Sets of shares of one secret that are tried, where the first set does not restore it
-
 
 LONGEST = 1024
 """Most bytes of a key, a signature, a share, or two sealed shares; the last have 612. The server sends them to all
@@ -67,8 +68,8 @@ class MaskedSum:
     faults: dict[int, str] = field(default_factory=dict)  # Why sites are not in the sum
     mismatches: set[tuple[int, int]] = field(default_factory=set)
     """Sites that dealt a share, with the sites that sent another one, or none, to unmask the sum."""
-    up: int = 0  # Bytes of keys and shares that the server received; ``down``: sent
-    down: int = 0
+    counted: Counter[tuple[str, str]] = field(default_factory=lambda: Counter({UP: 0, DOWN: 0}))
+    """Bytes of keys and shares that the server received and sent, by direction and kind."""
     quantity: str = masks.MODELS  # What is summed: "models" or "means"
     context: bytes = b""  # Digest of the sum's context (:func:`~fedblend.flower.secure_aggregation.masks.sum_digest`)
 
@@ -84,7 +85,7 @@ class MaskedSum:
         self._require(self.public, "sent keys")
         table = masks.as_tensors({f"{c}/{name}": keys[name] for c, keys in self.public.items() for name in keys})
         request = ClientRequest({"quantity": self.quantity, "threshold": self.threshold}, (to_record(table),))
-        self.down += bytes_of(table) * len(self.public)
+        self.counted[DOWN] += bytes_of(table) * len(self.public)
         for client, reply in self._exchange("query.shares", dict.fromkeys(self.public, request)).items():
             peers = {str(peer) for peer in self.public if peer != client}
             of = [(receiver, secret) for receiver in sorted(self.public) for secret in masks.SECRETS]
@@ -117,7 +118,7 @@ class MaskedSum:
     def sealed_shares(self, client: int) -> ArrayRecord:
         """Return the shares that the other sites sealed for a site."""
         table = masks.as_tensors({f"sealed/{c}": s[client] for c, s in sorted(self.sealed.items()) if c != client})
-        self.down += bytes_of(table)
+        self.counted[DOWN] += bytes_of(table)
         return to_record(table)
 
     def sum(self, vectors: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -132,7 +133,7 @@ class MaskedSum:
         signed = self._signatures(of, vectors)
         request = ClientRequest(of, (to_record(signed),) if signed else ())
         asked = sorted(client for client in vectors if not signed or f"sign/{client}" in signed)
-        self.down += bytes_of(signed) * len(asked)
+        self.counted[DOWN] += bytes_of(signed) * len(asked)
         wanted = {f"own/{client}": client for client in vectors} | {f"pair/{client}": client for client in dropped}
         committed: Shares = {name: [] for name in wanted}
         others: Shares = {name: [] for name in wanted}
@@ -249,7 +250,7 @@ class MaskedSum:
     def _exchange(self, kind: str, requests: Mapping[int, ClientRequest]) -> dict[int, Reply]:
         """Return the replies without a fault; faults are kept in ``faults``."""
         replies = self.sites.exchange(kind, self.round, requests)
-        self.up += sum(bytes_of(reply.tensors) for reply in replies.values())
+        self.counted[UP] += sum(bytes_of(reply.tensors) for reply in replies.values())
         self.faults |= {client: reply.fault for client, reply in replies.items() if reply.fault is not None}
         return {
             client: reply if all(t.dtype == torch.uint8 and t.dim() == 1 for t in reply.tensors.values()) else Reply()
@@ -272,25 +273,18 @@ def _fault_of_length(sent: Mapping[str, bytes]) -> str | None:
     return None
 
 
-@dataclass
-class GroupSums:
-    """The sums of the means that groups of clients share."""
-
-    payloads: dict[int, Payload] = field(default_factory=dict)
-    """A group's sum at the first of its clients, zeros at its others: the payloads add up to what clients shared."""
-    faults: dict[int, str] = field(default_factory=dict)  # Why clients are in no sum
-    up: int = 0  # Bytes of keys and shares that the server received; ``down``: sent
-    down: int = 0
-
-
 def sum_shared_means(
     sites: Sites, round: int, sharing: MaskedSums, clients: Sequence[int], rng: np.random.Generator, like: Tensors
-) -> GroupSums:
+) -> tuple[dict[int, Payload], dict[int, str], Counter[tuple[str, str]]]:
     """Let clients share their means under masks, group after group; ``like`` has the form of one client's payload.
 
-    A group of which too few sites remain, or whose secrets cannot be restored, has no sum.
+    Returns payloads, why clients are in no sum, and the bytes of keys and shares. A group's sum is at the first of its
+    clients, with zeros at its others. A group of which too few sites remain, or whose secrets cannot be restored, has
+    no sum.
     """
-    sums, asked = GroupSums(), np.sort(np.array(clients, np.int64))
+    payloads: dict[int, Payload] = {}
+    faults: dict[int, str] = {}
+    counted, asked = Counter({UP: 0, DOWN: 0}), np.sort(np.array(clients, np.int64))
     group = sharing.groups(asked, rng)
     for number in range(int(group.max(initial=-1)) + 1):
         members = asked[group == number].tolist()
@@ -299,13 +293,12 @@ def sum_shared_means(
         try:
             total, present = _sum_means(one, members, like)
             zeros = {client: {name: torch.zeros_like(t) for name, t in like.items()} for client in present}
-            sums.payloads |= zeros | {present[0]: _unflatten(total, like)}
+            payloads |= zeros | {present[0]: _unflatten(total, like)}
         except NoSum as error:
-            sums.faults |= dict.fromkeys(members, f"its group has no sum: {error}")
-        sums.faults |= one.faults
-        sums.up, sums.down = sums.up + one.up, sums.down + one.down
-    sums.payloads = dict(sorted(sums.payloads.items()))
-    return sums
+            faults |= dict.fromkeys(members, f"its group has no sum: {error}")
+        faults |= one.faults
+        counted.update(one.counted)
+    return dict(sorted(payloads.items())), faults, counted
 
 
 def _sum_means(one: MaskedSum, members: list[int], like: Tensors) -> tuple[torch.Tensor, list[int]]:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from fedblend.core.errors import FedblendError, legible
+from fedblend.core.trees import by_client
 from fedblend.experiment.toml_tables import read_toml
 from fedblend.flower.client_task import ClientTask
 from fedblend.flower.messages import MessageContent, Tensors
@@ -68,8 +69,8 @@ def make_keys(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> Mes
     _keep(task, quantity, "keys", {f"private/{name}": private for name, (private, _) in pairs.items()})
     keys = {name: public for name, (_, public) in pairs.items()}
     if task.site.key is not None:
-        context = masks.sum_digest(fields, task.round)
-        keys[SIGNATURE] = masks.sign_keys(task.site.key, task.client, quantity, context, keys)
+        text = masks.keys_text(task.client, quantity, masks.sum_digest(fields, task.round), keys)
+        keys[SIGNATURE] = masks.sign(task.site.key, text)
     return {}, masks.as_tensors(keys)
 
 
@@ -79,7 +80,8 @@ def make_shares(task: ClientTask, fields: dict[str, Any], tensors: Tensors) -> M
     With them go the digests of all shares, by which the server detects a wrong share and whose it is.
     """
     quantity, threshold = fields["quantity"], fields["threshold"]
-    state, public = _state(task, quantity, "keys"), _public_keys(tensors)
+    state = _state(task, quantity, "keys")
+    public = {site: masks.as_bytes(keys) for site, keys in by_client("", tensors).items()}
     if task.site.peers is not None:
         _check_signatures(task, quantity, masks.sum_digest(fields, task.round), public)
     public = {site: {n: k for n, k in keys.items() if n != SIGNATURE} for site, keys in public.items()}
@@ -242,15 +244,6 @@ def _check_agreement(
             f"{agreed} sites have signed that the sum is of {sorted(present)} without {sorted(dropped)}; {threshold} "
             "must (peers in the site file)"
         )
-
-
-def _public_keys(tensors: Tensors) -> dict[int, dict[str, bytes]]:
-    """Return the sum's public keys "mask" and "box" by site, from tensors "SITE/mask" and "SITE/box"."""
-    keys: dict[int, dict[str, bytes]] = {}
-    for path, content in masks.as_bytes(tensors).items():
-        site, _, name = path.partition("/")
-        keys.setdefault(int(site), {})[name] = content
-    return keys
 
 
 def _check(task: ClientTask, least: int, public: dict[int, dict[str, bytes]], state: SumState, threshold: int) -> None:

@@ -84,18 +84,18 @@ def is_public_key(key: bytes) -> bool:
         return False
 
 
-def shared_key(private: bytes, public: bytes) -> bytes:
-    """Return the key that two sites share, base64 as Fernet takes it."""
-    return generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+def _key_for(private: bytes, public: bytes, use: bytes) -> bytes:
+    shared = base64.urlsafe_b64decode(generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public)))
+    return hmac.digest(shared, use, "sha256")
 
 
 def shared_mask(private: bytes, public: bytes, context: bytes, length: int) -> np.ndarray:
     """Return the mask that two sites share, uint32 [length]; equal only where both have the same ``context``."""
-    return mask_from_key(hmac.digest(base64.urlsafe_b64decode(shared_key(private, public)), context, "sha256"), length)
+    return mask_from_key(_key_for(private, public, context), length)
 
 
 def sum_digest(
-    setup_fields: Mapping[str, Any], round: int, start: Tensors | None = None, total: int = 0, beside: Tensors = NOTHING
+    setup_fields: Mapping[str, Any], round: int, start: Tensors = NOTHING, total: int = 0, beside: Tensors = NOTHING
 ) -> bytes:
     """Return the digest of a sum's context: experiment, setup, round, the clients' start model, their total weight.
 
@@ -126,16 +126,11 @@ def sent_beside(pool: Tensors | None, owner: np.ndarray, server_state: Tensors) 
     return mixed | add_prefix("server/", server_state)
 
 
-def sign_keys(path: str, client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
-    """Sign a site's public keys of one sum with its private key at ``path`` (P-384, OpenSSH): ECDSA with SHA-384.
+def sign(path: str, text: bytes) -> bytes:
+    """Sign a text with a site's private key at ``path`` (P-384, OpenSSH): ECDSA with SHA-384.
 
     Raises :class:`FedblendError` if there is no such key at ``path``.
     """
-    return sign(path, keys_text(client, quantity, context, keys))
-
-
-def sign(path: str, text: bytes) -> bytes:
-    """Sign a text as :func:`sign_keys` does."""
     content = read_bytes(path, "key: give this site's private key in OpenSSH's format")
     try:
         private = load_ssh_private_key(content, None)
@@ -168,25 +163,23 @@ def public_key(line: str) -> EllipticCurvePublicKey | None:
 
 def hello_text(run: str, node: int, client: int) -> bytes:
     """Return what a site signs of the client that it is, for one run and Flower's node."""
-    return b"fedblend client of a node\0" + _joined([run.encode(), str(node).encode(), str(client).encode()])
+    return _text("client of a node", run, node, client)
 
 
 def keys_text(client: int, quantity: str, context: bytes, keys: Mapping[str, bytes]) -> bytes:
     """Return what a site signs of its public keys; no other protocol signs a text with this beginning."""
-    parts = [str(client).encode(), quantity.encode(), context, keys["mask"], keys["box"]]
-    return b"fedblend keys of a masked sum\0" + _joined(parts)
+    return _text("keys of a masked sum", client, quantity, context, keys["mask"], keys["box"])
 
 
 def sites_text(client: int, quantity: str, table: bytes, present: Collection[int], dropped: Collection[int]) -> bytes:
     """Return what a site signs of the sites in a sum (present) and of those whose masks are removed (dropped)."""
     lists = json.dumps([sorted(present), sorted(dropped)])
-    return b"fedblend sites of a masked sum\0" + _joined(
-        [str(client).encode(), quantity.encode(), table, lists.encode()]
-    )
+    return _text("sites of a masked sum", client, quantity, table, lists)
 
 
-def _joined(parts: list[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+def _text(about: str, *parts: bytes | str | int) -> bytes:
+    contents = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    return f"fedblend {about}\0".encode() + b"".join(len(one).to_bytes(4, "little") + one for one in contents)
 
 
 def mask_from_key(key: bytes, length: int) -> np.ndarray:
@@ -215,8 +208,7 @@ def unseal(
 
 
 def _box_key(private: bytes, public: bytes, table: bytes) -> bytes:
-    key = base64.urlsafe_b64decode(shared_key(private, public))
-    return base64.urlsafe_b64encode(hmac.digest(key, b"fedblend shares\0" + table, "sha256"))
+    return base64.urlsafe_b64encode(_key_for(private, public, b"fedblend shares\0" + table))
 
 
 split_secret, join_shares = create_shares, combine_shares

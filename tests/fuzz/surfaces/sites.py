@@ -126,7 +126,8 @@ def _take_part(folder: Path, site: Any) -> None:
     context = masks.sum_digest(fields, 0)
     for other in range(1, SITES):
         public = {name: masks.new_key_pair()[1] for name in ("mask", "box")}
-        public["sign"] = masks.sign_keys(str(folder / f"site-{other}.key"), other, "models", context, public)
+        text = masks.keys_text(other, "models", context, public)
+        public["sign"] = masks.sign(str(folder / f"site-{other}.key"), text)
         keys |= {f"{other}/{name}": masks.bytes_to_tensor(key) for name, key in public.items()}
     make_shares(task, fields, keys)
 
