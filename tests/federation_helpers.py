@@ -6,10 +6,13 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from helpers import engine_of, federation_of, run, same_up_to_rounding
 from hypothesis import strategies as st
 
+from fedblend import part
+from fedblend.core.channel import Channel, Sent
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
@@ -75,3 +78,22 @@ def stacks_agree(made: Setup, rounds: int = 1, stack: int = 2, steps: int = 1000
     loop, stacked = (run(RoundLoop(made, e), rounds)[0] for e in (engine_of(made), StackedEngine(made, stack=stack)))
     same_up_to_rounding(stacked.weights, loop.weights, steps=steps)
     return loop, stacked
+
+
+@part("channel", "test-lossy")
+class Lossy(Channel):
+    """Loses what each of ``clients`` is sent or sends."""
+
+    down: tuple[int, ...] = ()
+    """Clients that hear nothing."""
+    up: tuple[int, ...] = ()
+    """Clients that are not heard."""
+
+    def transmit(self, direction: str, sizes: Any, rng: Any, clients: Any = None) -> Any:
+        """What it says."""
+        return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
+
+
+def losing(**clients: list[int]) -> dict[str, Any]:
+    """A channel that loses what these clients are sent (``down``) or send (``up``); half a second in each direction."""
+    return {"name": "test-lossy", **clients}

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation_helpers import losing
 from helpers import each, federation, federation_of, iid, images, linear_net, run, same, same_up_to_rounding, setup
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedblend import part
 from fedblend.core.aggregator import WeightedUpload
-from fedblend.core.channel import Channel, Sent
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -39,20 +38,6 @@ from fedblend.methods.uploads import LabelMeanAggregator, Outputs
 
 CLASSES = 3
 LINEAR = {"name": "mlp", "hidden": []}
-
-
-@part("channel", "test-lossy")
-class Lossy(Channel):
-    """Loses what each of ``clients`` is sent or sends."""
-
-    down: tuple[int, ...] = ()
-    """Clients that hear nothing."""
-    up: tuple[int, ...] = ()
-    """Clients that are not heard."""
-
-    def transmit(self, direction: str, sizes: Any, rng: Any, clients: Any = None) -> Any:
-        """What it says."""
-        return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
@@ -176,7 +161,7 @@ def test_without_distillation_devices_that_keep_their_models_train_alone() -> No
 
 @pytest.mark.parametrize("engine", [LoopEngine, StackedEngine])
 def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -> None:
-    made = setup(channel={"name": "test-lossy", "down": [1]}, train={"cohort": 4})
+    made = setup(channel=losing(down=[1]), train={"cohort": 4})
     first, _ = run(RoundLoop(made, engine(made)), 1)
     second, records = run(RoundLoop(made, engine(made)), 1, first)
 
@@ -190,7 +175,7 @@ def test_a_device_whose_downlink_fails_goes_on_from_its_own_model(engine: Any) -
 
 
 def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> None:
-    made = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4})
+    made = setup(channel=losing(up=[2]), train={"cohort": 4})
     state, records = run(made, 1)
     assert records[0]["lost"] == [2]
     assert records[0]["uploads"] == 3
@@ -198,7 +183,7 @@ def test_a_device_whose_uplink_fails_is_left_out_and_keeps_what_it_learned() -> 
 
 
 def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed() -> None:
-    silent = {"name": "test-lossy", "up": [0, 1, 2, 3]}
+    silent = losing(up=[0, 1, 2, 3])
     made = setup(channel=silent, train={"cohort": 4}, min_uploads=0)
     state, records = run(made, 1)
     assert same(state.weights, made.weights())
@@ -208,25 +193,25 @@ def test_a_round_in_which_nothing_arrives_changes_nothing_where_that_is_allowed(
     strict = setup(channel=silent, train={"cohort": 4})
     with pytest.raises(FedblendError, match="0 good uploads of 4, but min_uploads is 1"):
         run(strict, 1)
-    some = setup(channel={"name": "test-lossy", "up": [2]}, train={"cohort": 4}, min_uploads=4)
+    some = setup(channel=losing(up=[2]), train={"cohort": 4}, min_uploads=4)
     told = r"^round 1: 3 good uploads of 4, but min_uploads is 4 \(client 2: lost by the channel\); earlier rounds"
     with pytest.raises(FedblendError, match=told):
         run(some, 1)
     # Without the means clients take no part.
     mix = {"name": "fedmix", "sharing": {"samples_per_mean": 2}}
-    few = setup(method=mix, channel={"name": "test-lossy", "down": [1, 2, 3]}, train={"cohort": 4}, min_uploads=4)
+    few = setup(method=mix, channel=losing(down=[1, 2, 3]), train={"cohort": 4}, min_uploads=4)
     told = r"^round 1: 1 good uploads of 1, but min_uploads is 4 \(1 clients took part\)"
     with pytest.raises(FedblendError, match=told):
         run(few, 1)
 
 
 def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computing() -> None:
-    made = setup(channel="test-lossy", compute_seconds=2.0)
+    made = setup(channel=losing(), compute_seconds=2.0)
     _, (record,) = run(made, 1)
 
     assert record["channel"] == {"down": 0.5, "up": 0.5 + 0.0}
     assert record["computing"] == 2.0
-    measured = setup(channel="test-lossy")
+    measured = setup(channel=losing())
     _, (record,) = run(measured, 1)
     assert record["machine"]["computing"] > 0
     plain = setup()
@@ -237,9 +222,7 @@ def test_the_time_of_a_round_is_that_of_the_slowest_transmissions_and_of_computi
 
 @pytest.mark.slow
 def test_what_is_lost_before_training_is_shared_again_until_it_arrives() -> None:
-    made = setup(
-        images(n=60), method="mix2fld", model=LINEAR, train={"cohort": 4}, channel={"name": "test-lossy", "up": [3]}
-    )
+    made = setup(images(n=60), method="mix2fld", model=LINEAR, train={"cohort": 4}, channel=losing(up=[3]))
     state, records = run(made, 3)
 
     assert [record["shared"]["lost"] for record in records] == [[3]] * 3
@@ -329,7 +312,7 @@ def test_where_clients_send_neither_models_nor_outputs_the_servers_model_is_comp
 
 
 def test_a_round_that_nothing_gets_through_is_not_taken_for_converged() -> None:
-    channel = {"name": "test-lossy", "up": [0, 1, 2, 3]}
+    channel = losing(up=[0, 1, 2, 3])
     made = setup(train={"cohort": 4}, channel=channel, min_uploads=0, convergence_tol=1e-3)
     _, records = run(made, 2)
     assert [(r["uploads"], r["change"], r["converged"]) for r in records] == [(0, 0.0, False)] * 2
