@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedblend.core.setup import Setup
 from fedblend.core.state import RunState, to_tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.fields import Method
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 
@@ -33,6 +35,14 @@ def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, Clie
     state = fed.exchange.share_if_due(start, sizes)[0]
     task = TrainTask(round, start.weights, fed.exchange.pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
+
+
+def with_parts(made: Setup, **parts: Any) -> RoundLoop:
+    """A federation in which some parts of the experiment or of its method are these, which no registry has."""
+    of_method = {name: part for name, part in parts.items() if name in Method.model_fields}
+    rest = {name: part for name, part in parts.items() if name not in of_method}
+    update = {"method": made.method.model_copy(update=of_method), **rest}
+    return federation_of(replace(made, experiment=made.experiment.model_copy(update=update)))
 
 
 def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, here, records, succeeded, write
-from federation_helpers import BATCH_NORM, FLOATS, ROWS, losing, train
+from federation_helpers import BATCH_NORM, FLOATS, ROWS, losing, train, with_parts
 from helpers import (
     BatchNormNet,
     each,
@@ -406,10 +405,8 @@ class Mistaken(Aggregator):
     ],
 )
 def test_what_an_own_aggregator_returns_is_checked(made: Any, told: str) -> None:
-    world = setup(rounds=1)
-    method = world.method.model_copy(update={"aggregator": Mistaken(made)})
     with pytest.raises(FedblendError, match=told):
-        run(replace(world, experiment=world.experiment.model_copy(update={"method": method})), 1)
+        run(with_parts(setup(rounds=1), aggregator=Mistaken(made)), 1)
 
 
 def test_a_model_that_is_no_number_names_each_part_that_changed_it() -> None:

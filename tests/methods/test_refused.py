@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from baselines_helpers import GROUPS
-from helpers import each, federation, iid, images, numbers, run
+from helpers import each, federation, iid, images, labelled, numbers, run
 from torch import nn
 
 from fedblend.core.errors import FedblendError
@@ -227,6 +227,13 @@ FEATURES: Rows = [
 METRICS: Rows = [
     ({"metrics": ["mae"]}, r"metrics\[0\]: 'mae' is for regression, but the data are for classification"),
     ({"metrics": [{"name": "top-k", "k": 3}]}, r"metrics\[0\]: k: 3: all samples are right with 3 classes"),
+    ({"data": labelled(), "metrics": ["top-k"]}, "'top-5' is for classification, but the data are for multi-label"),
+    ({"data": labelled(), "metrics": ["ece"]}, "'ece' is for classification, but the data are for multi-label"),
+    ({"data": labelled(), "metrics": ["mae"]}, "'mae' is for regression, but the data are for multi-label"),
+    ({"metrics": ["hamming-loss"]}, "'hamming-loss' is for multi-label, but the data are for classif"),
+    ({"data": numbers(), "metrics": ["f1"]}, "'f1' is for classification and multi-label, but the data are for reg"),
+    ({"metrics": [{"name": "f1", "average": "micro"}]}, "average: 'micro' is the accuracy"),
+    ({"data": labelled(), "target": 0.5, "stop_at_target": True}, "target_metric: accuracy is not defined for multi"),
     ({"metrics": ["f2"]}, r"metrics\[0\].name: unknown metric 'f2'.*f1"),
     ({"metrics": ["f1", "f1"]}, r"metrics\[1\]: 'f1' is recorded already"),
     ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, another"),
@@ -353,6 +360,11 @@ PROTECTIONS: Rows = [
     )
 ]
 SELECTIONS: Rows = [
+    (
+        {"groups": [[], range(3), range(3, 6), []], "train": {"cohort": 3}},
+        "train.cohort: 3 clients.*only 2 of 4.*valid: 1 to 2",
+    ),
+    ({"train": {"epochs": 0.5}}, r"train\.epochs: 0\.5 is not valid: .*train\.steps"),
     *(
         ({"selection": {"name": "list", "clients": clients}, "groups": [range(9), range(9, 20), []]}, told)
         for clients in ([[0, 0]], [[0], [2]], [[7]])
