@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from helpers import engine_of, federation_of, run, same_up_to_rounding
 from hypothesis import strategies as st
 
+from fedblend import part
+from fedblend.core.channel import Channel, Sent
 from fedblend.core.engine import ClientUpdate, TrainTask
 from fedblend.core.loop import RoundLoop
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState, to_tensors
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.engines.stacked.engine import StackedEngine
+from fedblend.experiment.fields import Method
 
 BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 
@@ -30,6 +35,14 @@ def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, Clie
     state = fed.exchange.share_if_due(start, sizes)[0]
     task = TrainTask(round, start.weights, fed.exchange.pool_of(state), sizes)
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
+
+
+def with_parts(made: Setup, **parts: Any) -> RoundLoop:
+    """A federation in which some parts of the experiment or of its method are these, which no registry has."""
+    of_method = {name: part for name, part in parts.items() if name in Method.model_fields}
+    rest = {name: part for name, part in parts.items() if name not in of_method}
+    update = {"method": made.method.model_copy(update=of_method), **rest}
+    return federation_of(replace(made, experiment=made.experiment.model_copy(update=update)))
 
 
 def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:
@@ -70,3 +83,22 @@ def stacks_agree(made: Setup, rounds: int = 1, stack: int = 2, steps: int = 1000
     loop, stacked = (run(RoundLoop(made, e), rounds)[0] for e in (engine_of(made), StackedEngine(made, stack=stack)))
     same_up_to_rounding(stacked.weights, loop.weights, steps=steps)
     return loop, stacked
+
+
+@part("channel", "test-lossy")
+class Lossy(Channel):
+    """Loses what each of ``clients`` is sent or sends."""
+
+    down: tuple[int, ...] = ()
+    """Clients that hear nothing."""
+    up: tuple[int, ...] = ()
+    """Clients that are not heard."""
+
+    def transmit(self, direction: str, sizes: Any, rng: Any, clients: Any = None) -> Any:
+        """What it says."""
+        return Sent(~np.isin(clients, getattr(self, direction)), np.full(len(sizes), 0.5))
+
+
+def losing(**clients: list[int]) -> dict[str, Any]:
+    """A channel that loses what these clients are sent (``down``) or send (``up``); half a second in each direction."""
+    return {"name": "test-lossy", **clients}

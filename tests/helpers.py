@@ -19,7 +19,9 @@ from torch import nn
 
 from fedblend.core.dataset import Dataset, Population, Samples
 from fedblend.core.loop import RoundLoop
+from fedblend.core.metric import Metric
 from fedblend.core.objective import Batch, Context, Objective, Task
+from fedblend.core.registry import build
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import ClientData
 from fedblend.core.state import RunState, to_tensors
@@ -316,6 +318,12 @@ def local(
 ) -> ClientData:
     """What a client sees when asked to share."""
     return ClientData(x, y, task, scale, hidden or (lambda x, layer: x), np.random.default_rng(seed), minimum)
+
+
+def metric(name: str, **options: Any) -> Metric:
+    """A metric with its options."""
+    made: Metric = build("metric", {"name": name, **options})
+    return made
 
 
 # Comparisons -----------------------------------------------------------------------------------------------

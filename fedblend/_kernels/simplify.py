@@ -15,7 +15,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
-from fedblend import _kernels
+from fedblend._kernels.lowrank import use_low_rank
+from fedblend._kernels.operators import RAW, join_pools, makes
 from fedblend._kernels.tracing import trace
 
 aten = torch.ops.aten
@@ -124,7 +125,7 @@ def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
     weights that the step then takes as low-rank updates.
     """
     _merge_repeats(graph.graph)
-    rules = (_remove_identities, _shorten_views, _kernels.join_pools)
+    rules = (_remove_identities, _shorten_views, join_pools)
     for rule in (*rules, *([_factor_gradients] if factors else [])):
         for node in list(graph.graph.nodes):
             rule(graph.graph, node)
@@ -135,7 +136,7 @@ def simplify(graph: GraphModule, factors: bool = True) -> set[int]:
     for node in graph.graph.nodes:
         if node.op == "call_function":
             # The kernels are called without PyTorch's dispatcher.
-            node.target = _kernels.RAW.get(node.target, node.target)
+            node.target = RAW.get(node.target, node.target)
     # Inputs and outputs are flat lists.
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
@@ -208,7 +209,7 @@ def _overwrite_input(graph: Graph, node: Node) -> None:
 
 def _is_fresh(node: Node) -> bool:
     """Whether a node allocates the memory of its result."""
-    if node.meta.get("fresh") or _kernels.makes(node):
+    if node.meta.get("fresh") or makes(node):
         return True
     return getattr(node.target, "_schema", None) is not None and not _is_view(node)
 
@@ -285,7 +286,7 @@ def _use_low_rank(graph: Graph) -> set[int]:
     nodes = list(graph.nodes)
     *gradients, _ = cast(list[Any], nodes[-1].args[0])
     factored = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tuple)]
-    taken = {i for i in factored if _kernels.use_low_rank(nodes[i])}
+    taken = {i for i in factored if use_low_rank(nodes[i])}
     graph.eliminate_dead_code()
     return taken
 

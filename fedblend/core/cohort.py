@@ -11,20 +11,14 @@ import torch
 
 from fedblend.core.callbacks import Callback
 from fedblend.core.context import ModelSpec
-from fedblend.core.engine import (
-    CohortResult,
-    Engine,
-    TrainTask,
-    aggregator_of,
-    exchanged,
-    first_client_state,
-)
+from fedblend.core.engine import CohortResult, Engine, TrainTask, aggregator_of, exchanged, first_client_state
 from fedblend.core.errors import FedblendError, by_reason, listed
+from fedblend.core.protection import changes, moved
 from fedblend.core.record import RoundLog
 from fedblend.core.setup import Experiment, Setup, cohort_of, work_of
 from fedblend.core.sharing import Pool
 from fedblend.core.state import ClientState, RunState
-from fedblend.core.trees import Tensors, add_prefix, by_client, bytes_of, for_clients, strip_prefix
+from fedblend.core.trees import add_prefix, by_client, bytes_of, for_clients, strip_prefix
 
 EARLIER = "earlier rounds are kept"
 """In each message about a round that stops the run."""
@@ -264,12 +258,13 @@ def delivered(setup: Setup, state: RunState, task: TrainTask, result: CohortResu
     uploads = dict(result.uploads)
     for client in late.keys() & good.keys():
         due = torch.tensor([task.round + late[client], task.round, good.pop(client)[0]])
-        waiting[client] = {"due": due, **add_prefix("change/", _change(uploads.pop(client), begun))}
+        waiting[client] = {"due": due, **add_prefix("change/", changes(uploads.pop(client), begun))}
     for client, table in arriving.items():
         _, made, samples = table["due"].tolist()
         factor = (1 + task.round - made) ** -setup.experiment.slow.staleness
         good[client] = (samples, None)
-        uploads[client] = _moved(begun, strip_prefix("change/", table), factor)
+        change = strip_prefix("change/", table)
+        uploads[client] = moved(begun, begun, {name: factor * tensor for name, tensor in change.items()})
     if not (late or arriving):
         return result
     aggregator = aggregator_of(setup, task.round)
@@ -281,11 +276,3 @@ def delivered(setup: Setup, state: RunState, task: TrainTask, result: CohortResu
         partial=aggregator.partial((uploads[c], aggregator.weigh(c, good[c][0])) for c in sorted(good)),
         awaited=for_clients("", waiting),
     )
-
-
-def _change(upload: Tensors, start: Tensors) -> dict[str, torch.Tensor]:
-    return {name: upload[name] - w for name, w in start.items() if w.is_floating_point()}
-
-
-def _moved(start: Tensors, change: Tensors, factor: float) -> dict[str, torch.Tensor]:
-    return {name: w + factor * change[name] if name in change else w for name, w in start.items()}

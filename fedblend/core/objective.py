@@ -199,10 +199,24 @@ Base = Annotated[
 """The type of an option ``base``: an objective with its options, by name or as a table."""
 
 
+def of_base(name: str, default: Any = None) -> Any:
+    """A property of a part with an option ``base``: the base's attribute of that name."""
+    return property(lambda part: getattr(part.base, name, default))
+
+
 class WithBase(Objective):
     """Base of the objectives that change or extend the loss of another objective, their option ``base``."""
 
     base: Any
+    needs = of_base("needs")
+    reads = of_base("reads")
+    counts_labels = of_base("counts_labels")
+    measures = of_base("measures")
+    reads_start = of_base("reads_start")
+    layer = of_base("layer")
+    """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
+    exclude_own = of_base("exclude_own", False)
+    """Whether the base excludes the client's own entries."""
 
     def fallback(self) -> Objective:
         """The same change of the base's fallback; of the base itself, if that needs nothing.
@@ -211,44 +225,9 @@ class WithBase(Objective):
         """
         return replace(self, base=self.base.fallback() if self.base.needs else self.base)  # type: ignore[type-var]
 
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The needs of the base."""
-        return tuple(self.base.needs)
-
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The forms that the base uses."""
-        return tuple(self.base.reads)
-
-    @property
-    def counts_labels(self) -> bool:  # type: ignore[override]
-        """Whether the base reads the client's samples by class."""
-        return bool(self.base.counts_labels)
-
-    @property
-    def measures(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the base measures."""
-        return tuple(self.base.measures)
-
     def warning(self, measured: Mapping[str, float]) -> str:
         """The warning of the base."""
         return str(self.base.warning(measured))
-
-    @property
-    def reads_start(self) -> bool:  # type: ignore[override]
-        """Whether the base reads the round's global weights."""
-        return bool(self.base.reads_start)
-
-    @property
-    def layer(self) -> int | None:
-        """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
-        return getattr(self.base, "layer", None)
-
-    @property
-    def exclude_own(self) -> bool:
-        """Whether the base excludes the client's own entries."""
-        return bool(getattr(self.base, "exclude_own", False))
 
 
 def checked_loss(value: Any, part: str) -> torch.Tensor:

@@ -59,15 +59,10 @@ class Experiment(Protocol):
     eval_every: int
     compute_seconds: float | None
     convergence_tol: float | None
-
-    @property
-    def begins_at_clients(self) -> bool: ...
-    @property
-    def keeps_client_weights(self) -> bool: ...
-    @property
-    def evaluates_device(self) -> bool: ...
-    @property
-    def evaluates_each(self) -> bool: ...
+    begins_at_clients: bool
+    keeps_client_weights: bool
+    evaluates_device: bool
+    evaluates_each: bool
 
 
 @dataclass(frozen=True)

@@ -314,8 +314,7 @@ class LoopEngine:
         }
         seen = max(1, len(assignment.order))
         mean_loss, measured = float(total) / seen, {name: float(n) / seen for name, n in loss.context.counts.items()}
-        step_notes = {name: torch.stack(numbers).cpu() for name, numbers in notes.items()}
-        outputs, kept = means.of() if means else None, {}
+        kept = {}
         if self.keeps_optimizer(task):
             kept = {
                 f"{key}/{name}": tensor.cpu().clone()
@@ -323,7 +322,17 @@ class LoopEngine:
                 for name, tensor in zip(self.names, tensors, strict=True)
             }
         tracked = {name: tensor.cpu() for name, tensor in loss.context.client_state.items()} if objective.tracks else {}
-        return self.update(task, assignment, weights, mean_loss, outputs, step_notes, kept, tracked, measured)
+        update = ClientUpdate(
+            client,
+            weights,
+            assignment.samples,
+            mean_loss,
+            means.of() if means else None,
+            ClientState(optimizer=kept),
+            notes={name: torch.stack(numbers).cpu() for name, numbers in notes.items()},
+            measured=measured,
+        )
+        return self.finish(task, assignment, update, tracked)
 
     def augmented(self, x: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """Return stored samples after the augmentations by these random choices."""
@@ -346,24 +355,12 @@ class LoopEngine:
         """Return the tensors on the engine's device."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
-    def update(
-        self,
-        task: TrainTask,
-        assignment: Assignment,
-        weights: dict[str, torch.Tensor],
-        loss: float,
-        outputs: torch.Tensor | None,
-        notes: dict[str, torch.Tensor] | None = None,
-        optimizer_state: Tensors | None = None,
-        tracked: Tensors | None = None,
-        measured: Mapping[str, float] | None = None,
-    ) -> ClientUpdate:
-        """Return a client's update after its steps, with the new state and the extra uploads of its parts.
+    def finish(self, task: TrainTask, assignment: Assignment, update: ClientUpdate, tracked: Tensors) -> ClientUpdate:
+        """Return a client's update after its steps with the new state and the extra uploads of its parts.
 
-        ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`), ``measured`` shares of
-        the samples (:attr:`Objective.measures`).
+        ``tracked`` is what the objective's steps made of its state (:attr:`Objective.tracks`).
         """
-        client, setup = assignment.client, self.setup
+        client, setup, weights, outputs = update.client, self.setup, update.weights, update.outputs
         parts: dict[str, torch.Tensor] = {}
         extras: dict[str, torch.Tensor] = {}
         own_model: Tensors = {}
@@ -383,7 +380,7 @@ class LoopEngine:
             prefix = f"{slot}/"
             client_state = strip_prefix(prefix, task.state_of(client).parts)
             if slot == "objective":
-                client_state |= tracked or {}
+                client_state |= tracked
             if type(part).after_training is ClientPart.after_training and not client_state:
                 continue
             received = strip_prefix(prefix, task.server_state)
@@ -394,10 +391,8 @@ class LoopEngine:
         if not task.personal and type(personal).after_training is not Personal.after_training:
             kept, received = (strip_prefix("objective/", table) for table in (parts, task.server_state))
             own_model = personal.after_training(model_spec(setup, self.model), training(kept, received))
-        state = ClientState(personal=own_model, optimizer=optimizer_state or {}, parts=parts)
-        return ClientUpdate(
-            client, weights, assignment.samples, loss, outputs, state, extras, notes or {}, measured or {}
-        )
+        state = replace(update.state, personal=own_model, parts=parts)
+        return replace(update, outputs=outputs, state=state, extras=extras)
 
     def full_gradient(self, round: int, client: int, samples: int, weights: Tensors) -> dict[str, torch.Tensor]:
         """Return the gradient of the task's mean loss over a client's samples at ``weights``, by name."""
@@ -437,10 +432,10 @@ class LoopEngine:
         batch: Batch,
         drawn: dict[str, torch.Tensor],
         optimizer: ClientOptimizer,
-        means: LabelMeans | None = None,
-        frozen: Collection[int] = (),
-        accumulator: Accumulator | None = None,
-        ends: bool = True,
+        means: LabelMeans | None,
+        frozen: Collection[int],
+        accumulator: Accumulator | None,
+        ends: bool,
     ) -> torch.Tensor:
         """Training on one batch; return the loss of the objective's last phase, without terms.
 
@@ -532,26 +527,24 @@ class LoopEngine:
         samples = data.test if split == "test" else data.train
         indices = np.arange(len(data.test)) if split == "test" else self.setup.population.rows(split)
         selected = np.array_split(indices if only is None else indices[only], share[1])[share[0]]
-        keeps_outputs = bool(self.setup.experiment.metrics)
-        losses: list[torch.Tensor] = []
-        rights, kept = [], []
+        keeps_outputs, classifies = bool(self.setup.experiment.metrics), task.kind == "classification"
+        losses = [torch.empty(0, device=self.device)]
+        rights = [torch.empty(0, dtype=torch.bool, device=self.device)]
+        kept = []
         # Many networks fail on a batch without samples.
         batches = torch.from_numpy(selected).split(score_batch(samples.x)) if len(selected) else ()
-        for rows in batches:
-            self.on_step("testing", len(losses), len(batches))
+        for done, rows in enumerate(batches):
+            self.on_step("testing", done, len(batches))
             x, y = self.scale(samples.x[rows].to(self.device)), samples.y[rows].to(self.device)
             outputs = outputs_of(x)
             if keeps_outputs:
                 kept.append(outputs)
             losses.append(task.losses(outputs, y))
-            if task.kind == "classification":
+            if classifies:
                 rights.append(outputs.argmax(1) == y)
-        loss = torch.cat(losses).float().cpu().numpy() if losses else np.empty(0, np.float32)
-        right = None
-        if task.kind == "classification":
-            right = torch.cat(rights).cpu().numpy() if rights else np.empty(0, bool)
         if keeps_outputs and not kept:
             kept = [torch.empty(0, task.outputs)]
+        loss, right = torch.cat(losses).float().cpu().numpy(), torch.cat(rights).cpu().numpy() if classifies else None
         return Scores(loss, right, selected, outputs=torch.cat(kept).float().cpu() if kept else None)
 
     def score_each(self, weights: Tensors, models: Mapping[int, Tensors], split: ClientSplit) -> Scores:

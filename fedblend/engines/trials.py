@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedblend import _kernels
 from fedblend._kernels.kernel_layers import own_layers, own_ways
+from fedblend._kernels.operators import are_usable
 from fedblend.core import registry
 from fedblend.core.engine import TrainTask, first_client_state, first_server_state
 from fedblend.core.random import stream
@@ -122,7 +122,7 @@ def faster_kernels(setup: Setup, clients: int) -> dict[str, str] | None:
     """
     experiment, device = setup.experiment, torch.device(setup.experiment.device)
     timed_precisions = ("float32",) if device.type == "cpu" else ("float32", "tf32")
-    if experiment.precision not in timed_precisions or not _kernels.are_usable(device):
+    if experiment.precision not in timed_precisions or not are_usable(device):
         return None
     model = prepare_model(setup.model, device, kernels={})
     samples = setup.scale(setup.data.train.x[: experiment.train.batch_size]).to(device)

@@ -12,8 +12,9 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.func import grad
 
+from fedblend.core.context import Batch, Context, LocalTraining, ModelSpec, Net, StepPlan
 from fedblend.core.errors import FedblendError
-from fedblend.core.objective import Batch, Context, LocalTraining, ModelSpec, Net, Objective, Personal, StepPlan, Term
+from fedblend.core.objective import Objective, Personal, Term, of_base
 from fedblend.core.registry import Count, Fraction, Int, NonNegative, Positive, part
 from fedblend.core.trees import Tensors
 from fedblend.methods.objectives.terms import Proximal
@@ -166,16 +167,11 @@ class PFedMe(Personal):
 class MoreauEnvelope(Objective):
     """F(w) = min_theta f(theta) + lambda / 2 ||theta - w||^2, whose gradient is lambda (w - theta)."""
 
+    needs = of_base("needs")
+    reads_start = of_base("reads_start")
+
     def __init__(self, base: Objective, solver: PFedMe) -> None:
         self.base, self.solver = base, solver
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.base.needs)
-
-    @property
-    def reads_start(self) -> bool:  # type: ignore[override]
-        return bool(self.base.reads_start)
 
     def draw(self, rng: np.random.Generator, plan: StepPlan) -> dict[str, np.ndarray]:
         return self.base.draw(rng, plan)

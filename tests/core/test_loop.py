@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_helpers import BATCH_NORM, DROPOUT, train
+from federation_helpers import BATCH_NORM, DROPOUT, train, with_parts
 from helpers import (
     BatchNormNet,
     each,
@@ -28,11 +28,9 @@ from helpers import (
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
-from fedblend.core.loop import RoundLoop
 from fedblend.core.protection import Protection
 from fedblend.core.random import stream
 from fedblend.core.server_step import ServerContext, ServerStep
-from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
 from fedblend.core.trees import bytes_of
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -51,15 +49,6 @@ def test_none_and_ideal_are_the_identity() -> None:
 
     assert protected["w"] is weights["w"]
     assert arrives.tolist() == [True, True]
-
-
-def with_parts(made: Setup, **fields: Any) -> RoundLoop:
-    """A federation in which some parts of the experiment or its method are stand-ins."""
-    of_method = {k: v for k, v in fields.items() if k in ("aggregator", "server_step")}
-    method = made.experiment.method.model_copy(update=of_method)
-    rest = {k: v for k, v in fields.items() if k not in of_method}
-    changed = replace(made, experiment=made.experiment.model_copy(update={"method": method, **rest}))
-    return federation_of(changed)
 
 
 class Loses(Channel):
@@ -178,13 +167,6 @@ def test_scoring_uses_no_dropout() -> None:
     outputs = made.model.eval()(made.scale(made.data.test.x))
     expected = torch.nn.functional.cross_entropy(outputs, made.data.test.y, reduction="none")
     np.testing.assert_allclose(scores.loss, expected.detach().numpy(), rtol=1e-5)
-
-
-@each(("model", "method"), [(DROPOUT, "fedmix"), (BATCH_NORM, "localmix")])
-def test_a_run_repeats_to_the_last_bit(model: dict[str, Any], method: str) -> None:
-    first, again = (run(federation(model=model, method=method), 2) for _ in range(2))
-    assert same_state(first[0], again[0])
-    assert without_machine(first[1]) == without_machine(again[1])
 
 
 def test_a_round_leaves_the_state_it_began_with_alone() -> None:

@@ -15,7 +15,7 @@ from helpers import each
 import fedblend
 from fedblend import part
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError, did_you_mean
+from fedblend.core.errors import FedblendError
 from fedblend.core.objective import Objective, Personal
 from fedblend.core.optimizer import Schedule
 from fedblend.core.paths import from_file, import_from
@@ -62,13 +62,9 @@ def test_every_part_is_built_by_its_name_and_written_out_to_the_same(kind: str, 
     assert table["name"] == name
     assert None not in table.values()
     assert build(kind, table) == made
+    assert (kind, name) in REQUIRED or build(kind, name) == made
     assert dump(build(kind, table)) == table
     assert (made.kind, made.name) == (kind, name)
-
-
-@each(("kind", "name"), [p for p in ALL if p not in REQUIRED])
-def test_every_part_without_required_options_is_built_from_its_name_alone(kind: str, name: str) -> None:
-    assert build(kind, name) == build(kind, {"name": name})
 
 
 @each(("kind", "name"), list(REQUIRED))
@@ -92,11 +88,7 @@ def test_every_part_is_frozen_and_says_what_it_is(kind: str, name: str) -> None:
 @each(
     ("kind", "spec", "made"),
     [
-        (
-            "objective",
-            {"name": "fedmix", "lambda": 0.3, "taylor": "proposition"},
-            FedMix(lam=0.3, taylor="proposition"),
-        ),
+        ("objective", {"name": "fedmix", "lambda": 0.3, "warmup": 2}, FedMix(lam=0.3, warmup=2)),
         ("objective", {"name": "fedmix", "lambda": 1}, FedMix(lam=1.0)),
         ("objective", {"name": "localmix"}, LocalMix(lam=None)),
         ("objective", {"name": "localmix", "lambda": 0.0}, LocalMix(lam=0.0)),
@@ -110,12 +102,6 @@ def test_options_are_read_and_survive_the_round_trip(kind: str, spec: dict[str, 
     assert read == made
     assert build(kind, dump(read)) == made
     assert dump(read).items() >= {k: v for k, v in spec.items() if v is not None}.items()
-
-
-def test_reserved_words_are_spelled_naturally_in_files() -> None:
-    table = dump(FedMix(lam=0.3))
-    assert table["lambda"] == 0.3
-    assert "lam" not in table
 
 
 def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +140,6 @@ def test_paths_are_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_experiment_knows_its_fields_as_a_file_spells_them(field: str, has: bool) -> None:
     made = resolve({"data": "digits", "partition": "iid", "model": "mlp", "method": "fedmix"})
     assert has_option(made, field) is has
-
-
-def test_an_option_that_is_none_is_left_out() -> None:
-    assert "lambda" not in dump(LocalMix())
-    assert "refresh" not in dump(SharedMeans())
 
 
 def test_a_part_already_made_is_taken_as_it_is() -> None:
@@ -210,11 +191,6 @@ def test_a_part_that_makes_another_one_wrongly_does_not_seem_wrong_itself(monkey
         build("objective", "outer", "method.objective")
 
 
-def test_a_part_of_another_kind_is_refused() -> None:
-    with pytest.raises(FedblendError, match="names no objective"):
-        build("objective", SharedMeans())
-
-
 @each(
     ("spec", "told"),
     [
@@ -241,6 +217,7 @@ def test_a_part_of_another_kind_is_refused() -> None:
         (3, "objective: 3 names no objective"),
         (None, "objective: None names no objective"),
         (["fedmix"], "names no objective"),
+        (SharedMeans(), "names no objective"),
     ],
 )
 def test_a_mistake_is_told_with_field_value_and_what_would_be_valid(spec: Any, told: str) -> None:
@@ -254,16 +231,6 @@ def test_a_mistake_is_told_with_field_value_and_what_would_be_valid(spec: Any, t
 def test_an_option_of_two_types_tells_both(size: Any) -> None:
     with pytest.raises(FedblendError, match=r"^sharing\.samples_per_mean: .*all"):
         build("sharing", {"name": "means", "samples_per_mean": size})
-
-
-def test_messages_name_the_place_in_the_experiment() -> None:
-    with pytest.raises(FedblendError, match=r"^method\.objective\.lambda: 2 is not valid"):
-        build("objective", {"name": "fedmix", "lambda": 2}, "method.objective")
-
-
-def test_suggestions_are_the_nearest_known_word_or_none() -> None:
-    assert did_you_mean("fedmx", ["fedavg", "fedmix"]) == " (did you mean 'fedmix'?)"
-    assert did_you_mean("zzz", ["fedavg", "fedmix"]) == ""
 
 
 # Parts of the user's own -----------------------------------------------------------------------------------
@@ -492,11 +459,6 @@ def test_a_part_of_an_unknown_kind_is_refused_where_it_is_declared() -> None:
     with pytest.raises(FedblendError) as error:
         part("losses", "mine")
     assert str(error.value) == f"part: unknown kind 'losses'; valid: {', '.join(registry.MODULES)}"
-
-
-def test_a_users_part_is_validated_like_any(half: type) -> None:
-    with pytest.raises(FedblendError, match="share: 'x' is not valid"):
-        build("objective", {"name": f"{__name__}:Half", "share": "x"})
 
 
 def test_the_fedblend_that_runs_is_found_before_a_folder_of_its_name(

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedblend import _kernels, engines
+from fedblend import engines
 from fedblend._kernels import build, lowrank
 from fedblend._kernels.kernel_layers import own_layers, own_ways
+from fedblend._kernels.operators import Convolution, MaxPool
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -316,7 +317,7 @@ def timed_once_and_again(
     times: dict[tuple[str, ...], int] = {}
 
     def measured(engine: LoopEngine, clients: int, **more: Any) -> float:
-        own = (_kernels.Convolution, _kernels.MaxPool)
+        own = (Convolution, MaxPool)
         layers = [n for n, m in engine.stacked.named_modules() if isinstance(m, own)] if clients > 1 else ["loop"]  # type: ignore[attr-defined]
         key = (str(clients), *layers)
         times[key] = times.get(key, 0) + 1
@@ -356,7 +357,7 @@ def test_auto_chooses_kernels_or_pytorch_by_layer_and_confirms_the_choice(
     assert kernels is None or "3 stacked without kernels" in plan.why
     engine = engines.inner_engine(made, json.loads(json.dumps(plan.table())))
     if isinstance(engine, StackedEngine):
-        own = {n for n, m in engine.stacked.named_modules() if isinstance(m, _kernels.Convolution | _kernels.MaxPool)}
+        own = {n for n, m in engine.stacked.named_modules() if isinstance(m, Convolution | MaxPool)}
         assert own == set(kernels or ())
 
 

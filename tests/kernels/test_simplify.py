@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import each
+from helpers import draw, each
+from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from fedblend._kernels.simplify import TracedFunction
+from fedblend._kernels.simplify import TracedFunction, simplify
+from fedblend._kernels.tracing import trace
 
 Function = Callable[..., torch.Tensor]
 
@@ -116,3 +118,78 @@ def test_a_program_that_is_not_its_function_is_not_used() -> None:
 
     assert program(x).tolist() == [2, 2, 2]
     assert program.programs[kind] is program.function
+
+
+Functions = Callable[[torch.Tensor], list[torch.Tensor]]
+
+
+def of_a_view(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.view(-1).relu() + 1]
+
+
+def read_twice(x: torch.Tensor) -> list[torch.Tensor]:
+    made = x * 2
+    return [made.relu() + made]
+
+
+def shown_and_changed(x: torch.Tensor) -> list[torch.Tensor]:
+    made = x * 2
+    return [made.view(-1), made.relu()]
+
+
+def made_wider(x: torch.Tensor) -> list[torch.Tensor]:
+    return [(x[:, :1] * 2) + x]
+
+
+def given_back(x: torch.Tensor) -> list[torch.Tensor]:
+    made = x * 2
+    return [made, made.relu()]
+
+
+def gradient(x: torch.Tensor) -> list[torch.Tensor]:
+    leaf = x.detach().requires_grad_()
+    return list(torch.autograd.grad(((leaf * 3 + 1).relu() * leaf).relu().sum(), [leaf]))
+
+
+def chained(x: torch.Tensor) -> list[torch.Tensor]:
+    return [((x * 2) + 1).relu() + x]
+
+
+def made_twice(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.exp() + 1, x.exp() * 2]
+
+
+def two_zeros(x: torch.Tensor) -> list[torch.Tensor]:
+    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    return [first.add_(x), second]
+
+
+def simplified(function: Functions) -> GraphModule:
+    graph = trace(function, draw(3, 4))
+    simplify(graph, factors=False)
+    return graph
+
+
+def called(function: Functions) -> list[str]:
+    return [str(n.target) for n in simplified(function).graph.nodes if n.op == "call_function"]
+
+
+@each(
+    "function",
+    [of_a_view, read_twice, shown_and_changed, made_wider, given_back, gradient, chained, made_twice, two_zeros],
+)
+def test_only_what_nothing_else_reads_is_overwritten(function: Functions) -> None:
+    graph, x = simplified(function), draw(3, 4, seed=1)
+    for _ in range(2):
+        for got, wanted in zip(graph(x), function(x), strict=True):
+            assert torch.equal(got, wanted)
+        assert torch.equal(x, draw(3, 4, seed=1))
+
+
+def test_a_chain_of_elementwise_operations_works_in_one_tensor() -> None:
+    assert called(chained) == ["aten.mul.Tensor", "aten.add_.Tensor", "aten.relu_.default", "aten.add_.Tensor"]
+
+
+def test_what_is_made_twice_is_made_once() -> None:
+    assert called(made_twice).count("aten.exp.default") == 1
+    assert called(lambda x: [torch.rand_like(x), torch.rand_like(x)]).count("aten.rand_like.default") == 2

@@ -15,7 +15,7 @@ from helpers import each, federation, images, run, same, setup
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend._kernels import Convolution, are_usable
+from fedblend._kernels.operators import Convolution, are_usable
 from fedblend.core.context import Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop

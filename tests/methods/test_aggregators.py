@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import CHECKPOINT, here, records, succeeded, write
-from federation_helpers import FLOATS, ROWS, train
+from federation_helpers import BATCH_NORM, FLOATS, ROWS, losing, train, with_parts
 from helpers import (
     BatchNormNet,
     each,
@@ -33,7 +32,6 @@ from safetensors.torch import load_file
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.core.callbacks import Callback
-from fedblend.core.channel import Channel
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.methods.aggregators import robust as of_rows
@@ -107,15 +105,10 @@ def test_krum_worked_by_hand() -> None:
 @each("place", [0, 1, 2])
 def test_distances_are_those_over_all_tensors(place: int) -> None:
     names = ["abc"[(place + k) % 3] for k in range(3)]
-    uploads = [
-        (
-            {names[0]: torch.tensor([value]), names[1]: torch.zeros(2, 2), names[2]: torch.tensor(5 * (value == 6.0))},
-            1.0,
-        )
-        for value in map(float, LINE)
-    ]
+    tensors = [(torch.tensor([v]), torch.zeros(2, 2), torch.tensor(5 * (v == 6.0))) for v in map(float, LINE)]
+    uploads = [(dict(sorted(zip(names, of_one, strict=True))), 1.0) for of_one in tensors]
 
-    found = Krum(byzantine=1).aggregate([(dict(sorted(tensors.items())), weight) for tensors, weight in uploads])
+    found = Krum(byzantine=1).aggregate(uploads)
 
     assert found[names[0]].tolist() == [5]
 
@@ -329,9 +322,6 @@ def test_a_round_averages_its_cohort_by_number_of_samples() -> None:
     assert records[0]["train_loss"] == pytest.approx(losses)
 
 
-BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
-
-
 class Extras(Callback):
     """What the good uploads of a round had beside their models."""
 
@@ -339,7 +329,6 @@ class Extras(Callback):
         self.each = [result.each_extras[client] for client, _, _ in result.good]
 
 
-FIVE = iid(5)
 LIAR = {"name": "sign-flip", "share": 0.2, "factor": 1e6}
 
 
@@ -353,7 +342,7 @@ LIAR = {"name": "sign-flip", "share": 0.2, "factor": 1e6}
     ],
 )
 def test_a_robust_aggregator_also_takes_what_goes_beside_the_model(aggregator: Any, expected: Any) -> None:
-    made, seen = setup(method={"name": "scaffold", "aggregator": aggregator}, adversary=LIAR, **FIVE), Extras()
+    made, seen = setup(method={"name": "scaffold", "aggregator": aggregator}, adversary=LIAR, **iid(5)), Extras()
 
     state, _ = run(RoundLoop(made, engine_of(made), [seen]), 1)
 
@@ -373,7 +362,7 @@ def test_a_robust_aggregator_also_takes_what_goes_beside_the_model(aggregator: A
 
 def test_a_mean_sums_what_an_adversary_sends_beside_its_model() -> None:
     plain = {"name": "scaffold", "aggregator": {"name": "mean", "by": "clients"}}
-    (honest, _), (lied, _) = (run(federation(method=plain, adversary=a, **FIVE), 1) for a in ("none", LIAR))
+    (honest, _), (lied, _) = (run(federation(method=plain, adversary=a, **iid(5)), 1) for a in ("none", LIAR))
 
     one, other = (state.server_part("terms.0") for state in (honest, lied))
     assert all(other[name].abs().max() > 1e3 * one[name].abs().max() for name in one)
@@ -381,7 +370,7 @@ def test_a_mean_sums_what_an_adversary_sends_beside_its_model() -> None:
 
 def test_a_client_that_sends_no_numbers_beside_its_model_is_refused() -> None:
     nan = {"name": "nan", "share": 0.2}
-    state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **FIVE), 1)
+    state, (record,) = run(federation(method={"name": "scaffold", "aggregator": "median"}, adversary=nan, **iid(5)), 1)
     assert len(record["refused"]) == 1
     assert all(torch.isfinite(control).all() for control in state.server_part("terms.0").values())
 
@@ -401,10 +390,7 @@ class Mistaken(Aggregator):
 @each(
     ("made", "told"),
     [
-        (
-            lambda tensors: (tensors, 1.0),
-            "'mistaken' returned what is no model.*tuple, where a dict of tensors by name is valid",
-        ),
+        (lambda tensors: (tensors, 1.0), "'mistaken' returned what is no model.*tuple, where a dict of tensors by"),
         (lambda tensors: dict(list(tensors.items())[1:]), r"'mistaken' returned what is no model.*missing \['"),
         # A run ended as done with a model of zeros.
         (
@@ -419,10 +405,8 @@ class Mistaken(Aggregator):
     ],
 )
 def test_what_an_own_aggregator_returns_is_checked(made: Any, told: str) -> None:
-    world = setup(rounds=1)
-    method = world.experiment.method.model_copy(update={"aggregator": Mistaken(made)})
     with pytest.raises(FedblendError, match=told):
-        run(federation_with(world, world.experiment.model_copy(update={"method": method})), 1)
+        run(with_parts(setup(rounds=1), aggregator=Mistaken(made)), 1)
 
 
 def test_a_model_that_is_no_number_names_each_part_that_changed_it() -> None:
@@ -494,17 +478,8 @@ def test_a_cohort_that_is_just_large_enough() -> None:
         assert run(made, 1)[1][0]["uploads"] == cohort
 
 
-class LosesThree(Channel):
-    """A channel that loses three uploads of each round."""
-
-    def delivers(self, direction: str, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return (np.arange(len(sizes)) > 2) | (direction == "down")
-
-
 def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
-    made = setup(**iid(10, 6), method={"aggregator": "krum"})
-    lossy = made.experiment.model_copy(update={"channel": LosesThree()})
-    fed = federation_with(made, lossy)
+    fed = federation(**iid(6), method={"aggregator": "krum"}, channel=losing(up=[0, 1, 2]))
     with pytest.raises(FedblendError, match=r"byzantine: 1 needs 5 uploads .* but valid uploads are 3; valid: 0 to 0"):
         run(fed, 1)
 
@@ -512,22 +487,19 @@ def test_a_round_with_too_few_uploads_for_krum_is_told() -> None:
 @pytest.mark.parametrize("name", ["krum", "multi-krum"])
 def test_uploads_that_are_refused_count_among_krums_byzantine_clients(name: str) -> None:
     def made(invalid: float) -> Any:
-        adversary = {"name": "nan", "share": invalid}
-        clients = iid(10)
-        return setup(**clients, adversary=adversary, method={"aggregator": {"name": name, "byzantine": 3}})
+        method = {"aggregator": {"name": name, "byzantine": 3}}
+        return setup(**iid(10), adversary={"name": "nan", "share": invalid}, method=method)
 
-    _, records = run(federation_of(made(0.3)), 2)
+    _, records = run(made(0.3), 2)
     assert [(one["uploads"], len(one["refused"])) for one in records] == [(7, 3), (7, 3)]
     # What is refused beyond that leaves too few.
     with pytest.raises(FedblendError, match=r"0 needs 3 uploads .* but valid uploads are 2"):
-        run(federation_of(made(0.8)), 1)
+        run(made(0.8), 1)
 
 
 def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() -> None:
     def weights(aggregator: Any) -> Any:
-        made = setup(**iid(10, 6), method={"aggregator": aggregator})
-        state, _ = run(federation_with(made, made.experiment.model_copy(update={"channel": LosesThree()})), 1)
-        return state.weights
+        return run(federation(**iid(6), method={"aggregator": aggregator}, channel=losing(up=[0, 1, 2])), 1)[0].weights
 
     # One of six at each end: of the three that arrive the middle one is left.
     assert same(weights({"name": "trimmed-mean", "share": 0.2}), weights("median"))
@@ -536,14 +508,10 @@ def test_a_trimmed_mean_leaves_out_as_many_uploads_where_some_do_not_arrive() ->
         weights({"name": "trimmed-mean", "share": 0.4})
 
 
-def federation_with(made: Any, experiment: Any) -> RoundLoop:
-    return federation_of(replace(made, experiment=experiment))
-
-
 @pytest.mark.parametrize("aggregator", [*GATHERING, IntervalMean(low=-0.003, high=0.01)], ids=lambda a: a.name)
 def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None:
     made = setup(model=BATCH_NORM, **iid(6), method={"aggregator": aggregator})
-    fed = federation_with(made, made.experiment)
+    fed = federation_of(made)
     task = fed.engine.train
     seen: list[Any] = []
     fed.engine.train = lambda *given: (seen.append(one) or one for one in task(*given))  # type: ignore[method-assign]
@@ -555,9 +523,6 @@ def test_a_round_is_the_aggregate_of_its_uploads(aggregator: Aggregator) -> None
     assert same(state.weights, aggregator.finish(uploads, made.weights()))
     assert state.weights["norm.num_batches_tracked"].dtype == torch.int64
     assert list(state.weights) == list(BatchNormNet().state_dict())
-
-
-ONE_OF_FOUR = iid(4)
 
 
 OVERFLOWING = [
@@ -573,9 +538,8 @@ def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
     method: str, options: tuple[Any, ...], tmp_path: Path
 ) -> None:
     for name, adversary in (("huge", {"name": "sign-flip", "factor": 1e30}), ("nan", {"name": "nan"})):
-        file = write(
-            tmp_path / f"{name}.toml", {"method": method, "adversary": {**adversary, "share": 0.25}, **ONE_OF_FOUR}
-        )
+        table = {"method": method, "adversary": {**adversary, "share": 0.25}, **iid(4)}
+        file = write(tmp_path / f"{name}.toml", table)
         succeeded(here("run", file, *options, "--out", tmp_path / name))
 
     huge, nan = (next((tmp_path / name).glob("*-seed0")) for name in ("huge", "nan"))
@@ -587,14 +551,11 @@ def test_a_simulated_upload_that_overflows_is_left_out_as_one_of_nan_is(
 
 
 def test_simulated_clients_that_all_diverge_count_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = setup(**ONE_OF_FOUR)
-    large = made.experiment.train.model_copy(update={"lr": 1e12})
-    fed = federation_with(made, made.experiment.model_copy(update={"train": large}))
+    fed = federation(train={"cohort": 4, "lr": 1e12})
     trained: list[Any] = []
     collect = fed.engine.collect
     monkeypatch.setattr(fed.engine, "collect", lambda *given: trained.append(given) or collect(*given))
-    with pytest.raises(
-        FedblendError, match=r"0 good uploads of 4.*clients 0, 1, 2, 3: .*NaN or infinity \(a learning rate"
-    ):
+    told = r"0 good uploads of 4.*clients 0, 1, 2, 3: .*NaN or infinity \(a learning rate"
+    with pytest.raises(FedblendError, match=told):
         run(fed, 20)
     assert len(trained) < 40

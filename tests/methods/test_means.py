@@ -14,7 +14,7 @@ from helpers import (
     engine_of,
     examples,
     federation,
-    federation_of,
+    iid,
     images,
     local,
     numbers,
@@ -37,8 +37,6 @@ from fedblend.core.setup import model_spec
 from fedblend.core.sharing import ClientData, Pool, gather
 from fedblend.core.trees import bytes_of
 from fedblend.data.scale import Scaler
-from fedblend.experiment.config import resolve
-from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.aggregators.mean import LEVELS
 from fedblend.methods.sharing import Raw
 from fedblend.methods.sharing import means as means_module
@@ -88,10 +86,11 @@ def test_inputs_and_targets_are_of_the_same_groups() -> None:
     torch.testing.assert_close(payload["y"] @ torch.tensor([0.0, 1.0, 2.0]), told)
 
 
-def test_groups_are_drawn_from_the_clients_stream() -> None:
-    first, again, other = (share(SharedMeans(samples_per_mean=5), seed=seed) for seed in (1, 1, 2))
+@each("options", [{"samples_per_mean": 5}, {"noise": 0.3}])
+def test_groups_and_noise_are_drawn_from_the_clients_stream(options: dict[str, Any]) -> None:
+    first, again, other = (share(SharedMeans(**options), seed=seed) for seed in (1, 1, 2))
     assert same(first, again)
-    assert not same(first, other)
+    assert not torch.equal(first["x"], other["x"])
 
 
 def test_group_means_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +171,6 @@ def test_noise_has_the_asked_deviation_and_spares_targets() -> None:
     assert torch.equal(noisy["y"], clean["y"])
 
 
-def test_noise_is_drawn_from_the_clients_stream() -> None:
-    first, again, other = (share(SharedMeans(noise=0.3), seed=seed) for seed in (1, 1, 2))
-    assert same(first, again)
-    assert not torch.equal(first["x"], other["x"])
-
-
 def test_unit_scale_shares_pictures() -> None:
     payload = share(SharedMeans(scale="unit"))
     torch.testing.assert_close(payload["x"][0], DATA.train.x.float().mean(0) / 255, rtol=1e-4, atol=1e-5)
@@ -209,15 +202,12 @@ def test_server_averages_random_groups_of_entries(m: int, left: int) -> None:
             assert sum(of_x) == 1
 
 
-def test_server_average_of_1_leaves_entries_as_they_are() -> None:
-    before = entries(5)
-    assert SharedMeans().pool(before, np.random.default_rng(0)) is before
-
-
-def test_server_average_groups_clients_at_random() -> None:
+def test_server_averages_clients_at_random() -> None:
     after = [SharedMeans(server_average=3).pool(entries(9), np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert same(after[0].tensors, after[1].tensors)
     assert not same(after[0].tensors, after[2].tensors)
+    before = entries(5)
+    assert SharedMeans().pool(before, np.random.default_rng(0)) is before
 
 
 @each("options", [{}, {"scale": "unit"}, {"noise": 2.0}, {"multiplier": 3.0}, {"split": "class"}])
@@ -249,17 +239,11 @@ def test_targets_beside_means_of_hidden_states_are_within_0_and_1() -> None:
         assert (sharing.fault(payload, 23, spec) is not None) == refused
 
 
-def as_it_is() -> Scaler:
-    one, zero = torch.ones(1), torch.zeros(1)
-    return Scaler("own", False, one, zero, one, zero)
+AS_IT_IS = Scaler("own", False, *torch.tensor([[1.0], [0.0], [1.0], [0.0]]))
 
 
 def holder(x: torch.Tensor, y: list[int], minimum: int = 1) -> ClientData:
-    def no_hidden(x: torch.Tensor, layer: int) -> torch.Tensor:
-        raise AssertionError
-
-    rng = np.random.default_rng(0)
-    return ClientData(x, torch.tensor(y), Task("classification", 2), as_it_is(), no_hidden, rng, minimum)
+    return local(x, torch.tensor(y), Task("classification", 2), AS_IT_IS, minimum=minimum)
 
 
 def entries_of(sharing: SecureMeans, means: dict[int, list[float]]) -> Pool:
@@ -349,28 +333,21 @@ def test_what_cannot_be_summed_is_refused() -> None:
     SecureMeans().require_possible(np.array([4, 4, 0, 9]), 4)
 
 
-def table(**changes: Any) -> dict[str, Any]:
-    method = {"name": "fedmix", "sharing": {"name": "secure-means", "server_average": 3}}
-    made = {"data": "digits", "partition": {"name": "iid", "clients": 7}, "model": {"name": "mlp", "hidden": [4]}}
-    made |= {"train": {"cohort": 2, "epochs": 1, "batch_size": 50}, "rounds": 1, "method": method, "fraction": 0.2}
-    return {**made, **changes}
-
-
 def test_clients_mix_with_the_means_of_groups() -> None:
-    setup = make_setup(resolve(table()))
-    federation = federation_of(setup)
-    state, record = federation.round(federation.start()[0])
-    assert record.shared == {"asked": 7, "sent": 7, "entries": 7}
-    assert record.bytes_up["means"] == 7 * 4 * (64 + 10)
+    method = {"name": "fedmix", "sharing": {"name": "secure-means", "server_average": 3}}
+    made = setup(method=method, **iid(7, 2))
+    state, (record,) = run(made, 1)
+    entry = 4 * (16 + 3)
+    assert record["shared"] == {"asked": 7, "sent": 7, "entries": 7}
+    assert record["bytes_up"]["means"] == 7 * entry
     # Two groups, to each of two clients.
-    assert record.bytes_down["means"] == 2 * 2 * 4 * (64 + 10)
-    pool = setup.experiment.method.sharing.make_pool(
-        state.entries, server_side(stream(setup.experiment.seed, "pool", 0), np.arange(7))
-    )
-    assert bytes_of(pool.tensors) == 2 * 4 * (64 + 10)
+    assert record["bytes_down"]["means"] == 2 * 2 * entry
+    sharing, seed = made.method.sharing, made.experiment.seed
+    pool = sharing.make_pool(state.entries, server_side(stream(seed, "pool", 0), np.arange(7)))
+    assert bytes_of(pool.tensors) == 2 * entry
     # Each sample counts as often as the others of its client: groups' means of clients' means of inputs.
-    group = setup.experiment.method.sharing.groups(np.arange(7), stream(setup.experiment.seed, "pool", 0))
-    means = np.stack([setup.scale(setup.samples(c, 10**6)[0]).double().mean(0).numpy() for c in range(7)])
+    group = sharing.groups(np.arange(7), stream(seed, "pool", 0))
+    means = np.stack([made.scale(made.samples(c, 10**6)[0]).double().mean(0).numpy() for c in range(7)])
     for g in range(2):
         assert np.abs(pool.tensors["x"][g].numpy() - means[group == g].mean(0)).max() < 1e-6
 
@@ -379,13 +356,10 @@ def test_a_model_that_trains_on_the_means_sees_them_as_it_sees_plain_ones() -> N
     """Means are inputs already; a client must not scale them again."""
     groups, seen = [list(range(0, 40, 4)) for _ in range(3)], []
     for sharing in ({"name": "means"}, {"name": "secure-means"}):
-        fed = federation(
-            groups=groups, method={"sharing": sharing, "objective": "virtual-samples"}, train={"cohort": 3}
-        )
-        task = fed.begin_round(fed.start()[0]).task
-        context = Context(
-            fed.setup.task, fed.setup.scale, task.pool.tensors, pool_stored=fed.method.sharing.plan.is_stored
-        )
+        method = {"sharing": sharing, "objective": "virtual-samples"}
+        fed = federation(groups=groups, method=method, train={"cohort": 3})
+        pool, stored = fed.begin_round(fed.start()[0]).task.pool.tensors, fed.method.sharing.plan.is_stored
+        context = Context(fed.setup.task, fed.setup.scale, pool, pool_stored=stored)
         seen.append(context.entries(torch.arange(1)))
 
     for plain, secure in zip(*seen, strict=True):
@@ -454,9 +428,8 @@ def test_the_server_waits_where_a_channel_loses_all_means() -> None:
 @pytest.mark.parametrize("step", ["fedavgm", "fedadam", "aggenhance"])
 def test_a_round_without_uploads_changes_nothing(step: str) -> None:
     reaches, lost = {"name": "wireless", "t_max": 10.0}, {"name": "wireless", "power_up": -100}
-    first, later = (
-        federation(images(), method={"server_step": step}, channel=one, min_uploads=0) for one in (reaches, lost)
-    )
+    changes = {"method": {"server_step": step}, "min_uploads": 0}
+    first, later = (federation(channel=one, **changes) for one in (reaches, lost))
     state, (record,) = run(first, 1)
 
     after, (missed,) = run(later, 1, state)

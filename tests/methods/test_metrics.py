@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import setup
+from helpers import metric, setup
 
 from fedblend.core.errors import FedblendError
-from fedblend.core.metric import Metric
 from fedblend.core.recorder import criteria
-from fedblend.core.registry import build
 from fedblend.experiment.config import as_table, resolve
-
-
-def metric(name: str, **options: Any) -> Metric:
-    made: Metric = build("metric", {"name": name, **options})
-    return made
 
 
 def logits(probabilities: list[list[float]]) -> torch.Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import (
+    draw,
     each,
     engine_of,
     examples,
@@ -54,8 +55,7 @@ def features(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def holder(x: torch.Tensor, y: torch.Tensor, minimum: int = 1, seed: int = 0) -> ClientData:
     """A client whose samples are features of a linear model."""
-    model, rng = nn.Linear(WIDTH, CLASSES), np.random.default_rng(seed)
-    return ClientData(x, y, TASK, lambda x: x, lambda x, k: x, rng, minimum, model=model)  # type: ignore[arg-type]
+    return replace(local(x, y, TASK, lambda x: x, seed, minimum), model=nn.Linear(WIDTH, CLASSES))  # type: ignore[arg-type]
 
 
 def shared(x: torch.Tensor, y: torch.Tensor, seed: int = 0, minimum: int = 1, **options: Any) -> Payload | None:
@@ -66,10 +66,8 @@ def pooled(split: list[list[int]], **options: Any) -> Pool:
     """The pool of clients that hold these rows of sixty samples."""
     x, y = features(60)
     payloads = {k: shared(x[rows], y[rows], k, **options) for k, rows in enumerate(split)}
-    sharing = Moments(**options)
-    return sharing.make_pool(
-        gather({k: one for k, one in payloads.items() if one}), server_side(np.random.default_rng(0))
-    )
+    entries = gather({k: one for k, one in payloads.items() if one})
+    return Moments(**options).make_pool(entries, server_side(np.random.default_rng(0)))
 
 
 IID = [list(range(k, 60, 4)) for k in range(4)]
@@ -286,10 +284,9 @@ SECURE = {"name": "secure-moments", "fewest": 2}
 
 
 def test_secure_sums_are_the_plain_ones_whoever_holds_which_sample() -> None:
+    method = {"name": "fed3r", "server_step": {"ridge": 0.01}}
     made = [
-        setup(
-            images(), groups, method={"name": "fed3r", "sharing": sharing, "server_step": {"ridge": 0.01}}, model=LINEAR
-        )
+        setup(images(), groups, method={**method, "sharing": sharing}, model=LINEAR)
         for groups in (GROUPS, [*GROUPS, [0]])
         for sharing in ({"min_samples": 1}, {**SECURE, "clients": 3, "range": 1e4})
     ]
@@ -331,9 +328,8 @@ def pooled_features(made: Any, weights: Any) -> tuple[torch.Tensor, torch.Tensor
     rows = torch.from_numpy(made.population.order)
     x = made.scale(made.data.train.x[rows]).flatten(1)
     first, _ = (name.rpartition(".")[0] for name in weights if name.endswith("weight"))
-    return torch.relu(F.linear(x, weights[f"{first}.weight"], weights[f"{first}.bias"])).double(), made.data.train.y[
-        rows
-    ]
+    hidden = torch.relu(F.linear(x, weights[f"{first}.weight"], weights[f"{first}.bias"]))
+    return hidden.double(), made.data.train.y[rows]
 
 
 def in_rows(packed: torch.Tensor, width: int) -> np.ndarray:
@@ -345,11 +341,9 @@ def in_rows(packed: torch.Tensor, width: int) -> np.ndarray:
 
 def statistics_of(z: torch.Tensor, y: list[int], minimum: int = 1, **options: Any) -> Any:
     """What a client with features ``z`` shares: its model is one dense layer, whose inputs are the samples."""
-    given = local(z, torch.tensor(y), Task("classification", 3), lambda x: x, minimum=minimum)
-    model = torch.nn.Linear(z.shape[1], 3, dtype=z.dtype)
-    return FeatureStatistics(min_samples=1, **options).share(
-        type(given)(**{**vars(given), "model": Staged(model).eval()})
-    )
+    given = local(z, torch.tensor(y), TASK, lambda x: x, minimum=minimum)
+    model = Staged(nn.Linear(z.shape[1], CLASSES, dtype=z.dtype)).eval()
+    return FeatureStatistics(min_samples=1, **options).share(replace(given, model=model))
 
 
 def test_a_client_sends_count_mean_and_unbiased_covariance() -> None:
@@ -381,10 +375,7 @@ def test_combined_statistics_are_those_of_the_pooled_features(
     split: list[int], labels: list[int], offset: float, diagonal: bool
 ) -> None:
     """In float64, however samples are split; single samples of a class at a client, or in all, are among them."""
-    z, y = (
-        torch.randn(25, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + offset,
-        np.array(labels),
-    )
+    z, y = draw(25, 4).double() + offset, np.array(labels)
     entries: dict[str, list[Any]] = {"y": [], "count": [], "mean": [], "covariance": []}
     for client, label in sorted({*zip(split, labels, strict=True)}):
         own = z[torch.from_numpy((np.array(split) == client) & (y == label))].numpy()
@@ -498,11 +489,11 @@ def test_a_run_with_more_rounds_does_not_use_its_earlier_statistics_again() -> N
 
 
 def test_rows_of_classes_without_statistics_stay() -> None:
-    made = world({**METHOD, "sharing": {"min_samples": 14}}, groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
+    groups = [[i for i in range(40) if i % 3 < 2 or i < 6]] * 2
+    made = world({**METHOD, "sharing": {"min_samples": 14}}, groups=groups)
 
     state, records = run(made, 2)
-    plain = world("fedavg", groups=[[i for i in range(40) if i % 3 < 2 or i < 6]] * 2)
-    aggregate, _ = run(plain, 2)
+    aggregate, _ = run(world("fedavg", groups=groups), 2)
 
     name = last_layer(made.model)[0]
     assert records[1]["shared"]["entries"] == 2 * 1, "only the first class has 14 samples at a client"
@@ -526,7 +517,7 @@ def test_diagonal_covariances_draw_features_apart() -> None:
 
 
 def test_without_statistics_the_model_is_the_aggregate() -> None:
-    made, plain = (world(method) for method in ({**METHOD, "sharing": {"min_samples": 20}}, "fedavg"))
+    made, plain = world({**METHOD, "sharing": {"min_samples": 20}}), world("fedavg")
     state, records = run(made, 2)
     assert records[1]["shared"]["sent"] == 0
     assert same(state.weights, run(plain, 2)[0].weights)
@@ -562,32 +553,14 @@ def test_statistics_that_no_client_can_have_are_refused(name: str, value: torch.
     assert told in str(FeatureStatistics().fault({**GOOD, name: value}, 8, loop.spec))
 
 
-def test_a_refused_client_is_recorded_and_left_out() -> None:
-    made, engine = world(), engine_of(world())
-    share = engine.share
-    engine.share = lambda *given: (  # type: ignore[method-assign]
-        (client, {**payload, "count": payload["count"] * 1000} if client == 1 else payload)
-        for client, payload in share(*given)
-    )
-
-    state, records = run(RoundLoop(made, engine), 2)
-
-    assert [one["client"] for one in records[1]["shared"]["refused"]] == [1]
-    assert set(state.entries.owner.tolist()) == {0, 2}
-
-
 def test_what_is_no_covariance_gives_finite_weights() -> None:
     """A client may send variances and products that no features have."""
-    entries = copy.deepcopy(GOOD)
-    entries["covariance"] = 100 * torch.ones(2, 21)
-    entries["covariance"][:, 1] = -1e6
-    _, means, covariances = combined(entries)
+    covariance = 100 * torch.ones(2, 21)
+    covariance[:, 1] = -1e6
+    _, means, covariances = combined({**GOOD, "covariance": covariance})
 
-    drawn = CCVR(per_class=3)._virtual(
-        means,
-        covariances,
-        type("Server", (), {"rng": np.random.default_rng(0)}),  # type: ignore[arg-type]
-    )
+    server: Any = SimpleNamespace(rng=np.random.default_rng(0))
+    drawn = CCVR(per_class=3)._virtual(means, covariances, server)
 
     assert bool(torch.isfinite(drawn).all())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from baselines_helpers import GROUPS
-from helpers import each, federation, iid, images, numbers, run
+from helpers import each, federation, iid, images, labelled, numbers, run
 from torch import nn
 
 from fedblend.core.errors import FedblendError
@@ -38,6 +38,16 @@ class FrozenBody(nn.Sequential):
 
 def module(name: str) -> dict[str, str]:
     return {"name": "module", "path": f"{__name__}:{name}"}
+
+
+def based(name: str, base: Any) -> dict[str, Any]:
+    """An objective on another one."""
+    return {"name": name, "base": base}
+
+
+def parts(sharing: Any, objective: Any = "plain", server_step: str = "none") -> dict[str, Any]:
+    """A method of these parts."""
+    return {"sharing": sharing, "objective": objective, "server_step": server_step}
 
 
 def methods(rows: list[tuple[Any, str]], **base: Any) -> Rows:
@@ -75,42 +85,31 @@ BASES: Rows = [
         )
         for base, told in (
             ("augmix", "'augmix' cannot be its own base"),
-            ({"name": "fedlc", "base": "augmix"}, "'augmix' cannot be its own base"),
-            ({"name": "fedlc", "base": {"name": "virtual-samples", "base": "fedrs"}}, "'fedrs' changes logits itself"),
+            (based("fedlc", "augmix"), "'augmix' cannot be its own base"),
+            (based("fedlc", based("virtual-samples", "fedrs")), "'fedrs' changes logits itself"),
             ("fedfa", "'fedfa' keeps a state from round to round, which 'augmix' does not pass on"),
-            ({"name": "fedlc", "base": "fedfa"}, "'fedfa' keeps a state from round to round"),
+            (based("fedlc", "fedfa"), "'fedfa' keeps a state from round to round"),
             ("fedmyx", "unknown objective 'fedmyx'.*fedmix"),
             ({"name": "fedmix", "lambada": 1}, "lambada: unknown key"),
             ({"name": "fedmix", "lambda": 2}, "lambda: 2 is not valid"),
             ("fedmix", "'augmix' reads the model's inputs"),
         )
     ),
-    *(
-        (
-            {"method": {"name": "fed-augmix", "sharing": "means", "objective": {"base": base}}},
-            "reads raw samples; valid: raw",
-        )
-        for base in ("global-mixup", {"name": "fedlc", "base": "global-mixup"})
-    ),
     *methods(
         [
+            (parts("means", based("augmix", "global-mixup")), "reads raw samples; valid: raw"),
+            (parts("means", based("augmix", based("fedlc", "global-mixup"))), "reads raw samples; valid: raw"),
             (
-                {"name": "statmix", "objective": {"name": "fedlc", "base": {"name": "statmix", "base": "fedmix"}}},
+                parts("channel-statistics", based("fedlc", based("statmix", "fedmix"))),
                 "'fedmix' needs x, y, which clients do not share beside channel stat",
             ),
             (
-                {"name": "fedmix-hidden", "objective": {"name": "augmix", "base": {"name": "hidden-mix", "layer": 3}}},
+                {"name": "fedmix-hidden", "objective": based("augmix", {"name": "hidden-mix", "layer": 3})},
                 r"method\.sharing\.layer: 2 and method\.objective\.layer: 3 differ",
             ),
-            (
-                {"sharing": "channel-statistics", "objective": {"name": "statmix", "base": "fedmix"}},
-                r"method\.objective\.base: 'fedmix' needs x, y",
-            ),
-            (
-                {"sharing": "hidden-means", "objective": {"name": "virtual-homogeneity", "base": "hidden-mix"}},
-                r"method\.objective\.base: 'hidden-mix' mixes hidden states",
-            ),
-            ({"objective": {"name": "fedlc", "base": "fedfa"}}, "base: 'fedfa' keeps a state"),
+            (parts("channel-statistics", based("statmix", "fedmix")), r"method\.objective\.base: 'fedmix' needs x, y"),
+            (parts("hidden-means", based("virtual-homogeneity", "hidden-mix")), "'hidden-mix' mixes hidden states"),
+            ({"objective": based("fedlc", "fedfa")}, "base: 'fedfa' keeps a state"),
         ]
     ),
 ]
@@ -122,10 +121,7 @@ CCVR: Rows = [
             ({"server_step": "train-on-seeds"}, "shares moments of features, but method.server_step 'train-on-seeds'"),
             ({"server_step": "train-on-means"}, "shares moments of features, but method.server_step 'train-on-means'"),
             ({"sharing": {"name": "means"}}, "'means' shares the model's inputs, but method.server_step 'ccvr'"),
-            (
-                {"sharing": {"name": "features", "layer": 1}, "objective": "flea", "server_step": "train-on-seeds"},
-                "'features' shares hidden states, but method.server_step",
-            ),
+            (parts({"name": "features", "layer": 1}, "flea", "train-on-seeds"), "'features' shares hidden states, but"),
             ({"objective": "naivemix"}, "but method.objective 'naivemix' reads"),
             ({"personal": "fedper"}, "'fedper' keeps layers"),
         ],
@@ -138,12 +134,9 @@ CCVR: Rows = [
 STATES: Rows = [
     (
         {"protection": "noise", "method": "scaffold"},
-        "protection: 'noise' changes models only, but 'scaffold' in method.terms sends more",
+        "'noise' changes models only, but 'scaffold' in method.terms sends",
     ),
-    (
-        {"channel": "wireless", "method": "scaffold"},
-        "channel: 'wireless' loses downlinks, but 'scaffold' needs the server's state",
-    ),
+    ({"channel": "wireless", "method": "scaffold"}, "'wireless' loses downlinks, but 'scaffold' needs the server's"),
     ({"train": {"momentum": 0.9}, "method": "scaffold"}, "train.momentum: 0.9 makes steps longer than gradients"),
     *methods(
         [
@@ -167,10 +160,7 @@ OWN_LAYERS: Rows = [
         ({"method": {"name": "fedper", "personal": {"layers": 2}}}, "the model has 2 layers .*; valid: 0 to 1"),
         ({"method": "fedbn"}, "'fedbn' keeps normalisation layers at clients, and the model has none"),
         ({"model": module("FrozenBody")}, "the model has 1 layers with trained weights, of which one must be shared"),
-        (
-            {"method": "fedrep", "train": {"accumulate": 2}},
-            r"train\.accumulate: 2: 'fedrep' changes its layers within an epoch",
-        ),
+        ({"method": "fedrep", "train": {"accumulate": 2}}, r"train\.accumulate: 2: 'fedrep' changes its layers within"),
         *(
             ({"method": "fednova", "train": train}, "'fednova' computes how far the steps of SGD move a client")
             for train in (
@@ -190,21 +180,13 @@ OWN_LAYERS: Rows = [
     )
 ]
 AUGMENTED: Rows = [
-    (
-        {"data": numbers(), "train": {"augment": ["random-crop"]}},
-        r"train\.augment: 'random-crop' needs pictures, but 'numbers' holds",
-    ),
-    *(
-        ({"train": {"augment": augment}}, told)
-        for augment, told in (
-            (
-                [{"name": "random-crop", "padding": 4}],
-                r"random-crop\.padding: 4 is not valid for pictures of 4 x 4 pixels",
-            ),
-            (["random-crob"], "did you mean 'random-crop'"),
-            ([{"name": "horizontal-flip", "probability": 2.0}], r"train\.augment\[0\]\.probability: 2\.0 is not valid"),
-        )
-    ),
+    ({"train": {"augment": [augment]}, **changes}, rf"train\.augment{told}")
+    for augment, changes, told in (
+        ("random-crop", {"data": numbers()}, ": 'random-crop' needs pictures, but 'numbers' holds"),
+        ({"name": "random-crop", "padding": 4}, {}, ".*padding: 4 is not valid for pictures of 4 x 4 pixels"),
+        ("random-crob", {}, ".*did you mean 'random-crop'"),
+        ({"name": "horizontal-flip", "probability": 2.0}, {}, r"\[0\]\.probability: 2\.0 is not valid"),
+    )
 ]
 FEATURES: Rows = [
     *(
@@ -218,15 +200,18 @@ FEATURES: Rows = [
                 {"model": {"name": "module", "path": "helpers:RowsLSTM"}, "data": images()},
                 "not given: .*valid: a convolutional network",
             ),
-            ({"method": {"name": "fedfa", "objective": {"layers": [2, 3]}}}, r"\[2, 3\]: .*has after layers 1, 2"),
-            ({"method": {"name": "fedfa", "objective": {"layers": [2, 1]}}}, "layers: .*rising order"),
-            ({"method": {"name": "fedfa", "objective": {"layers": []}}}, "layers"),
-            (
-                {"method": {"name": "fedfa", "personal": "pfedme"}, "holdout": 0.2},
-                "personal: 'pfedme' takes several steps",
-            ),
-            ({"method": {"name": "fedfa", "aggregator": "secure-mean"}}, "'fedfa' sends more beside the model"),
+            ({"method": {"name": "fedfa", "personal": "pfedme"}, "holdout": 0.2}, "'pfedme' takes several steps"),
         )
+    ),
+    *parts_of(
+        "fedfa",
+        [
+            ({"objective": {"layers": [2, 3]}}, r"\[2, 3\]: .*has after layers 1, 2"),
+            ({"objective": {"layers": [2, 1]}}, "layers: .*rising order"),
+            ({"objective": {"layers": []}}, "layers"),
+            ({"aggregator": "secure-mean"}, "'fedfa' sends more beside the model"),
+        ],
+        **LENET,
     ),
     *methods(
         [
@@ -242,6 +227,13 @@ FEATURES: Rows = [
 METRICS: Rows = [
     ({"metrics": ["mae"]}, r"metrics\[0\]: 'mae' is for regression, but the data are for classification"),
     ({"metrics": [{"name": "top-k", "k": 3}]}, r"metrics\[0\]: k: 3: all samples are right with 3 classes"),
+    ({"data": labelled(), "metrics": ["top-k"]}, "'top-5' is for classification, but the data are for multi-label"),
+    ({"data": labelled(), "metrics": ["ece"]}, "'ece' is for classification, but the data are for multi-label"),
+    ({"data": labelled(), "metrics": ["mae"]}, "'mae' is for regression, but the data are for multi-label"),
+    ({"metrics": ["hamming-loss"]}, "'hamming-loss' is for multi-label, but the data are for classif"),
+    ({"data": numbers(), "metrics": ["f1"]}, "'f1' is for classification and multi-label, but the data are for reg"),
+    ({"metrics": [{"name": "f1", "average": "micro"}]}, "average: 'micro' is the accuracy"),
+    ({"data": labelled(), "target": 0.5, "stop_at_target": True}, "target_metric: accuracy is not defined for multi"),
     ({"metrics": ["f2"]}, r"metrics\[0\].name: unknown metric 'f2'.*f1"),
     ({"metrics": ["f1", "f1"]}, r"metrics\[1\]: 'f1' is recorded already"),
     ({"target": 0.5, "target_metric": "f1"}, "target_metric: 'f1' is not recorded; valid: accuracy, loss, another"),
@@ -285,64 +277,46 @@ OUTPUTS: Rows = [
     ),
 ]
 SHARINGS: Rows = [
-    *(
-        ({"method": method, "unsafe": True}, told)
-        for method, told in (
-            ({"sharing": "mixed-seeds", "server_step": "train-on-means"}, "server_step 'train-on-means' reads the"),
-            ({"sharing": "raw", "server_step": "train-on-means"}, "server_step 'train-on-means' reads the model's"),
-            (
-                {"sharing": MEANS, "server_step": "train-on-seeds"},
-                "method.server_step 'train-on-seeds' reads samples as stored",
-            ),
-            ({"sharing": "mixed-seeds", "objective": "fedmix"}, "'mixed-seeds' shares seeds, but"),
-            (
-                {"sharing": "mixed-seeds", "objective": {"name": "virtual-samples", "base": "naivemix"}},
-                "'mixed-seeds' shares seeds, but",
-            ),
-            ({"sharing": "raw", "objective": "fedmix"}, "'raw' shares raw samples, but"),
-            ({"sharing": "means", "objective": "global-mixup"}, "'global-mixup' reads raw samples"),
-        )
+    *methods(
+        [
+            (parts("mixed-seeds", server_step="train-on-means"), "server_step 'train-on-means' reads the"),
+            (parts("raw", server_step="train-on-means"), "server_step 'train-on-means' reads the model's"),
+            (parts(MEANS, server_step="train-on-seeds"), "method.server_step 'train-on-seeds' reads samples as stored"),
+            (parts("mixed-seeds", "fedmix"), "'mixed-seeds' shares seeds, but"),
+            (parts("mixed-seeds", based("virtual-samples", "naivemix")), "'mixed-seeds' shares seeds, but"),
+            (parts("raw", "fedmix"), "'raw' shares raw samples, but"),
+            (parts("means", "global-mixup"), "'global-mixup' reads raw samples"),
+        ],
+        unsafe=True,
     ),
     *methods(
         [
             (
-                {"sharing": "hidden-means", "objective": "hidden-mix", "server_step": "train-on-means"},
-                "'hidden-means' shares hidden states, but method.server_step",
+                parts("hidden-means", "hidden-mix", "train-on-means"),
+                "'hidden-means' shares hidden states, but method.ser",
             ),
             (
-                {"sharing": "means", "objective": "statmix"},
+                parts("means", "statmix"),
                 "'means' shares the model's inputs, but .*objective 'statmix' reads statistics",
             ),
+            (parts("channel-statistics", "fedmix"), "shares statistics of channels, but .*objective 'fedmix'"),
+            (parts("channel-statistics", "statmix", "train-on-means"), "'train-on-means' reads the model's inputs"),
             (
-                {"sharing": "channel-statistics", "objective": "fedmix"},
-                "'channel-statistics' shares statistics of channels, but .*objective 'fedmix'",
-            ),
-            (
-                {"sharing": "channel-statistics", "objective": "statmix", "server_step": "train-on-means"},
-                "server_step 'train-on-means' reads the model's inputs",
-            ),
-            (
-                {"sharing": {**MEANS, "name": "local-means"}, "server_step": "train-on-means"},
+                parts({**MEANS, "name": "local-means"}, server_step="train-on-means"),
                 "'train-on-means' trains on shared data, but those of 'local-means' never",
             ),
             ("shared-set", "unsafe: false does not allow 'raw-seeds'"),
             ("prior-samples", "unsafe: false does not allow 'prior-samples'"),
-            ({"name": "local-means", "sharing": {"server_average": 2}}, "server_average: 2.*valid: 1"),
+            (parts({"name": "local-means", "server_average": 2}, "fedmix"), "server_average: 2.*valid: 1"),
             (
-                {"name": "fedmix", "sharing": {"name": "secure-means", "server_average": 2}},
+                parts({"name": "secure-means", "server_average": 2}, "fedmix"),
                 "server_average: groups of 2 clients are smaller than the smallest sum, fewest = 3",
             ),
-            (
-                {"name": "fedmix", "sharing": {"name": "secure-means", "refresh": 0.5}},
-                "unknown key for the sharing 'secure-means'",
-            ),
+            (parts({"name": "secure-means", "refresh": 0.5}, "fedmix"), "unknown key for the sharing 'secure-means'"),
         ]
     ),
     ({"method": "fedmix", "policy": {"min_mean": 1}}, r"policy.min_mean: 1 .*valid: 2 or more"),
-    (
-        {"method": {"name": "statmix", "sharing": {"of": "client"}}, "policy": {"min_mean": 50}},
-        r"policy.min_mean: 50 .*valid: 1 to 10",
-    ),
+    *parts_of("statmix", [({"sharing": {"of": "client"}}, r"min_mean: 50 .*valid: 1 to 10")], policy={"min_mean": 50}),
     (
         {"method": {"name": "fedmix", "sharing": "secure-means"}, "channel": "wireless"},
         "'secure-means' sums the data that clients share once, but the channel 'wireless' l",
@@ -386,6 +360,11 @@ PROTECTIONS: Rows = [
     )
 ]
 SELECTIONS: Rows = [
+    (
+        {"groups": [[], range(3), range(3, 6), []], "train": {"cohort": 3}},
+        "train.cohort: 3 clients.*only 2 of 4.*valid: 1 to 2",
+    ),
+    ({"train": {"epochs": 0.5}}, r"train\.epochs: 0\.5 is not valid: .*train\.steps"),
     *(
         ({"selection": {"name": "list", "clients": clients}, "groups": [range(9), range(9, 20), []]}, told)
         for clients in ([[0, 0]], [[0], [2]], [[7]])
@@ -394,10 +373,7 @@ SELECTIONS: Rows = [
     *(
         ({"selection": {"name": "power-of-choice", "candidates": 4}, **changes}, told)
         for changes, told in (
-            (
-                {"train": {"cohort": 5}, "partition": {"name": "iid", "clients": 6}},
-                "selection.candidates: 4 is less than train.cohort: 5; valid: 5 or more",
-            ),
+            (iid(6, 5), "selection.candidates: 4 is less than train.cohort: 5; valid: 5 or more"),
             ({"method": "fd", "holdout": 0.2}, "under the server's model, but clients keep weights .* of their own"),
             ({"method": "fedrep", "holdout": 0.2}, "under the server's model, but clients keep layers .* of their own"),
             ({"evaluate_model": "device"}, "leaves open which clients are in the first round"),
@@ -424,11 +400,7 @@ XOR: Rows = [
         ({"alpha": 1.0}, None, "method.sharing.alpha"),
         ({"p": 0}, None, "method.sharing.p"),
         ({"offset": 256}, None, "method.sharing.offset"),
-        (
-            {"targets": [2], "dummies": [1]},
-            [[6, 0, 2], [6, 6, 5], [6, 6, 3]],
-            r"the server \(client 0\) has no samples of \[1\]",
-        ),
+        ({"targets": [2], "dummies": [1]}, [[6, 0, 2], [6, 6, 5], [6, 6, 3]], r"the server .* has no samples of \[1\]"),
         ({}, [[0, 0, 0], [6, 6, 5], [6, 6, 3]], r"method\.sharing\.server: 0: it holds no samples"),
     )
 ]
@@ -468,10 +440,7 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             "fed3r",
             [
                 ({"sharing": {**SECURE, "range": 1.0}}, "method.sharing.range: a number of 'sums' is beyond 1"),
-                (
-                    {"sharing": {**SECURE, "clients": 2}},
-                    "method.sharing.clients: 2 in the sum at most, but 3 hold samples",
-                ),
+                ({"sharing": {**SECURE, "clients": 2}}, "sharing.clients: 2 in the sum at most, but 3 hold samples"),
                 ({"sharing": {**SECURE, "noise_over": 4}}, "noise_over: 4 clients to a sum, but only 3 hold"),
             ],
             **THREE,
@@ -480,10 +449,7 @@ SECURE = {"name": "secure-moments", "fewest": 2}
             [
                 ("fed3r", "needs classes"),
                 ("statmix", r"'channel-statistics' needs images .*\[5\]"),
-                (
-                    {"sharing": "means", "objective": "virtual-homogeneity"},
-                    "'virtual-homogeneity' needs classes.*valid: virtual-samples",
-                ),
+                (parts("means", "virtual-homogeneity"), "'virtual-homogeneity' needs classes.*valid: virtual-samples"),
                 ({"name": "naivemix", "sharing": {"multiplier": 1.0}}, "needs targets that are classes"),
             ],
             data=numbers(),
@@ -493,16 +459,8 @@ SECURE = {"name": "secure-moments", "fewest": 2}
         *(
             ({**SAMPLES, "method": method, "partition": {"name": "counts", "counts": counts}}, told)
             for method, counts, told in (
-                (
-                    "virtual-xor",
-                    [[5, 5, 5], [5, 5, 5]],
-                    "'virtual-samples' has nothing to mix with; choose another server",
-                ),
-                (
-                    "virtual-seeds",
-                    [[5, 5, 0], [5, 0, 5]],
-                    "'virtual-samples' has nothing to mix with; let clients hold two labels",
-                ),
+                ("virtual-xor", [[5, 5, 5], [5, 5, 5]], "nothing to mix with; choose another server"),
+                ("virtual-seeds", [[5, 5, 0], [5, 0, 5]], "nothing to mix with; let clients hold two labels"),
             )
         ),
         (

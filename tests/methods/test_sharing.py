@@ -307,21 +307,24 @@ def test_a_client_without_means_of_its_own_trains_plainly() -> None:
     assert same(lone(mixed), lone(plain))
 
 
-def test_payloads_that_are_not_finite_are_refused_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_payloads_that_cannot_be_used_are_refused_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation(method="fedmix")
-    honest = fed.engine.share
+    honest, factors = fed.engine.share, {1: 1e6, 2: torch.inf}
 
     def damaged(*given_: Any) -> Iterator[tuple[int, Payload]]:
         for client, payload in honest(*given_):
-            yield client, {**payload, "x": payload["x"] / 0} if client == 2 else payload
+            yield client, {**payload, "x": payload["x"] * factors.get(client, 1)}
 
     monkeypatch.setattr(fed.engine, "share", damaged)
 
     state, records = run(fed, 1)
 
-    assert state.entries.owner.tolist() == [0, 1, 3]
-    assert records[0]["shared"]["refused"] == [{"client": 2, "reason": "'x' holds NaN or infinity"}]
-    assert records[0]["shared"]["sent"] == 3
+    assert state.entries.owner.tolist() == [0, 3]
+    beyond, infinite = records[0]["shared"]["refused"]
+    assert infinite == {"client": 2, "reason": "'x' holds NaN or infinity"}
+    assert beyond["client"] == 1
+    assert "beyond the bounds" in beyond["reason"]
+    assert records[0]["shared"]["sent"] == 2
 
 
 def test_a_round_is_a_function_of_its_state_alone() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.engine import ClientUpdate, Tensors, TrainTask
+from fedblend.core.state import ClientState
 from fedblend.engines.assignment import Assignment
 from fedblend.engines.stacked.schedule import Stack
 from fedblend.engines.stacked.step import outputs_of
@@ -67,10 +68,10 @@ class StackedEngine(TracedEngine):
             trained = {**task.start_of(one.client), **dict(zip(self.names, (p[k] for p in params), strict=True))}
             # In the model's order, in which noise is drawn later; a file or another rank may have another order.
             weights = {name: trained[name] for name in self.state}
-            kept = {path: tensor[k] for path, tensor in states.items()}
+            kept = ClientState(optimizer={path: tensor[k] for path, tensor in states.items()})
             mean_outputs = None if outputs is None else outputs[k]
-            renewed = {name: tensor[k] for name, tensor in tracked.items()}
-            updates.append(self.update(task, one, weights, losses[k], mean_outputs, None, kept, renewed, measured[k]))
+            update = ClientUpdate(one.client, weights, one.samples, losses[k], mean_outputs, kept, measured=measured[k])
+            updates.append(self.finish(task, one, update, {name: tensor[k] for name, tensor in tracked.items()}))
         return updates
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from fedblend import _kernels
+from fedblend._kernels.lowrank import Rows, Weights
 from fedblend._kernels.simplify import changed_in_place, simplify
 from fedblend._kernels.tracing import trace
 from fedblend.core.context import Batch, Context
@@ -34,7 +34,7 @@ class Inputs:
     Tensors for the objective's context (:data:`CONTEXT`) are shared by all clients or stacked by client.
     """
 
-    params: list[_kernels.Weights]
+    params: list[Weights]
     """Parameters [K, ...] in the order of the model's names; large ones may be low-rank updates."""
     x: torch.Tensor
     """Samples [K, B, ...] as stored, before scaling."""
@@ -201,8 +201,8 @@ def layer_step(layer: nn.Module, x: torch.Tensor, differentiates_input: bool) ->
     return torch.no_grad()(lambda: graph(*given))
 
 
-def _tensor(weights: _kernels.Weights) -> torch.Tensor:
-    return weights.tensor() if isinstance(weights, _kernels.Rows) else weights
+def _tensor(weights: Weights) -> torch.Tensor:
+    return weights.tensor() if isinstance(weights, Rows) else weights
 
 
 def _output_bytes(graph: torch.fx.GraphModule) -> int:

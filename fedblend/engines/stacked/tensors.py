@@ -100,7 +100,7 @@ class ClientSlots:
     """The training state of K clients of a stack, one row a client."""
 
     params: list[Any]
-    """Tensors [K, ...], or :class:`fedblend._kernels.LowRank`."""
+    """Tensors [K, ...], or :class:`fedblend._kernels.lowrank.LowRank`."""
     state: list[torch.Tensor]
     """State of the optimisers [K, ...], by key and parameter; empty for SGD without momentum."""
     client_tensors: dict[str, torch.Tensor]

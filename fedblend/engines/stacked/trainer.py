@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedblend._kernels import Convolution
 from fedblend._kernels.lowrank import LowRank, is_worth_it
+from fedblend._kernels.operators import Convolution
 from fedblend._kernels.simplify import TracedFunction
 from fedblend.core.module import train_mode
 from fedblend.core.objective import Context
