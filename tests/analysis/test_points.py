@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from fedblend import report
 from fedblend.analysis.points import boundaries
 from fedblend.analysis.points import sheets as sheets_of_points
-from fedblend.analysis.points.alignment import alignment_by_round, chunks, cosine, gradient, replay, replay_run
+from fedblend.analysis.points.alignment import alignment_by_round, cosine, gradient, replay, replay_run
 from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
 from fedblend.analysis.points.feature_distances import Vae, distance, distances, train_vae
-from fedblend.analysis.points.loaded_run import LoadedRun, Points, read, with_weights
+from fedblend.analysis.points.loaded_run import LoadedRun, Points, chunks, read, with_weights
 from fedblend.analysis.points.point_metrics import measure_points
 from fedblend.analysis.points.training import TrainingSettings, fresh_accuracy, fresh_model, train
 from fedblend.core.dataset import Dataset, Samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -115,13 +115,13 @@ def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.nd
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
     require_one_model(setup.experiment, run.path)
     boundary = _model_boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
-    if "points" not in state.server_part("server_step"):
-        return boundary
     points = Points.from_server_state(state.server_part("server_step"))
+    if points is None:
+        return boundary
     # The unit scale goes from a feature's smallest to its largest training value.
     low, high = (getattr(setup.data.train.x, end)(0).values for end in ("min", "max"))
     x = low + points.x * (high - low)
-    return Boundary(boundary.name, boundary.accuracy, boundary.margin, x.numpy(), points.labels.numpy())
+    return replace(boundary, points=x.numpy(), labels=points.labels.numpy())
 
 
 def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> SampleSet:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loaded_run import CHUNK, LoadedRun
+from fedblend.analysis.points.loaded_run import LoadedRun, chunks
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import train_mode
 from fedblend.core.random import lent_generator, stream
@@ -64,10 +64,8 @@ def train(
 def accuracy(model: nn.Module, setup: Setup) -> float:
     """Return a model's accuracy on the test samples, from 0 to 1."""
     test = setup.data.test
-    correct = 0
-    for x, y in zip(test.x.split(CHUNK), test.y.split(CHUNK), strict=True):
-        correct += int((model(setup.scale(x)).argmax(1) == y).sum())
-    return correct / len(test)
+    correct = (int((model(setup.scale(x)).argmax(1) == y).sum()) for x, y in chunks(test.x, test.y))
+    return sum(correct) / len(test)
 
 
 # A new model ------------------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ def fresh_model(loaded_run: LoadedRun, settings: TrainingSettings, round: int | 
     points = loaded_run.points if round is None else loaded_run.points.until(round)
     rng = stream(loaded_run.setup.experiment.seed, "fresh")
     model = new_model(loaded_run.setup, "fresh")
-    x = loaded_run.scale.from_unit(points.x)
+    x = loaded_run.setup.scale.from_unit(points.x)
     return train(model, x, points.labels, settings.epochs, settings.lr, settings.batch_size, rng)
 
 
