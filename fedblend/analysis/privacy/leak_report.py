@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from fedblend.analysis.privacy.similarity import (
     similarity_of_target_seeds,
 )
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, counted
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec
@@ -125,10 +125,9 @@ def leak_report(run: RunDirectory, trust: bool = False) -> LeakReport:
 
 def _leak_report(run: RunDirectory) -> LeakReport:
     outcome, state = read(run), checkpoint.read(run.path)
-    sent: dict[str, int] = defaultdict(int)
+    sent: Counter[str] = Counter()
     for record in outcome.records:
-        for kind, number in record.bytes_up.items():
-            sent[kind] += int(number)
+        sent.update(record.bytes_up)
     setup, left_out = None, ""
     try:
         experiment = run.experiment()
@@ -223,7 +222,7 @@ def _unmeasured(
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
             weights = state.weights if setup is None else setup.shared(state.weights)
             sent = {"weights": weights, "extras": extras}.get(kind, state.global_outputs)
-            shape = f"{len(sent)} tensor{'s'[len(sent) == 1 :]}, {sum(t.numel() for t in sent.values()):,} numbers"
+            shape = f"{counted(len(sent), 'tensor')}, {sum(t.numel() for t in sent.values()):,} numbers"
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
@@ -238,24 +237,21 @@ def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     by_settings: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in tables:
         options = {name: value for name, value in one.get("options", {}).items() if name != "iterations"}
-        labels = "" if one["labels"] == "true" else ", labels inferred"
-        counts = (f"{one[what]} {what if one[what] != 1 else what[:-1]}" for what in ("images", "steps", "iterations"))
-        settings = ", ".join(counts) + labels
-        settings = ", ".join([settings, *changed_options(one["attack"], options)])
-        settings += ", stopped" if one.get("stopped") else ""
-        settings += "" if one.get("drawn", True) else ", client not drawn"
-        how = f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"
+        words = [f"{one['attack']} at round {one['round']}", f"attacker {one['attacker']}"]
+        words += [counted(one[f"{what}s"], what) for what in ("image", "step", "iteration")]
+        words += ["labels inferred"] * (one["labels"] != "true")
+        words += changed_options(one["attack"], options)
+        words += ["stopped"] * bool(one.get("stopped")) + ["client not drawn"] * (not one.get("drawn", True))
+        how = ", ".join(words)
         by_settings[how, json.dumps(options, sort_keys=True)].append(one)
     rows = []
     for (how, _), attacks in by_settings.items():
-        clients = f"{len(attacks)} client{'' if len(attacks) == 1 else 's'}"
         # Attack files store an infinite PSNR as null.
-        stored = {name: [one[name] for one in attacks] for name in ("mse", "psnr", "ssim")}
         measures = {
-            name: float(np.mean([math.inf if value is None else float(value) for value in values]))
-            for name, values in stored.items()
+            name: float(np.mean([math.inf if one[name] is None else float(one[name]) for one in attacks]))
+            for name in ("mse", "psnr", "ssim")
         }
-        rows.append((f"{how}, {clients}", measures))
+        rows.append((f"{how}, {counted(len(attacks), 'client')}", measures))
     return rows
 
 
