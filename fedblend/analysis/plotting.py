@@ -86,7 +86,6 @@ class LineStyle:
     """The colour, dash and marker of a method's lines."""
 
     colour: str
-    """A colour as ``#RRGGBB``."""
     dash: Any
     """The dash in matplotlib: a string, or (offset, lengths)."""
     marker: str
@@ -236,7 +235,6 @@ class ClientImage:
     url: str
     """The PNG as a data URL."""
     client: int
-    """The client's number."""
     caption: str
     """Its labels, or a description of the image."""
 

@@ -29,7 +29,6 @@ class RunDescription:
     text: str
     """The experiment as a paragraph."""
     presets: list[tuple[str, str]]
-    """The presets of the methods, with their descriptions."""
     shared: list[tuple[str, str]]
     """Fields with one value in all runs, with that value."""
     differs: list[tuple[str, list[str]]]

@@ -38,7 +38,6 @@ class Gallery:
     """The methods that share exactly these images."""
     seed: int
     raw: bool
-    """Whether the images are raw samples."""
     caption: str
     shown: int
     entries: int
@@ -133,7 +132,6 @@ def _are_owners(owner: np.ndarray, entries: list[int], sizes: np.ndarray) -> boo
 
 
 def _sharing_class(config: Mapping[str, Any]) -> type | None:
-    """The class of a method's sharing, or ``None`` where it cannot be imported."""
     try:
         return registry.find("sharing", config["method"]["sharing"]["name"])
     except (FedblendError, KeyError, TypeError):

@@ -32,9 +32,7 @@ class PageTable:
     """A table of the page."""
 
     headings: list[tuple[str, str]]
-    """Headings with their explanations."""
     rows: list[tuple[str, list[Cell]]]
-    """The name and the cells of each method."""
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:

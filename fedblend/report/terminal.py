@@ -52,8 +52,7 @@ def comparison_tables(
     return Renderables(*(_comparison_table(g, titles[name], reasons, chosen[name]) for name, g in sets.items()))
 
 
-NamedCells = tuple[str, list[Text]]
-"""The heading and the cells of a column."""
+NamedCells = tuple[str, list[Text]]  # The heading and the cells of a column
 
 UNLIMITED = 10_000  # A width in columns in which every table fits
 
@@ -68,9 +67,7 @@ class WrappedTable:
     columns: list[NamedCells]
     title: str | None = None
     lead: str = ""
-    """Text above the table."""
     notes: str = ""
-    """Text below the table."""
     footer: int = 0
     """Number of last rows below a line."""
 

@@ -25,7 +25,6 @@ class Comparison:
     """One measure of several methods beside that of the baseline, over the seeds that both finished."""
 
     found: dict[str, Difference]
-    """Differences by method."""
     sign: int
     """1 where more is better, -1 where less is."""
 

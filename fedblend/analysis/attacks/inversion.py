@@ -120,7 +120,6 @@ class DLG(Attack):
 
     searches_labels = True
     lr: Positive = 1.0
-    """Learning rate of L-BFGS."""
     inner: Count = 20
     """Updates of L-BFGS in one iteration."""
 
@@ -176,7 +175,6 @@ class Reconstruction:
     y: torch.Tensor
     """Labels int64 [B]: given, inferred, or the likeliest found."""
     cost: float
-    """Their cost."""
     curve: np.ndarray
     """Costs of all iterations from starting point ``restart``, float64 [iterations + 1]."""
     restart: int
@@ -194,7 +192,6 @@ class Restart:
     best: Iterate
     """Images of the least cost so far, labels and cost; one tuple, so an interruption keeps them together."""
     curve: list[torch.Tensor] = field(default_factory=list)
-    """Costs of all iterations so far."""
 
     @staticmethod
     def begin(iterate: Iterate) -> Restart:

@@ -32,7 +32,6 @@ class Boundary:
     """A model's outputs over the plane."""
 
     name: str
-    """The name of the model in a legend."""
     accuracy: float
     """Test accuracy, from 0 to 1."""
     margin: np.ndarray

@@ -76,9 +76,7 @@ class Leak:
     senders: int
     """Clients that sent such a payload."""
     times: int
-    """Payloads of all clients together."""
     bytes: int
-    """Bytes of all payloads together."""
     how: str
     """How samples were reconstructed or compared, or why not."""
     mse: float = math.nan
@@ -228,8 +226,7 @@ def _unmeasured(
     return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
 
 
-Measures = list[tuple[str, dict[str, Any]]]
-"""The text and the measures of each leak of one kind."""
+Measures = list[tuple[str, dict[str, Any]]]  # The text and the measures of each leak of one kind
 
 
 def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:

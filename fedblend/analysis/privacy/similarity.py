@@ -46,9 +46,7 @@ class Similarity:
     distance: float
     """Euclidean distance on stored values (pixels from 0 to 255)."""
     recognised: float
-    """Share of the shared samples that are recognised."""
     samples: int
-    """Number of shared samples."""
 
 
 RAW = Similarity(0.0, math.inf, 1.0, 0.0, 1.0, 0)  # Similarity of a raw sample to itself

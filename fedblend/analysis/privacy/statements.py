@@ -42,9 +42,7 @@ class Statement:
     clients are adversaries, whose uploads have no noise."""
     delta: float
     by_round: tuple[tuple[int, float], ...] = ()
-    """(round, epsilon) pairs."""
     reason: str = ""
-    """Why no epsilon can be stated."""
 
     @property
     def epsilon(self) -> float | None:
@@ -161,7 +159,6 @@ class Release:
     multiplier: float
     """Standard deviation (or scale) of the noise, over the largest L2 (or L1) change that one record can cause."""
     times: int
-    """Number of releases."""
     sampled: tuple[int, int] | None = None
     """(n, m) where each release uses m of n records, drawn in secret and without replacement."""
 
