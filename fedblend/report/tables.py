@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of the page."""
+    """A table of the page: headings with their explanations, and the name and the cells of each method."""
 
     headings: list[tuple[str, str]]
     rows: list[tuple[str, list[Cell]]]

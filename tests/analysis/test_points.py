@@ -292,14 +292,14 @@ def test_training_is_plain_sgd() -> None:
     leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     loss = F.cross_entropy(torch.func.functional_call(model, leaves, (x,)), y)
     slopes = torch.autograd.grad(loss, list(leaves.values()))
-    train(model, x, y, 1, 0.3, 8, np.random.default_rng(0))
+    train(model, x, y, TrainingSettings(1, 0.3, 8), np.random.default_rng(0))
     for (_, after), before, slope in zip(model.named_parameters(), leaves.values(), slopes, strict=True):
         torch.testing.assert_close(after.detach(), before.detach() - 0.3 * slope)
 
 
 def test_training_that_diverges_is_told() -> None:
     with pytest.raises(FedblendError, match=r"lr: 1e\+38: the weights became NaN"):
-        train(flat_model(5, 3), *some(8), 20, 1e38, 2, np.random.default_rng(0))
+        train(flat_model(5, 3), *some(8), TrainingSettings(20, 1e38, 2), np.random.default_rng(0))
 
 
 def test_a_new_model_sees_only_points_until_a_round_and_begins_afresh(loaded_run: LoadedRun) -> None:

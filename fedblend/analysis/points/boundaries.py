@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedblend.analysis.points.loaded_run import Points, with_weights
-from fedblend.analysis.points.training import Tick, accuracy, new_model, no_progress, train
+from fedblend.analysis.points.training import Tick, TrainingSettings, accuracy, new_model, no_progress, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
@@ -125,15 +125,15 @@ def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.nd
 
 def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> SampleSet:
     """Return one client's samples, or all clients' (``None``), and a model trained on them."""
-    population, data, settings = setup.population, setup.data, setup.experiment
+    population, data, experiment = setup.population, setup.data, setup.experiment
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
-    local = settings.train
-    epochs = max(settings.rounds * local.epochs, MIN_EPOCHS)
-    rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
+    local = experiment.train
+    settings = TrainingSettings(max(experiment.rounds * local.epochs, MIN_EPOCHS), local.lr, local.batch_size)
+    rng = stream(experiment.seed, "boundary", client=0 if client is None else client + 1)
     model = new_model(setup, "boundary")
     if len(rows):
-        train(model, setup.scale(x), y, epochs, local.lr, local.batch_size, rng)
+        train(model, setup.scale(x), y, settings, rng)
     names = population.names(data)
     name = "all clients" if client is None else names[client] if names else f"client {client}"
     return SampleSet(name, x.numpy(), y.numpy(), _model_boundary(name, setup, model.eval(), axes))

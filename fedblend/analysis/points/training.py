@@ -33,13 +33,7 @@ def new_model(setup: Setup, purpose: str) -> nn.Module:
 
 
 def train(
-    model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    rng: np.random.Generator,
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, settings: TrainingSettings, rng: np.random.Generator
 ) -> nn.Module:
     """Train a model in place with plain SGD on the mean cross-entropy (AggEnhance, Algorithm 1, lines 11 to 16).
 
@@ -49,14 +43,14 @@ def train(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     train_mode(model)
     with lent_generator(int(rng.integers(2**31)), "probe"):  # for dropout
-        for _ in range(epochs):
-            for rows in torch.from_numpy(rng.permutation(len(y))).split(batch_size):
+        for _ in range(settings.epochs):
+            for rows in torch.from_numpy(rng.permutation(len(y))).split(settings.batch_size):
                 gradients = torch.autograd.grad(F.cross_entropy(model(x[rows]), y[rows]), trainable)
                 with torch.no_grad():
                     for parameter, gradient in zip(trainable, gradients, strict=True):
-                        parameter.sub_(gradient, alpha=lr)
+                        parameter.sub_(gradient, alpha=settings.lr)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainable):
-        raise FedblendError(f"lr: {lr:g}: the weights became NaN or infinite in training; use a smaller one")
+        raise FedblendError(f"lr: {settings.lr:g}: the weights became NaN or infinite in training; use a smaller one")
     return model.eval()
 
 
@@ -113,7 +107,7 @@ def fresh_model(loaded_run: LoadedRun, settings: TrainingSettings, round: int | 
     rng = stream(loaded_run.setup.experiment.seed, "fresh")
     model = new_model(loaded_run.setup, "fresh")
     x = loaded_run.setup.scale.from_unit(points.x)
-    return train(model, x, points.labels, settings.epochs, settings.lr, settings.batch_size, rng)
+    return train(model, x, points.labels, settings, rng)
 
 
 def fresh_accuracy(loaded_run: LoadedRun, settings: TrainingSettings, round: int | None = None) -> float:

@@ -141,7 +141,7 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     for kind, number in sent.items():
         if not number:
             continue
-        base = _unmeasured(run, outcome, state, kind, number, sharing, setup)
+        base = _unmeasured(outcome, state, kind, number, sharing, setup)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
             last = {client: record.round for record in outcome.records for client in record.cohort or ()}
@@ -194,28 +194,19 @@ def _is_shared(kind: str, sharing: Any) -> bool:
 
 
 def _unmeasured(
-    run: RunDirectory,
-    outcome: Outcome,
-    state: RunState | None,
-    kind: str,
-    number: int,
-    sharing: Any,
-    setup: Setup | None,
+    outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any, setup: Setup | None
 ) -> Leak:
-    shared = _is_shared(kind, sharing)
-    cohorts = [record.cohort or () for record in outcome.records]
-    if shared:
+    shape = ""
+    if _is_shared(kind, sharing):
         owners = np.unique(state.entries.owner) if state is not None else np.empty(0)
         senders, times = len(owners), sum(r.shared["sent"] for r in outcome.records if r.shared is not None)
-        shape = ""
         if state is not None:
-            entry = ", ".join(
-                f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in state.entries.tensors.items()
-            )
+            tensors = state.entries.tensors.items()
+            entry = ", ".join(f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in tensors)
             shape = f"about {len(state.entries) / max(1, senders):.3g} of {entry}"  # of one client
     else:
-        senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
-        shape = ""
+        trained = [client for record in outcome.records for client in record.cohort or ()]
+        senders, times = len(set(trained)), len(trained)
         if state is not None:
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
             weights = state.weights if setup is None else setup.shared(state.weights)
@@ -223,7 +214,7 @@ def _unmeasured(
             shape = f"{counted(len(sent), 'tensor')}, {sum(t.numel() for t in sent.values()):,} numbers"
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
-    return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
+    return Leak(outcome.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
 
 
 Measures = list[tuple[str, dict[str, Any]]]  # The text and the measures of each leak of one kind
