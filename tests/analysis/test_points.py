@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ import torch
 from cli_helpers import PNG, contents, here, refused, succeeded
 from helpers import experiment, setup
 from PIL import Image
+from report_helpers import pixels
 from torch import nn
 from torch.nn import functional as F
 
@@ -404,10 +403,6 @@ def test_a_folder_of_several_runs_with_points_or_of_none_is_told_so(study: Path,
     refused(here("points", tmp_path / "one"), "no checkpoint yet")
     (tmp_path / "two" / checkpoint.NAME).write_bytes(b"nothing")
     refused(here("points", tmp_path / "two"), checkpoint.NAME, "is damaged")
-
-
-def pixels(url: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
 
 def test_the_report_shows_the_points_by_round_and_class(study: Path, loaded_run: LoadedRun, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import experiment
-from PIL import Image
+from report_helpers import pixels
 
 from fedblend import report
 from fedblend.analysis.plotting import ClientImage
@@ -63,8 +61,7 @@ def gallery(folder: Path, label: str) -> shared_images.Gallery:
 
 def shown(picture: ClientImage, times: int = 1) -> np.ndarray:
     """The pixels of a picture at the size they were stored in."""
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
-    return pixels[times // 2 :: times, times // 2 :: times]
+    return pixels(picture.url)[times // 2 :: times, times // 2 :: times]
 
 
 def kept(folder: Path, label: str) -> Any:
