@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -191,13 +191,7 @@ class Restart:
 
     best: Iterate
     """Images of the least cost so far, labels and cost; one tuple, so an interruption keeps them together."""
-    curve: list[torch.Tensor] = field(default_factory=list)
-
-    @staticmethod
-    def begin(iterate: Iterate) -> Restart:
-        """Return the search at its first iterate. A NaN cost counts as infinite."""
-        x, y, cost = iterate
-        return Restart((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
+    curve: list[torch.Tensor]
 
     def update(self, iterate: Iterate) -> None:
         """Keep an iterate if it costs less. The comparison stays on the device, to avoid a synchronisation."""
@@ -244,7 +238,9 @@ def invert(
                 if number:
                     trials[restart].update(iterate)
                 else:
-                    trials.append(Restart.begin(iterate))
+                    images, targets, cost = iterate
+                    # A NaN cost counts as infinite.
+                    trials.append(Restart((images.clone(), targets.clone(), cost.nan_to_num(torch.inf)), [cost]))
                 if progress is not None:
                     progress(restart, number, iterate[2])
     except KeyboardInterrupt:
