@@ -50,9 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    state = checkpoint.read(path)
-    assert state is not None
-    return state.weights
+    return checkpoint.read(path).weights
 
 
 @pytest.mark.slow
@@ -106,7 +104,6 @@ def test_a_client_outside_the_cohort_is_attacked_with_what_it_keeps(method: str,
     # Seed 2 draws clients 0 and 3, then 0 and 1. So 3 has trained and is not in the cohort, and 2 has never trained.
     path = run(tmp_path / "a", method=method, seed=2)
     before = checkpoint.read(run(tmp_path / "b", method=method, rounds=1, seed=2))
-    assert before is not None
     snapshot = RoundSnapshot.load(path, 1)
 
     targets = [prepare(snapshot, client, images=8, steps=3) for client in range(4)]
@@ -141,7 +138,6 @@ def test_a_client_trains_on_so_many_of_its_images_so_many_times(made: Path) -> N
 
     assert torch.equal(target.x, snapshot.setup.scale(x))
     assert torch.equal(target.y, y)
-    assert target.victim.steps is not None
     assert [sorted(rows) for rows in target.victim.steps.rows(3)] == [[0, 1, 2]] * 5
     assert (target.victim.steps.momentum, target.victim.steps.lr) == (0.5, 0.05)
     assert prepare(snapshot, 2, images=3).steps == 1  # the run's epochs
@@ -332,7 +328,6 @@ def test_the_figure_names_methods_once_and_its_note_is_inside(monkeypatch: pytes
 
 def test_means_are_remade_as_they_were_sent(study: Path) -> None:
     setup, state = make_setup(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
-    assert state is not None
 
     made, groups = _shared_means(setup, setup.experiment.method.sharing)
 
@@ -354,7 +349,6 @@ def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
 
     found = similarity_of_means(setup, sharing)
 
-    assert found is not None
     assert found.samples == len(x) < 300  # all of them
     least, rows = apart.min(1)
     grey = float(setup.scale.factor.flatten()[0])
@@ -373,7 +367,6 @@ def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
 
     near = similarity_of_means(setup, setup.experiment.method.sharing)
 
-    assert near is not None
     assert (near.recognised, near.psnr) == (1.0, 100.0)
     assert near.ssim == pytest.approx(1.0)
     assert near.distance == pytest.approx(0.0, abs=1e-3)
@@ -391,7 +384,6 @@ def test_means_within_a_class_of_several_labels_are_means_of_any_samples() -> No
 
     found = similarity_of_means(setup, setup.experiment.method.sharing)
 
-    assert found is not None
     assert found.samples == 6
 
 

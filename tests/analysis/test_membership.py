@@ -144,7 +144,6 @@ def test_leak_cards_compare_samples_that_were_shared_or_trained_on(tmp_path: Pat
     used = np.zeros(8, np.int64)
     for record in run.records()[1:]:
         used[record.cohort] = made.sizes(record.round - 1)[record.cohort]
-    assert state is not None
     assert (used < made.sizes(4)).any()
     assert (state.shared_sizes < made.population.sizes).all()
     assert cards["raw"].membership == 1.0

@@ -421,7 +421,7 @@ def test_a_class_without_a_point_leaves_a_gap(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_neither_plain_runs_nor_points_in_a_plane_have_pictures(study: Path, toy: Path, tmp_path: Path) -> None:
-    assert checkpoint.read(toy / "aggenhance-seed0").server_part("server_step")["points"].shape[1:] == (2,)  # type: ignore[union-attr]
+    assert checkpoint.read(toy / "aggenhance-seed0").server_part("server_step")["points"].shape[1:] == (2,)
     assert sheets_of_points.sheets(group(find_runs([toy]))) == []
     assert sheets_of_points.sheets(group(find_runs([study / "plain"]))) == []
     report.write(find_runs([toy]), tmp_path / "report.html")
@@ -432,7 +432,6 @@ def test_the_toy_is_always_the_same_and_its_clients_hold_what_it_says() -> None:
     data = Toy().load()
     assert torch.equal(data.train.x, Toy().load().train.x)
     client, y = data.train.client, data.train.y.numpy()
-    assert client is not None
     held = [[int(((client == k) & (y == c)).sum()) for c in range(2)] for k in range(3)]
     assert held == [[320, 40], [40, 280], [40, 80]]
     height = data.train.x[:, 1].numpy()
@@ -452,7 +451,6 @@ def test_boundaries_are_those_of_the_runs_models(toy: Path, plane: Plane, tmp_pa
         run = RunDirectory(toy / f"{model.name}-seed0")
         assert model.accuracy == pytest.approx(run.metrics()[-1]["accuracy"])
         made, state = make_setup(run.experiment()), checkpoint.read(run.path)
-        assert state is not None
         weight, bias = sorted(state.weights.values(), key=lambda tensor: -tensor.dim())
         at = made.scale(torch.tensor([[plane.axes[0][7], plane.axes[1][31]]]))
         lead = (at @ weight.T + bias)[0]
