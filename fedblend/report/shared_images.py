@@ -62,10 +62,9 @@ def galleries(groups: Sequence[Group]) -> list[Gallery]:
     for g in groups:
         for outcome in g.outcomes:
             key = _sharing_key(outcome)
-            if key in found:
-                found[key] = replace(found[key], methods=(*found[key].methods, g.name))
-                break
-            if gallery := _gallery(outcome, g.name):
+            known = found.get(key)
+            gallery = replace(known, methods=(*known.methods, g.name)) if known else _gallery(outcome, g.name)
+            if gallery is not None:
                 found[key] = gallery
                 break
     return list(found.values())

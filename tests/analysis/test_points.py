@@ -23,7 +23,7 @@ from fedblend import report
 from fedblend.analysis.points import boundaries
 from fedblend.analysis.points import sheets as sheets_of_points
 from fedblend.analysis.points.alignment import alignment_by_round, cosine, gradient, replay, replay_run
-from fedblend.analysis.points.boundaries import GRID, Plane, output_margins
+from fedblend.analysis.points.boundaries import GRID, Plane
 from fedblend.analysis.points.feature_distances import Vae, distance, distances, train_vae
 from fedblend.analysis.points.loaded_run import LoadedRun, Points, chunks, read, with_weights
 from fedblend.analysis.points.point_metrics import measure_points
@@ -473,11 +473,6 @@ def test_the_best_boundary_is_trained_on_all_samples_at_once(plane: Plane) -> No
     accuracies = [samples.best.accuracy for samples in plane.clients]
     assert plane.whole.best.accuracy > max(accuracies[:2])
     assert plane.whole.best.accuracy == pytest.approx(0.77, abs=0.02)
-
-
-def test_a_lead_is_the_margin_to_the_best_other_class() -> None:
-    outputs = torch.tensor([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])
-    assert output_margins(outputs).tolist() == [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def _model_boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.nd
 def output_margins(outputs: torch.Tensor) -> torch.Tensor:
     """Return each class's output minus the largest other output, [n, classes].
 
-    >>> output_margins(torch.tensor([[1.0, 4.0, 2.0]])).tolist()
-    [[-3.0, 2.0, -2.0]]
+    >>> output_margins(torch.tensor([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist()
+    [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
     """
     top = outputs.topk(2, dim=1).values
     best_other = torch.where(outputs == top[:, :1], top[:, 1:], top[:, :1])
