@@ -24,18 +24,8 @@ from fedblend.runs.summary import MEGABYTE, NOTHING, costs
 
 BASE = "fedavg"  # The method that a blend must beat
 
-CANDIDATES = (
-    BASE,
-    "fedprox",
-    "localmix",
-    "naivemix",
-    "fedmix-checked",
-    "virtual-means",
-    "server-means",
-    "vhl",
-    "fed-augmix",
-    "aggenhance",
-)
+BLENDS = "fedprox localmix naivemix fedmix-checked virtual-means server-means vhl fed-augmix aggenhance"
+CANDIDATES = (BASE, *BLENDS.split())
 """Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
 
 HEADS = ("fed3r", "fedlda", "fedncm")  # Further ones where the model is one dense layer, a head on features
