@@ -13,15 +13,14 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+from turns import timed
 
 from fedblend.core.aggregator import Aggregator
 from fedblend.methods.aggregators.mean import WeightedMean
@@ -70,13 +69,6 @@ def contestants(given: list[Any]) -> dict[str, Callable[[], object]]:
     return {"copy": copy} | {name: aggregate(aggregator) for name, aggregator in aggregators.items()}
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of one run."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def megabytes(run: Callable[[], object]) -> float | None:
     """The most memory that a run has beyond what there was before it; ``None`` where Linux does not tell."""
     try:
@@ -100,10 +92,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     size = sum(tensors["w"].nbytes for tensors, _ in given)
     runs = contestants(given)
     extra = {key: megabytes(run) for key, run in runs.items()}
-    seconds: dict[str, list[float]] = {key: [] for key in runs}
-    for _ in track(range(asked.repeats), "timing", transient=True, console=Console(stderr=True)):
-        for key, run in runs.items():
-            seconds[key].append(timed(run))
+    seconds = timed(runs, asked.repeats, warm_up=0)
     copied = statistics.median(seconds["copy"])
     rows = [
         {

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 
 import torch
-from augmix import timed
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
+from turns import timed
 
 from fedblend.analysis.attacks.inversion import InvGrad
 from fedblend.analysis.attacks.victim import Steps, Victim
@@ -83,8 +83,8 @@ def main(turns: int) -> None:
     table = Table("images", "steps", "iterations a second", "bare", "x bare")
     for images in (1, 4):
         runs = {"bare": bare(images), **{str(steps): attacked(images, steps) for steps in (0, 1, 5)}}
-        times = timed(runs, turns, ITERATIONS)
-        rate = {name: 1000 / statistics.median(values) for name, values in times.items()}
+        times = timed(runs, turns)
+        rate = {name: ITERATIONS / statistics.median(values) for name, values in times.items()}
         for name in ("0", "1", "5"):
             ratio = statistics.median(a / b for a, b in zip(times[name], times["bare"], strict=True))
             told = "gradient" if name == "0" else name

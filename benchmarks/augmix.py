@@ -13,7 +13,6 @@ from __future__ import annotations
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 from client_step import SAMPLES, images, world_of
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+from turns import timed
 
 from fedblend import part
 from fedblend._kernels import build
@@ -86,25 +85,13 @@ def client(name: str, data: Dataset, stacked: bool) -> Callable[[], None]:
     return without_kernel(run) if name == PLAINLY else run
 
 
-def timed(runs: Mapping[str, Callable[[], object]], turns: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a client's step of each contestant in each turn; the first turn, which traces, is left out."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in track(range(turns + 1), "timing", transient=True, console=Console(stderr=True)):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                times[name].append((time.perf_counter() - start) / steps * 1e3)
-    return times
-
-
-def show(title: str, times: Mapping[str, list[float]]) -> float:
-    """Print milliseconds and ratios; returns Fed-AugMix's to FedAvg's."""
+def show(title: str, seconds: Mapping[str, list[float]], steps: int) -> float:
+    """Print milliseconds a client's step, and ratios; returns Fed-AugMix's to FedAvg's."""
     table = Table("contestant", "ms a step", "quartiles", "x fedavg", title=title)
     found = {}
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        found[name] = statistics.median(a / b for a, b in zip(values, times[FEDAVG], strict=True))
+    for name, values in seconds.items():
+        low, middle, high = (1e3 * one / steps for one in statistics.quantiles(values, n=4))
+        found[name] = statistics.median(a / b for a, b in zip(values, seconds[FEDAVG], strict=True))
         table.add_row(name, f"{middle:.3f}", f"{low:.3f}-{high:.3f}", f"{found[name]:.2f}")
     Console().print(table)
     return found[OURS]
@@ -128,8 +115,8 @@ def alone(data: Dataset, turns: int) -> None:
         "draws": lambda: settings.draw(rng, plan),
     }
     scale = {"views": 20, "views, in PyTorch": 20, "draws": len(plan.sizes)}
-    for name, values in timed(runs, turns, 1).items():
-        print(f"{name} of a batch: {statistics.median(values) / scale[name]:.3f} ms")
+    for name, values in timed(runs, turns).items():
+        print(f"{name} of a batch: {1e3 * statistics.median(values) / scale[name]:.3f} ms")
 
 
 def main(turns: int) -> None:
@@ -142,7 +129,7 @@ def main(turns: int) -> None:
     steps = 2 * SAMPLES // BATCH
     for stacked, title in ((False, "loop engine"), (True, f"stacked engine, {STACK} clients")):
         runs = {name: client(name, data, stacked) for name in METHODS}
-        ratio = show(title, timed(runs, turns, steps * (STACK if stacked else 1)))
+        ratio = show(title, timed(runs, turns), steps * (STACK if stacked else 1))
         print(f"fed-augmix / fedavg: {ratio:.2f}, goal at most {GOAL}: {'met' if ratio <= GOAL else 'NOT met'}")
     alone(data, turns)
     print(f"{platform.machine()}, torch {torch.__version__}, 1 thread, medians of {turns} turns.")

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from server_step import pictures
+from turns import timed
 
 from fedblend.core.engine import TrainTask
 from fedblend.core.server_step import ServerContext
@@ -98,18 +99,11 @@ def ways(steps: int) -> dict[tuple[str, str, str], Callable[[], None]]:
     return found
 
 
-def timed(steps: int, turns: int) -> list[dict[str, Any]]:
-    """Processor seconds of every way, in turns, so that a drift of the machine is nobody's disadvantage."""
-    found = ways(steps)
-    seconds: dict[tuple[str, str, str], list[float]] = {key: [] for key in found}
-    for _ in range(turns):
-        for key, run in found.items():
-            begun = time.process_time()
-            run()
-            seconds[key].append(time.process_time() - begun)
+def measured(steps: int, turns: int) -> list[dict[str, Any]]:
+    """Processor seconds of every way."""
     rows = []
-    for (who, what, how), all_turns in seconds.items():
-        step = statistics.median(all_turns[1:]) / steps
+    for (who, what, how), seconds in timed(ways(steps), turns - 1, time.process_time).items():
+        step = statistics.median(seconds) / steps
         rows.append({"who": who, "what": what, "how": how, "step_ms": 1000 * step, "round_s": ROUND[who] * step})
     return rows
 
@@ -122,7 +116,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = timed(given.steps, given.turns)
+    rows = measured(given.steps, given.turns)
     table = Table("who", "what", "how", "ms a step", "s a round", title=f"Steps of one sample, {DEVICES} devices")
     for row in rows:
         table.add_row(row["who"], row["what"], row["how"], f"{row['step_ms']:.2f}", f"{row['round_s']:.1f}")

@@ -12,16 +12,15 @@ from __future__ import annotations
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
+from turns import timed
 
 from fedblend.core.dataset import Dataset, Samples
 from fedblend.core.engine import TrainTask
@@ -95,13 +94,9 @@ def main(repeats: int) -> None:
     contestants |= {name: fedblend_client(name, data) for name in ("fedavg", "naivemix", "fedmix")}
     same = {name: contestants[name]() for name in ("bare loop", "fedavg")}
     apart = max(float((same["bare loop"][n] - t).abs().max()) for n, t in same["fedavg"].items())
-    times: dict[str, list[float]] = {name: [] for name in contestants}
     steps = 2 * SAMPLES // 10
-    for _ in track(range(repeats), "timing", transient=True, console=Console(stderr=True)):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) / steps * 1e3)
+    seconds = timed(contestants, repeats, warm_up=0)
+    times = {name: [1e3 * one / steps for one in values] for name, values in seconds.items()}
     medians = {name: statistics.median(values) for name, values in times.items()}
     show(medians, times)
     print(f"FedAvg's weights differ from the bare loop's by at most {apart:.1e} (the same work was done).")

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from turns import timed
 
 from fedblend._kernels import build
 from fedblend.core.random import stream
@@ -84,13 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     runs = contestants(given.samples)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(given.turns + 1):
-        for name, one in runs.items():
-            start = time.process_time()
-            one.run()
-            if turn:
-                seconds[name].append(time.process_time() - start)
+    seconds = timed({name: one.run for name, one in runs.items()}, given.turns, time.process_time)
     size = given.samples * SIDE * SIDE / 1e9
     table = Table(
         "what",

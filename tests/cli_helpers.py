@@ -22,6 +22,9 @@ import tomli_w
 import typer.main
 
 from fedblend.cli import main
+from fedblend.experiment.config import resolve
+from fedblend.runs import api
+from fedblend.runs.directory import RunDirectory
 
 PATIENCE_S = 900
 """How long a test waits for a process before it gives up; far more than a loaded machine needs."""
@@ -72,6 +75,12 @@ def write(path: Path, changes: Mapping[str, Any] | None = None, base: Mapping[st
     """An experiment file: ``base`` with changes."""
     path.write_text(tomli_w.dumps(changed(base, changes or {})), encoding="utf-8")
     return path
+
+
+def tiny_run(path: Path, **changes: Any) -> RunDirectory:
+    """Make the run of :data:`TINY` with changes."""
+    api.run(resolve(changed(TINY, changes)), path)
+    return RunDirectory(path)
 
 
 def records(run: Path) -> list[str]:

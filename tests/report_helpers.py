@@ -1,11 +1,15 @@
-"""Experiments of tests of reports, and the browser that opens pages."""
+"""Experiments and pictures of tests of reports, and the browser that opens pages."""
 
+import base64
+import io
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_helpers import PATIENCE_S
+from PIL import Image
 
 from fedblend.experiment.config import resolve
 
@@ -28,6 +32,11 @@ def experiment(method, seed, **more):
         "train": {"cohort": 3, "epochs": 1, "lr": 0.05},
     }
     return resolve({**fields, "method": spec, "seed": seed, **more})
+
+
+def pixels(url):
+    """The pixels of a picture in a page."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

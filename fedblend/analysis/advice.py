@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -24,18 +24,8 @@ from fedblend.runs.summary import MEGABYTE, NOTHING, costs
 
 BASE = "fedavg"  # The method that a blend must beat
 
-CANDIDATES = (
-    BASE,
-    "fedprox",
-    "localmix",
-    "naivemix",
-    "fedmix-checked",
-    "virtual-means",
-    "server-means",
-    "vhl",
-    "fed-augmix",
-    "aggenhance",
-)
+BLENDS = "fedprox localmix naivemix fedmix-checked virtual-means server-means vhl fed-augmix aggenhance"
+CANDIDATES = (BASE, *BLENDS.split())
 """Methods that are tried unless the user names others: FedAvg, and blends whose clients give no raw sample away."""
 
 HEADS = ("fed3r", "fedlda", "fedncm")  # Further ones where the model is one dense layer, a head on features
@@ -67,10 +57,7 @@ class Limits:
 
     def fault(self, option: Option, larger_is_better: bool) -> str:
         """Why an option is not allowed; empty for one that is."""
-        if self.leaves is None:
-            forbidden = [kind for kind in option.leaves if kind == "raw"]
-        else:
-            forbidden = [kind for kind in option.leaves if kind not in self.leaves]
+        forbidden = [k for k in option.leaves if (k == "raw" if self.leaves is None else k not in self.leaves)]
         if forbidden:
             return f"{', '.join(forbidden)} may not leave a client"
         if self.megabytes is not None and option.megabytes > self.megabytes:
@@ -136,6 +123,11 @@ class Advice:
         return next(option for option in self.options if option.method == BASE)
 
     @property
+    def sign(self) -> int:
+        """1 where a larger score is better, -1 where a smaller one is."""
+        return 1 if self.larger_is_better else -1
+
+    @property
     def compared(self) -> dict[str, float]:
         """The p-value of each method's difference to FedAvg that was tested."""
         return {option.method: option.difference.p_value for option in self.options if option.difference is not None}
@@ -143,9 +135,9 @@ class Advice:
     @property
     def helping(self) -> list[Option]:
         """The allowed options that help or may help: those that help first, of these the best score first."""
-        sign, words = -1 if self.larger_is_better else 1, ("helps", "may help")
+        words = ("helps", "may help")
         helping = [option for option in self.options if not option.fault and self.verdict(option) in words]
-        return sorted(helping, key=lambda option: (words.index(self.verdict(option)), sign * option.score))
+        return sorted(helping, key=lambda option: (words.index(self.verdict(option)), -self.sign * option.score))
 
     @property
     def best(self) -> Option | None:
@@ -170,10 +162,9 @@ class Advice:
             return "failed with a seed"
         if (d := option.difference) is None:
             return "one seed"
-        low, high = (d.low, d.high) if self.larger_is_better else (-d.high, -d.low)
-        if low <= 0 <= high:
+        if d.low <= 0 <= d.high:
             return "level"
-        word = "help" if low > 0 else "hurt"
+        word = "help" if self.sign * d.mean > 0 else "hurt"
         return f"{word}s" if option.method in certain_together(self.compared) else f"may {word}"
 
     def as_text(self, value: float, signed: bool = False) -> str:
@@ -200,10 +191,9 @@ class Advice:
         if best is None:
             found = [f"No blend helps for certain here, over {seeds} seeds: train with FedAvg."]
             level = [option for option in self.options if self.verdict(option) == "level" and not option.fault]
-            sign = 1 if self.larger_is_better else -1
-            level = [option for option in level if option.difference and sign * option.difference.mean > 0]
+            level = [option for option in level if option.difference and self.sign * option.difference.mean > 0]
             if level:
-                guess = max(level, key=lambda option: sign * option.score)
+                guess = max(level, key=lambda option: self.sign * option.score)
                 found.append(
                     f"The best guess is {guess.method}: {self.interval(guess)}{unit}; more seeds would decide it."
                 )
@@ -286,7 +276,8 @@ def study_of(
     study.setdefault("validation", {"clients": 0.1})
     seed = {"seed": table["seed"]} if "seed" in table else {}
     plain = expand({key: value for key, value in study.items() if key != "tune"} | seed | {"method": BASE})
-    first, seeds = next(iter(plain.experiments.values())), [one.seed for one in plain.experiments.values()]
+    first, *_ = plain.experiments.values()
+    seeds = [one.seed for one in plain.experiments.values()]
     if methods is None:
         methods = (*CANDIDATES, *(HEADS if getattr(first.model, "hidden", None) == () else ()))
     others = [one for one in SEEDS if one not in seeds]
@@ -344,8 +335,7 @@ def read_advice(
     options = []
     for option in found.values():
         difference = None if option.method == BASE else paired_difference(option.scores, found[BASE].scores)
-        fields = {**vars(option), "difference": difference}
-        options.append(Option(**fields | {"fault": limits.fault(Option(**fields), larger_is_better)}))
+        options.append(replace(option, difference=difference, fault=limits.fault(option, larger_is_better)))
     return Advice(metric, larger_is_better, options, dict(left_out))
 
 

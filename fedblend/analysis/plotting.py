@@ -38,26 +38,14 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", (0, (8, 3)), (0, (8, 2, 2, 2, 2, 2))
 """Dashes of methods. Dots mark unfinished runs."""
 
 METHOD_ROWS = (
-    (
-        "fedavg", "fedmix", "naivemix", "localmix", "fedprox", "global-mixup",
-        "xormixfl", "mixfl", "scaffold", "fed-augmix", "aggenhance", "vanilla-fl",
-    ),
-    (
-        "fedavgm", "mix2fld", "mixfld", "fld", "fd", "standalone",
-        "moon", "feddyn", "fednova", "fedlc", "fedrs", "fedntd",
-    ),
-    (
-        "fedadam", "fedmix-hidden", "naivemix-hidden", "local-means", "fedyogi", "noise-mix",
-        "fedadagrad", "aggenhance-secure", "ditto", "fedper", "fedrep", "pfedme",
-    ),
-    (
-        "fedproto", "fedbn", "prior-samples", "virtual-means", "server-means", "fedmix-checked",
-        "ccvr", "server-matched", "feddm", "fedfa", "flea", "shared-set",
-    ),
-    (
-        "virtual-seeds", "virtual-xor", "vhl", "statmix",
-    ),
-)  # fmt: skip
+    "fedavg fedmix naivemix localmix fedprox global-mixup xormixfl mixfl scaffold fed-augmix aggenhance vanilla-fl",
+    "fedavgm mix2fld mixfld fld fd standalone moon feddyn fednova fedlc fedrs fedntd",
+    "fedadam fedmix-hidden naivemix-hidden local-means fedyogi noise-mix "
+    "fedadagrad aggenhance-secure ditto fedper fedrep pfedme",
+    "fedproto fedbn prior-samples virtual-means server-means fedmix-checked "
+    "ccvr server-matched feddm fedfa flea shared-set",
+    "virtual-seeds virtual-xor vhl statmix",
+)
 """Presets with a style of their own: a row for each dash, a column for each colour. Methods that papers compare have
 different colours. A preset that is not listed has the style that its letters determine."""
 
@@ -86,7 +74,6 @@ class LineStyle:
     """The colour, dash and marker of a method's lines."""
 
     colour: str
-    """A colour as ``#RRGGBB``."""
     dash: Any
     """The dash in matplotlib: a string, or (offset, lengths)."""
     marker: str
@@ -95,7 +82,7 @@ class LineStyle:
 METHOD_STYLES = {
     method: LineStyle(colour, dash, marker)
     for row, dash in zip(METHOD_ROWS, DASHES, strict=True)
-    for method, colour, marker in zip(row, COLOURS, MARKERS, strict=False)
+    for method, colour, marker in zip(row.split(), COLOURS, MARKERS, strict=False)
 }
 """The style of each listed preset, on every page and in every figure."""
 
@@ -236,7 +223,6 @@ class ClientImage:
     url: str
     """The PNG as a data URL."""
     client: int
-    """The client's number."""
     caption: str
     """Its labels, or a description of the image."""
 

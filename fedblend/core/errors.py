@@ -103,6 +103,15 @@ def or_valid(
     return f"; valid: {', '.join(names[:fit]) or 'none'}{more}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "seed"), counted(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def listed(names: Sequence[object]) -> str:
     """Names with commas; of many, the first ten and how many more there are.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -60,21 +61,18 @@ def _draw_panel(axes: Axes, samples: SampleSet, plane: Plane) -> None:
     for c in range(len(plane.classes)):
         of_class = samples.y == c
         axes.scatter(
-            samples.x[of_class, 0], samples.x[of_class, 1], s=size, color=_class_colour(c), marker=_class_marker(c),
-            linewidths=0, alpha=0.75,
+            samples.x[of_class, 0], samples.x[of_class, 1], s=size, **_class_style(c), linewidths=0, alpha=0.75,
         )  # fmt: skip
     counts = " + ".join(str(int((samples.y == c).sum())) for c in range(len(plane.classes)))
     title = f"{samples.name}, {counts} samples: {_percent(samples.best)}"
     axes.set_title(title, loc="left", fontsize=9.5, color=plotting.MUTED, parse_math=False)
     _draw_boundary(axes, plane, samples.best, plotting.INK, "-", 1.6)
-    styles = plotting.line_styles([model.name for model in plane.models])
-    for i, model in enumerate(plane.models):
-        colour = styles[model.name].colour
-        _draw_boundary(axes, plane, model, colour, METHOD_DASHES[i % len(METHOD_DASHES)], 2.2)
+    for model, colour, dash in _method_lines(plane):
+        _draw_boundary(axes, plane, model, colour, dash, 2.2)
         for c in range(len(plane.classes)):
             of_class = model.labels == c
             axes.scatter(
-                model.points[of_class, 0], model.points[of_class, 1], s=62, marker="^", color=_class_colour(c),
+                model.points[of_class, 0], model.points[of_class, 1], s=62, **_class_style(c) | {"marker": "^"},
                 edgecolors=colour, linewidths=1.4, zorder=5, clip_on=False,
             )  # fmt: skip
     plotting.style_axes(axes, "first feature", "second feature")
@@ -84,12 +82,14 @@ def _draw_panel(axes: Axes, samples: SampleSet, plane: Plane) -> None:
     axes.set_aspect("equal")
 
 
-def _class_colour(c: int) -> str:
-    return CLASS_COLOURS[c % len(CLASS_COLOURS)]
+def _class_style(c: int) -> dict[str, Any]:
+    return {"color": CLASS_COLOURS[c % len(CLASS_COLOURS)], "marker": CLASS_MARKERS[c % len(CLASS_MARKERS)]}
 
 
-def _class_marker(c: int) -> str:
-    return CLASS_MARKERS[c % len(CLASS_MARKERS)]
+def _method_lines(plane: Plane) -> list[tuple[Boundary, str, Any]]:
+    """Each run's boundary with its colour and dash."""
+    styles = plotting.line_styles([model.name for model in plane.models])
+    return [(model, styles[model.name].colour, dash) for model, dash in zip(plane.models, cycle(METHOD_DASHES))]
 
 
 def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash: Any, width: float) -> None:
@@ -101,19 +101,16 @@ def _draw_boundary(axes: Axes, plane: Plane, model: Boundary, colour: str, dash:
 
 
 def _draw_legend(figure: Figure, plane: Plane) -> None:
-    styles = plotting.line_styles([model.name for model in plane.models])
     handles = [Line2D([], [], color=plotting.INK, linewidth=1.6)]
     texts = ["trained on the panel's samples alone"]
-    for i, model in enumerate(plane.models):
-        dash = METHOD_DASHES[i % len(METHOD_DASHES)]
-        handles.append(Line2D([], [], color=styles[model.name].colour, linestyle=dash, linewidth=2.2))
+    for model, colour, dash in _method_lines(plane):
+        handles.append(Line2D([], [], color=colour, linestyle=dash, linewidth=2.2))
         texts.append(f"{model.name}: {_percent(model)}")
     for c, name in enumerate(plane.classes):
-        handles.append(Line2D([], [], color=_class_colour(c), marker=_class_marker(c), linestyle="", markersize=6))
+        handles.append(Line2D([], [], **_class_style(c), linestyle="", markersize=6))
         texts.append(f"class {name}")
-    for model in plane.models:
+    for model, edge, _ in _method_lines(plane):
         if len(model.labels):
-            edge = styles[model.name].colour
             handles.append(Line2D([], [], linestyle="", marker="^", markersize=8, color="white", markeredgecolor=edge))
             texts.append(f"points made by {model.name}")
     title = {"title": "Per cent: accuracy on the test samples.", "title_fontsize": 8, "alignment": "left"}

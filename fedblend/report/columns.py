@@ -39,7 +39,6 @@ class Column:
 
     heading: str
     text: CellText
-    """The text of a cell."""
     value: CellValue
     """The number by which cells are compared and sorted; NaN: none."""
     sign: int

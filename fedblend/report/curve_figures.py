@@ -42,9 +42,7 @@ class Line:
     rounds: list[int]
     mean: list[float]
     low: list[float]
-    """The lowest value over the seeds."""
     high: list[float]
-    """The highest value over the seeds."""
     megabytes: list[float]
     """Megabytes sent up and down by all clients, from the start to each round."""
     clock: list[float]

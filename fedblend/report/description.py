@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, counted
 from fedblend.experiment import presets
 from fedblend.runs.directory import CONFIG, OWN_DATA
 from fedblend.runs.groups import NOT_COMPARED, Group, Outcome, differing_fields, flatten
@@ -29,7 +29,6 @@ class RunDescription:
     text: str
     """The experiment as a paragraph."""
     presets: list[tuple[str, str]]
-    """The presets of the methods, with their descriptions."""
     shared: list[tuple[str, str]]
     """Fields with one value in all runs, with that value."""
     differs: list[tuple[str, list[str]]]
@@ -105,10 +104,10 @@ def _facts(outcomes: Sequence[Outcome], *path: str) -> list[Any]:
 
 
 def _tiles(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    seeds = sorted({o.seed for o in outcomes})
+    seeds = len({o.seed for o in outcomes})
     tiles = [
         *_counted(groups),
-        (str(len(seeds)), "seed" if len(seeds) == 1 else "seeds"),
+        (str(seeds), "seed" if seeds == 1 else "seeds"),
         (_counts_text(_facts(outcomes, "clients", "number")), "clients"),
         (_field(outcomes, "train.cohort"), f"clients a round{_chosen(outcomes)}"),
         (_counts_text(o.rounds for o in outcomes), "rounds"),
@@ -146,11 +145,11 @@ def _short(outcomes: Sequence[Outcome]) -> str:
 
 
 def _data(groups: Sequence[Group], outcomes: Sequence[Outcome]) -> str:
-    runs = f"{len(outcomes)} run{'' if len(outcomes) == 1 else 's'}"
-    counted = " in ".join(f"{number} {word}" for number, word in _counted(groups))
+    methods = " in ".join(f"{number} {word}" for number, word in _counted(groups))
     seeds = sorted({o.seed for o in outcomes})
-    text = f"{runs} of {counted} (seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))})"
-    text += f" on the data set {_values_text(_facts(outcomes, 'data', 'name')) or _field(outcomes, 'data.name')}"
+    data = _values_text(_facts(outcomes, "data", "name")) or _field(outcomes, "data.name")
+    text = f"{counted(len(outcomes), 'run')} of {methods} (seed{'' if len(seeds) == 1 else 's'} "
+    text += f"{', '.join(map(str, seeds))}) on the data set {data}"
     train, test = (_counts_text(_facts(outcomes, "data", half)) for half in ("train", "test"))
     if train and test:
         shape = _values_text(_sample(data) for data in _facts(outcomes, "data"))
@@ -245,7 +244,7 @@ def _length(outcomes: Sequence[Outcome]) -> str:
     """How long clients train in a round: epochs, or steps where these are given."""
     tables = [o.config["train"] for o in outcomes]
     lengths = [(t["steps"], "step") if t.get("steps") else (t["epochs"], "local epoch") for t in tables]
-    return " or ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in dict.fromkeys(lengths))
+    return " or ".join(counted(number, what) for number, what in dict.fromkeys(lengths))
 
 
 def _optimizer(config: Mapping[str, Any]) -> str:

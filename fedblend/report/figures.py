@@ -37,7 +37,6 @@ class Mark:
     method: str
     title: str
     points: tuple[str, ...]
-    """The text of each marked point."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,6 @@ class Guarantee:
 
     method: str
     what: str
-    """The kind of payload."""
     unit: str
     """What is protected, such as a client or a sample."""
     epsilon: float | None

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from fedblend.analysis import plotting
 from fedblend.analysis.advice import Advice, front
 from fedblend.analysis.privacy.membership import standard_error
+from fedblend.core.errors import counted
 from fedblend.experiment.study import Interval
 from fedblend.report.figures import plain_legend
 
@@ -131,7 +132,7 @@ def draw_leaks(leaks: Sequence[Leak]) -> bytes:
     measured = {(leak.run, leak.kind) for leak in shown}
     lacking = {(leak.run, leak.kind): leak.method for leak in leaks if (leak.run, leak.kind) not in measured}
     runs = Counter((method, kind) for (_, kind), method in lacking.items())
-    missing = [f"{kind} of {method} ({n} run{'s' * (n > 1)})" for (method, kind), n in runs.items()]
+    missing = [f"{kind} of {method} ({counted(n, 'run')})" for (method, kind), n in runs.items()]
     notes = [NOTE] if shown else []
     notes += [f"Not measured: {', '.join(missing)}"] if missing else []
     wrapped = "\n".join(textwrap.fill(line, NOTE_WIDTH) for line in notes)
@@ -186,7 +187,7 @@ def draw_search(searches: Sequence[MethodSearch]) -> bytes:
         if ordered and not numeric:
             names = [str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in ordered]
             axes.set_xticks(range(len(ordered)), names)
-        elif _spans(ordered) or (isinstance(interval, Interval) and interval.log):
+        elif (isinstance(interval, Interval) and interval.log) or _spans(ordered):
             tried = [t.values[field] for search in searches for t in search.trials if field in t.values]
             plotting.log_axis(axes, tried)
     figure.suptitle(f"Validation {metric} of each trial, by its values", fontsize=10, color=plotting.INK)

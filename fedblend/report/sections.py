@@ -126,16 +126,17 @@ MAX_SPLITS = 4  # Largest number of splits in a section; of more, the first are 
 SPLIT_FIELDS = ("data", "partition", "fraction", "holdout", "validation")
 """Fields of an experiment that, with the seed, determine its split."""
 
-SPLIT_MEASURES = {
-    "classes a client": "mean ± deviation over clients; fewer classes: less IID",
-    "KL divergence": "Kullback-Leibler, mean over pairs of clients of Σ pᵢ ln(pᵢ / pⱼ) over classes, with one sample "
-    "added to each client in the proportions of the whole data; 0: all clients are equal",
-    "distance to the whole": "mean over clients of Σ |pᵢ - p| over classes; 0: equal to the whole data, 2: no class in "
-    "common",
-    "samples a client": "mean ± deviation over clients",
-    "smallest, median, largest": "samples a client",
-}
-"""What the measures of a split mean."""
+SPLIT_MEASURES = (
+    ("classes a client", "mean ± deviation over clients; fewer classes: less IID",
+     "{classes_mean:.2f} ± {classes_deviation:.2f}"),
+    ("KL divergence", "Kullback-Leibler, mean over pairs of clients of Σ pᵢ ln(pᵢ / pⱼ) over classes, with one sample "
+     "added to each client in the proportions of the whole data; 0: all clients are equal", "{divergence:.3f} nats"),
+    ("distance to the whole", "mean over clients of Σ |pᵢ - p| over classes; 0: equal to the whole data, 2: no class "
+     "in common", "{distance:.3f}"),
+    ("samples a client", "mean ± deviation over clients", "{size_mean:,.1f} ± {size_deviation:,.1f}"),
+    ("smallest, median, largest", "samples a client", "{size_min:,.0f}, {size_median:,.0f}, {size_max:,.0f}"),
+)  # fmt: skip
+"""The measures of a split: name, explanation, and its value's form."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,8 @@ def _split_caption(first: Outcome, outcomes: Sequence[Outcome], record: Mapping[
 
 
 def _split_measures(measures: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    patterns = {
-        "classes a client": "{classes_mean:.2f} ± {classes_deviation:.2f}",
-        "KL divergence": "{divergence:.3f} nats",
-        "distance to the whole": "{distance:.3f}",
-        "samples a client": "{size_mean:,.1f} ± {size_deviation:,.1f}",
-        "smallest, median, largest": "{size_min:,.0f}, {size_median:,.0f}, {size_max:,.0f}",
-    }
     recorded = []
-    for name, pattern in patterns.items():
+    for name, explanation, form in SPLIT_MEASURES:
         with contextlib.suppress(KeyError):
-            recorded.append((name, SPLIT_MEASURES[name], pattern.format(**measures)))
+            recorded.append((name, explanation, form.format(**measures)))
     return recorded

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch.nn import functional as F
 
 from fedblend.analysis.plotting import ClientImage, label_text, png_data_url
@@ -39,7 +38,6 @@ class Gallery:
     """The methods that share exactly these images."""
     seed: int
     raw: bool
-    """Whether the images are raw samples."""
     caption: str
     shown: int
     entries: int
@@ -64,10 +62,9 @@ def galleries(groups: Sequence[Group]) -> list[Gallery]:
     for g in groups:
         for outcome in g.outcomes:
             key = _sharing_key(outcome)
-            if key in found:
-                found[key] = replace(found[key], methods=(*found[key].methods, g.name))
-                break
-            if gallery := _gallery(outcome, g.name):
+            known = found.get(key)
+            gallery = replace(known, methods=(*known.methods, g.name)) if known else _gallery(outcome, g.name)
+            if gallery is not None:
                 found[key] = gallery
                 break
     return list(found.values())
@@ -83,27 +80,25 @@ def _gallery(outcome: Outcome, method: str) -> Gallery | None:
     """The gallery of a run; ``None`` if it shared no images. Raises :class:`FedblendError` for a damaged checkpoint."""
     data = outcome.facts.get("data", {})
     sharing_class = _sharing_class(outcome.config)
-    path = outcome.path / checkpoint.NAME
     leaves = sharing_class is not None and getattr(getattr(sharing_class, "plan", None), "leaves", True)
-    if data.get("kind") != "image" or not leaves or not path.is_file():
+    if data.get("kind") != "image" or not leaves:
         return None
-    try:
-        with safe_open(path, "pt") as file:
-            names = [name.removeprefix("entries/") for name in file.keys() if name.startswith("entries/")]  # noqa: SIM118
-            entry = next((name for name in IMAGE_ENTRIES if name in names), None)
-            if entry is None or "y" not in names:
-                return None
-            x = file.get_slice(f"entries/{entry}")
-            labels = {name: file.get_tensor(f"entries/{name}") for name in names if name != entry}
-            owner, sizes = file.get_tensor("owner").numpy(), file.get_tensor("shared_sizes").numpy()
-            if list(x.get_shape()[1:]) != list(data["shape"]) or not len(owner):
-                return None
-            if not _are_owners(owner, x.get_shape()[:1], sizes):
-                raise FedblendError(f"{path}: is damaged: its 'owner' does not name the client of each shared entry")
-            rows = rows_across_clients(owner, MAX_IMAGES)
-            stored = torch.stack([x[int(row)] for row in rows])
-    except (SafetensorError, OSError) as error:
-        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+    with checkpoint.opened(outcome.path) as file:
+        keys = [] if file is None else list(file.keys())
+        names = [name.removeprefix("entries/") for name in keys if name.startswith("entries/")]
+        entry = next((name for name in IMAGE_ENTRIES if name in names), None)
+        if entry is None or "y" not in names:
+            return None
+        x = file.get_slice(f"entries/{entry}")
+        labels = {name: file.get_tensor(f"entries/{name}") for name in names if name != entry}
+        owner, sizes = file.get_tensor("owner").numpy(), file.get_tensor("shared_sizes").numpy()
+        if list(x.get_shape()[1:]) != list(data["shape"]) or not len(owner):
+            return None
+        if not _are_owners(owner, x.get_shape()[:1], sizes):
+            path = outcome.path / checkpoint.NAME
+            raise FedblendError(f"{path}: is damaged: its 'owner' does not name the client of each shared entry")
+        rows = rows_across_clients(owner, MAX_IMAGES)
+        stored = torch.stack([x[int(row)] for row in rows])
     is_bytes = stored.dtype == torch.uint8
     unit = stored / 255 if is_bytes else _to_unit(stored, outcome)
     if unit is None:
@@ -136,7 +131,6 @@ def _are_owners(owner: np.ndarray, entries: list[int], sizes: np.ndarray) -> boo
 
 
 def _sharing_class(config: Mapping[str, Any]) -> type | None:
-    """The class of a method's sharing, or ``None`` where it cannot be imported."""
     try:
         return registry.find("sharing", config["method"]["sharing"]["name"])
     except (FedblendError, KeyError, TypeError):

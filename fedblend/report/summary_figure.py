@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
 from fedblend.analysis import plotting
+from fedblend.core.errors import counted
 from fedblend.report.columns import final_score
 from fedblend.report.curve_figures import BAND_TEXT, Line, draw_target, lines, method_handles
 from fedblend.report.guarantees import PRIVACY_NOTE
@@ -28,7 +29,7 @@ def draw_summary(sections: Sequence[DatasetSection]) -> bytes:
 
     The panels are the accuracy (or loss) by round with bands over seeds, and the same against megabytes sent.
     """
-    legends = [_legend_texts(section) for section in sections]
+    legends = [[textwrap.fill(_legend_text(row), LEGEND_LETTERS) for row in section.rows] for section in sections]
     heights = [PANEL_HEIGHT + LEGEND_ROW * sum(1 + text.count("\n") for text in legend) for legend in legends]
     figure = plotting.blank_figure(WIDTH, sum(heights), (0.12, 0.08))
     rows = figure.subfigures(len(sections), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -76,26 +77,19 @@ def _draw_line(axes: Axes, line: Line, x: Sequence[float], style: plotting.LineS
 def _seeds_text(groups: Sequence[Group]) -> str:
     numbers = [len({o.seed for o in g.outcomes}) for g in groups]
     fewest, most = min(numbers), max(numbers)
-    text = f"{most} seed{'' if most == 1 else 's'}"
-    return text if fewest == most else f"{fewest} to {text}"
+    return counted(most, "seed") if fewest == most else f"{fewest} to {counted(most, 'seed')}"
 
 
-def _legend_texts(section: DatasetSection) -> list[str]:
-    unsafe = section.unsafe
-    return [textwrap.fill(_legend_text(row, row["method"] in unsafe), LEGEND_LETTERS) for row in section.rows]
-
-
-def _legend_text(row: Mapping[str, Any], unsafe: bool) -> str:
+def _legend_text(row: Mapping[str, Any]) -> str:
     """``fedmix: final accuracy 71.2 ± 1.4 % (3 seeds), mean of last 10: ...``."""
     unit = " %" if row["measure"] == "accuracy" else ""
-    seeds = f"{row['seeds']} seed{'' if row['seeds'] == 1 else 's'}"
-    name = f"{row['method']} ({PRIVACY_NOTE})" if unsafe else row["method"]
+    name = f"{row['method']} ({PRIVACY_NOTE})" if row["unsafe"] else row["method"]
     if not row["seeds"]:
         return f"{name}: not evaluated yet"
     final = final_score(row) if row["diverged"] else score(row["measure"], row["final"], row["final_std"])
     last = score(row["measure"], row["last"], row["last_std"])
     text = (
-        f"{name}: final {row['measure']} {final}{unit} ({seeds}), mean of last {averaged(row)}: {last}{unit}, "
-        f"{megabytes(row['bytes_up'] + row['bytes_down'])} sent"
+        f"{name}: final {row['measure']} {final}{unit} ({counted(row['seeds'], 'seed')}), "
+        f"mean of last {averaged(row)}: {last}{unit}, {megabytes(row['bytes_up'] + row['bytes_down'])} sent"
     )
     return text + (f"; {row['states']}" if row["unfinished"] else "")

@@ -29,12 +29,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of the page."""
+    """A table of the page: headings with their explanations, and the name and the cells of each method."""
 
     headings: list[tuple[str, str]]
-    """Headings with their explanations."""
     rows: list[tuple[str, list[Cell]]]
-    """The name and the cells of each method."""
 
 
 def _page_table(rows: Sequence[MethodRow], columns: Sequence[Column]) -> PageTable:

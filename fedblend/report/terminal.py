@@ -52,8 +52,7 @@ def comparison_tables(
     return Renderables(*(_comparison_table(g, titles[name], reasons, chosen[name]) for name, g in sets.items()))
 
 
-NamedCells = tuple[str, list[Text]]
-"""The heading and the cells of a column."""
+NamedCells = tuple[str, list[Text]]  # The heading and the cells of a column
 
 UNLIMITED = 10_000  # A width in columns in which every table fits
 
@@ -68,14 +67,28 @@ class WrappedTable:
     columns: list[NamedCells]
     title: str | None = None
     lead: str = ""
-    """Text above the table."""
     notes: str = ""
-    """Text below the table."""
     footer: int = 0
     """Number of last rows below a line."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        yield from self._encodable(console.encoding)._tables(console, options)
+        shown = self._encodable(console.encoding)
+        begin, title = 0, shown.title
+        if shown.lead:
+            if title:
+                yield Text(title, style="bold")
+            yield Text(shown.lead)
+            title = None
+        while begin < len(shown.columns):
+            end = begin + 1
+            while end < len(shown.columns) and shown._fits(begin, end + 1, console, options):
+                end += 1
+            table = shown._table(begin, end)
+            table.title = Text(title) if title else None
+            yield table
+            begin, title = end, None
+        if shown.notes:
+            yield Text(shown.notes, style="table.caption")
 
     def _encodable(self, encoding: str) -> WrappedTable:
         columns = [
@@ -87,29 +100,12 @@ class WrappedTable:
         names = [encodable(name, encoding) for name in self.names]
         return replace(self, heading=heading, names=names, columns=columns, title=title, lead=lead, notes=notes)
 
-    def _tables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        begin, title = 0, self.title
-        if self.lead:
-            if title:
-                yield Text(title, style="bold")
-            yield Text(self.lead)
-            title = None
-        while begin < len(self.columns):
-            end = begin + 1
-            while end < len(self.columns) and self._fits(self.columns[begin : end + 1], console, options):
-                end += 1
-            table = self._table(self.columns[begin:end])
-            table.title = Text(title) if title else None
-            yield table
-            begin, title = end, None
-        if self.notes:
-            yield Text(self.notes, style="table.caption")
-
-    def _fits(self, columns: Sequence[NamedCells], console: Console, options: ConsoleOptions) -> bool:
-        needed = Measurement.get(console, options.update(width=UNLIMITED), self._table(columns)).minimum
+    def _fits(self, begin: int, end: int, console: Console, options: ConsoleOptions) -> bool:
+        needed = Measurement.get(console, options.update(width=UNLIMITED), self._table(begin, end)).minimum
         return needed <= options.max_width
 
-    def _table(self, columns: Sequence[NamedCells]) -> Table:
+    def _table(self, begin: int, end: int) -> Table:
+        columns = self.columns[begin:end]
         table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1, 0, 0), header_style="bold")
         table.title_justify, table.title_style = "left", "bold"
         # The least width keeps names readable where the other columns take the rest.

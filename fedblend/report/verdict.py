@@ -25,7 +25,6 @@ class Comparison:
     """One measure of several methods beside that of the baseline, over the seeds that both finished."""
 
     found: dict[str, Difference]
-    """Differences by method."""
     sign: int
     """1 where more is better, -1 where less is."""
 
@@ -69,10 +68,9 @@ def _compared(rows: Sequence[MethodRow], base: MethodRow, value: Callable[[Metho
     for row in rows:
         seeds = row["by_seed"].keys() & base["by_seed"].keys()
         mine, theirs = ({seed: value(one["by_seed"][seed]) for seed in seeds} for one in (row, base))
-        if all(map(math.isfinite, (*mine.values(), *theirs.values()))):
-            difference = paired_difference(mine, theirs)
-            if difference is not None:
-                found[row["method"]] = difference
+        finite = all(map(math.isfinite, (*mine.values(), *theirs.values())))
+        if finite and (difference := paired_difference(mine, theirs)) is not None:
+            found[row["method"]] = difference
     return Comparison(found, sign)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,23 @@ def read_table(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if checksum is not None and checksum != _checksum(scalars, tensors):
         raise ValueError("its content does not have the checksum that it was written with")
     return scalars, tensors
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Any]:
+    """The folder's checkpoint as an open file of safetensors, to read single tensors of; ``None`` if it has none.
+
+    Raises :class:`FedblendError` for a damaged file.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        yield None
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
 
 
 def read(folder: Path) -> RunState | None:

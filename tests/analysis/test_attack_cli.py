@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import PNG, TINY, changed, contents, here, refused, succeeded
-from helpers import images, labelled, same, slow_except
+from cli_helpers import PNG, contents, here, refused, succeeded, tiny_run
+from helpers import iid, images, labelled, same, slow_except
 from helpers import run as after_rounds
 from helpers import setup as made_of
 
@@ -28,11 +29,10 @@ from fedblend.cli import attack
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
 from fedblend.report import scatter_figures
 from fedblend.report.scatter_figures import strongest
-from fedblend.runs import api, checkpoint
+from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory
 
 ONE = {"train": {"cohort": 1, "momentum": 0.5, "lr": 0.05, "batch_size": 40, "epochs": 1}, "rounds": 2}
@@ -40,8 +40,7 @@ ONE = {"train": {"cohort": 1, "momentum": 0.5, "lr": 0.05, "batch_size": 40, "ep
 
 
 def run(path: Path, **changes: Any) -> Path:
-    api.run(resolve(changed(TINY, changes)), path)
-    return path
+    return tiny_run(path, **changes).path
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    state = checkpoint.read(path)
-    assert state is not None
-    return state.weights
+    return checkpoint.read(path).weights
 
 
 @pytest.mark.slow
@@ -64,7 +61,7 @@ def test_a_round_is_made_again_as_the_run_made_it(made: Path, tmp_path: Path) ->
 
     snapshots = {r: RoundSnapshot.load(made, r, lambda done, total: watched.append((done, total))) for r in (0, 1, 2)}
 
-    assert same(snapshots[0].task.weights, make_setup(resolve(changed(TINY, ONE))).weights())
+    assert same(snapshots[0].task.weights, make_setup(RunDirectory(made).experiment()).weights())
     assert same(snapshots[1].task.weights, weights(shorter))
     assert same(snapshots[2].task.weights, weights(made))
     assert not same(snapshots[1].task.weights, snapshots[2].task.weights)
@@ -107,7 +104,6 @@ def test_a_client_outside_the_cohort_is_attacked_with_what_it_keeps(method: str,
     # Seed 2 draws clients 0 and 3, then 0 and 1. So 3 has trained and is not in the cohort, and 2 has never trained.
     path = run(tmp_path / "a", method=method, seed=2)
     before = checkpoint.read(run(tmp_path / "b", method=method, rounds=1, seed=2))
-    assert before is not None
     snapshot = RoundSnapshot.load(path, 1)
 
     targets = [prepare(snapshot, client, images=8, steps=3) for client in range(4)]
@@ -142,7 +138,6 @@ def test_a_client_trains_on_so_many_of_its_images_so_many_times(made: Path) -> N
 
     assert torch.equal(target.x, snapshot.setup.scale(x))
     assert torch.equal(target.y, y)
-    assert target.victim.steps is not None
     assert [sorted(rows) for rows in target.victim.steps.rows(3)] == [[0, 1, 2]] * 5
     assert (target.victim.steps.momentum, target.victim.steps.lr) == (0.5, 0.05)
     assert prepare(snapshot, 2, images=3).steps == 1  # the run's epochs
@@ -218,7 +213,7 @@ def test_runs_that_cannot_be_attacked_are_refused(tmp_path: Path) -> None:
     refused(here("attack", tmp_path, "--round", 0, "--client", 0), "holds no run")
     outputs = run(tmp_path / "fd", method="fd", rounds=1)
     refused(here("attack", outputs, "--round", 0, "--client", 0), "'outputs'", "no model")
-    toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
+    toy = run(tmp_path / "toy", data="toy", rounds=1, **iid(2, cohort=1))
     refused(here("attack", toy, "--round", 0, "--client", 0), "data: 'toy'", "rebuild images")
 
 
@@ -276,10 +271,7 @@ def test_the_card_tells_what_left_and_what_was_rebuilt(study: Path, tmp_path: Pa
     assert rows["fedavg", "weights"]["shape"] == "4 tensors, 610 numbers"  # 64 x 8 + 8, 8 x 10 + 10
     for name in ("fedavg", "fedmix", "mixfld", "raw", "fd"):
         records = RunDirectory(study / name).metrics()
-        sent: dict[str, int] = {}
-        for record in records:
-            for kind, number in record["bytes_up"].items():
-                sent[kind] = sent.get(kind, 0) + number
+        sent = sum((Counter(record["bytes_up"]) for record in records), Counter())
         assert {kind: row["bytes"] for (of, kind), row in rows.items() if of == name} == sent
         assert {row["accuracy"] for (of, _), row in rows.items() if of == name} == {records[-1]["accuracy"]}
     assert "means by M_k" in told.out
@@ -302,22 +294,16 @@ def test_attacks_of_other_strength_are_kept_apart(tmp_path: Path) -> None:
     attack(out)
     attack(cohort[1], iterations=9, progress=stop)
 
-    (leak_kind,) = {leak.kind for leak in leak_report(RunDirectory(path)).leaks}
-    told = {leak.how.partition("1 step, ")[2] for leak in leak_report(RunDirectory(path)).leaks}
-    assert leak_kind == "weights"
-    assert told == {
-        "3 iterations, 1 client",
-        "3 iterations, lr 0.0001, 1 client",
-        "3 iterations, restarts 2, 1 client",
-        "4 iterations, 1 client",
-        "3 iterations, client not drawn, 1 client",
-        "3 iterations, stopped, 1 client",
+    settings = ("", ", lr 0.0001", ", restarts 2", ", client not drawn", ", stopped")
+    assert {(leak.kind, leak.how.partition("1 step, ")[2]) for leak in leak_report(RunDirectory(path)).leaks} == {
+        *(("weights", f"3 iterations{setting}, 1 client") for setting in settings),
+        ("weights", "4 iterations, 1 client"),
     }
 
 
 def test_features_are_not_attacked_and_have_no_empty_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    toy = run(tmp_path / "toy", data="toy", rounds=1, partition={"name": "iid", "clients": 2}, train={"cohort": 1})
+    toy = run(tmp_path / "toy", data="toy", rounds=1, **iid(2, cohort=1))
     told = succeeded(here("leaks", toy, "--out", tmp_path / "card"))
     assert NO_ATTACK in (tmp_path / "card" / "leaks.csv").read_text()
     assert not (tmp_path / "card" / "leaks.png").exists()
@@ -342,7 +328,6 @@ def test_the_figure_names_methods_once_and_its_note_is_inside(monkeypatch: pytes
 
 def test_means_are_remade_as_they_were_sent(study: Path) -> None:
     setup, state = make_setup(RunDirectory(study / "fedmix").experiment()), checkpoint.read(study / "fedmix")
-    assert state is not None
 
     made, groups = _shared_means(setup, setup.experiment.method.sharing)
 
@@ -364,7 +349,6 @@ def test_the_nearest_raw_sample_is_found_as_by_hand(study: Path) -> None:
 
     found = similarity_of_means(setup, sharing)
 
-    assert found is not None
     assert found.samples == len(x) < 300  # all of them
     least, rows = apart.min(1)
     grey = float(setup.scale.factor.flatten()[0])
@@ -383,7 +367,6 @@ def test_a_mean_of_one_sample_is_that_sample(tmp_path: Path) -> None:
 
     near = similarity_of_means(setup, setup.experiment.method.sharing)
 
-    assert near is not None
     assert (near.recognised, near.psnr) == (1.0, 100.0)
     assert near.ssim == pytest.approx(1.0)
     assert near.distance == pytest.approx(0.0, abs=1e-3)
@@ -401,7 +384,6 @@ def test_means_within_a_class_of_several_labels_are_means_of_any_samples() -> No
 
     found = similarity_of_means(setup, setup.experiment.method.sharing)
 
-    assert found is not None
     assert found.samples == 6
 
 
@@ -424,10 +406,9 @@ def test_the_figure_takes_the_most_that_anyone_got() -> None:
     assert [(one.kind, one.psnr) for one in found] == [("weights", 12.0), ("raw", math.inf)]
 
 
-def test_a_damaged_attack_is_told(study: Path, tmp_path: Path) -> None:
-    folder = RunDirectory(tmp_path).path / "attacks" / "x"
-    folder.mkdir(parents=True)
-    (folder / "attack.json").write_text('{"mse": 1')
+def test_a_damaged_attack_is_told(tmp_path: Path) -> None:
+    (tmp_path / "attacks" / "x").mkdir(parents=True)
+    (tmp_path / "attacks" / "x" / "attack.json").write_text('{"mse": 1')
 
     with pytest.raises(FedblendError, match=r"attack.json: is damaged"):
         read_attacks(RunDirectory(tmp_path))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import TINY, changed, here, refused, succeeded
+from cli_helpers import here, refused, sites_with_own_data, succeeded, tiny_run
 from helpers import images, setup
 
 from fedblend.analysis.attacks.image_similarity import ssim
@@ -21,10 +21,9 @@ from fedblend.analysis.privacy.leak_report import SEED_MEASURES, Leak, leak_repo
 from fedblend.analysis.privacy.similarity import similarity_of_entries, similarity_of_target_seeds
 from fedblend.core.setup import Setup
 from fedblend.core.sharing import Pool
-from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
-from fedblend.runs import api, checkpoint
-from fedblend.runs.directory import OWN_DATA, RunDirectory
+from fedblend.runs import checkpoint
+from fedblend.runs.directory import RunDirectory
 
 SHARING = {"server": 0, "targets": [1, 2, 5], "dummies": [0, 3]}
 ONE_SHOT = {"rounds": 1, "train": {"cohort": 3}}
@@ -41,13 +40,10 @@ METHODS: dict[str, dict[str, Any]] = {
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     for name, changes in METHODS.items():
-        api.run(resolve(changed(TINY, {"name": name, "partition": SPLIT, **changes})), folder / name)
+        tiny_run(folder / name, **changes)
     for name in ("fed-augmix", "fedmix"):
         attack_run(folder / name, 2, 0, images=1, steps=1, iterations=30, attacker="plain").write()
     return folder
-
-
-SPLIT = {"name": "iid", "clients": 4}
 
 
 def world_of(study: Path, name: str) -> Setup:
@@ -61,9 +57,9 @@ def test_seeds_are_compared_with_the_devices_raw_samples_as_by_hand(name: str, s
     sharing = setup.experiment.method.sharing
     one = xor_privacy.make_seeds(setup.data, setup.population, sharing, setup.experiment.seed)
     raw = one.raw[: one.device_samples].double().flatten(1)
-    wanted = {"sent": one.seeds} | (
-        {} if one.guessed is None else {"guessed": one.guessed, "decoded": one.server_samples}
-    )
+    wanted = {"sent": one.seeds}
+    if one.guessed is not None:
+        wanted |= {"guessed": one.guessed, "decoded": one.server_samples}
 
     found = similarity_of_target_seeds(setup, sharing)
 
@@ -113,12 +109,8 @@ def test_one_figure_compares_all_four_papers(study: Path, tmp_path: Path) -> Non
 
 
 def test_a_run_of_sites_with_data_of_their_own_is_not_measured_on_the_servers(study: Path, tmp_path: Path) -> None:
-    run = tmp_path / "fedmix"
-    shutil.copytree(study / "fedmix", run)
-    facts = json.loads((run / "facts.json").read_text())
-    facts["partition"] = {"rule": OWN_DATA, "samples": [1, 2, 3, 4]}
-    (run / "facts.json").write_text(json.dumps(facts))
-    shutil.rmtree(run / "attacks", ignore_errors=True)
+    copied = shutil.copytree(study / "fedmix", tmp_path / "fedmix", ignore=shutil.ignore_patterns("attacks"))
+    run = sites_with_own_data(copied, 1, 2, 3, 4)
     leaks = leak_report(RunDirectory(run)).leaks
     assert {leak.kind for leak in leaks} == {"weights", "means"}
     assert {leak.how for leak in leaks} == {"not measured: the clients' samples are at their sites"}
@@ -130,8 +122,7 @@ TWO = {"name": "classes", "clients": 5, "classes_per_client": 2}
 
 
 def leaks(folder: Path, method: Any) -> dict[str, Leak]:
-    api.run(resolve(changed(TINY, {"partition": TWO, "method": method})), folder)
-    return {leak.kind: leak for leak in leak_report(RunDirectory(folder)).leaks}
+    return {leak.kind: leak for leak in leak_report(tiny_run(folder, partition=TWO, method=method)).leaks}
 
 
 def test_statistics_have_a_card_without_measures(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_helpers import TINY, changed, contents, here, refused, succeeded
+from cli_helpers import PNG, contents, here, refused, succeeded, tiny_run
 
 from fedblend.analysis.points.loss_scaling import (
     ClientSwitches,
@@ -20,11 +20,9 @@ from fedblend.analysis.points.loss_scaling import (
 from fedblend.cli import paper as command
 from fedblend.core.engine import TrainTask
 from fedblend.engines.loop_engine import LoopEngine
-from fedblend.experiment.config import resolve
 from fedblend.experiment.make_setup import make_setup
 from fedblend.methods.augment.augmix import augmix
 from fedblend.methods.objectives.augmix import AugMix
-from fedblend.runs import api
 from fedblend.runs.directory import RunDirectory
 
 METHOD = {
@@ -36,9 +34,7 @@ METHOD = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose outputs begin alike and part while it trains, so that lambda switches."""
-    path = tmp_path_factory.mktemp("runs") / "augmix"
-    api.run(resolve(changed(TINY, {"method": METHOD, "rounds": 6, "train": {"lr": 0.5}})), path)
-    return path
+    return tiny_run(tmp_path_factory.mktemp("runs"), method=METHOD, rounds=6, train={"lr": 0.5}).path
 
 
 def rows_of(folder: Path) -> list[ClientSwitches]:
@@ -61,7 +57,7 @@ def test_the_command_prints_and_writes_what_the_run_did(made: Path, tmp_path: Pa
         assert f"{100 * one.share:.1f}" in told.out
     assert describe_switches(totals) in told.out
     assert "20 in place of 1, where the loss is above 400 times the divergence" in told.out
-    assert (tmp_path / "s" / command.FIGURE).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / "s" / command.FIGURE).read_bytes().startswith(PNG)
     assert contents(made) == before
 
 
@@ -97,25 +93,16 @@ def test_the_counts_are_those_of_the_rule_written_out(made: Path) -> None:
 
 
 def test_totals_and_words() -> None:
-    rows = [
-        ClientSwitches(1, 0, 3, 3),
-        ClientSwitches(1, 4, 2, 2),
-        ClientSwitches(2, 1, 4, 1),
-        ClientSwitches(3, 0, 3, 0),
-    ]
+    rows = [ClientSwitches(*row) for row in ((1, 0, 3, 3), (1, 4, 2, 2), (2, 1, 4, 1), (3, 0, 3, 0))]
 
     assert sum_by_round(rows) == [RoundSwitches(1, 5, 5), RoundSwitches(2, 4, 1), RoundSwitches(3, 3, 0)]
-    assert RoundSwitches(2, 4, 1).share == 0.25
-    assert RoundSwitches(2, 0, 0).share == 0
-    words = "large in all batches of rounds 1 to 1; last in round 2; 6 of 12 batches in all"
-    assert describe_switches(sum_by_round(rows)) == words
-    assert (
-        describe_switches([RoundSwitches(1, 4, 4), RoundSwitches(2, 4, 4)])
-        == "large in all batches of rounds 1 to 2; 8 of 8 batches in all"
-    )
-    assert (
-        describe_switches([RoundSwitches(1, 4, 1), RoundSwitches(2, 4, 0)]) == "last in round 1; 1 of 8 batches in all"
-    )
+    assert (RoundSwitches(2, 4, 1).share, RoundSwitches(2, 0, 0).share) == (0.25, 0)
+    for large, words in {
+        (4, 1, 0): "large in all batches of rounds 1 to 1; last in round 2; 5 of 12 batches in all",
+        (4, 4): "large in all batches of rounds 1 to 2; 8 of 8 batches in all",
+        (1, 0): "last in round 1; 1 of 8 batches in all",
+    }.items():
+        assert describe_switches([RoundSwitches(i, 4, n) for i, n in enumerate(large, 1)]) == words
 
 
 def test_ctrl_c_ends_it_with_the_rounds_so_far(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,16 +124,15 @@ def test_ctrl_c_ends_it_with_the_rounds_so_far(made: Path, tmp_path: Path, monke
 
 def test_a_base_that_mixes_is_counted_too(tmp_path: Path) -> None:
     method = {"name": "fedmix+fed-augmix", "sharing": {"samples_per_mean": 5}, "objective": METHOD["objective"]}
-    api.run(resolve(changed(TINY, {"method": method})), tmp_path / "a")
 
-    rows = switches(tmp_path / "a")
+    rows = switches(tiny_run(tmp_path, method=method).path)
 
     assert [row.round for row in rows] == [1, 1, 2, 2]
     assert all(0 <= row.large <= row.batches for row in rows)
 
 
 def test_runs_that_switch_nothing_are_refused(tmp_path: Path) -> None:
-    api.run(resolve(changed(TINY, {"rounds": 0})), tmp_path / "plain")
+    tiny_run(tmp_path / "plain", rounds=0)
 
     refused(here("switches", tmp_path / "plain"), "'plain'", "switches no lambda")
     refused(here("switches", tmp_path / "nothing"), "no such run")

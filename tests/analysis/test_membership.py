@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_helpers import TINY, changed
-from helpers import images, setup
+from cli_helpers import tiny_run
+from helpers import iid, images, setup
 
 from fedblend.analysis.advice import Limits, read_advice
 from fedblend.analysis.privacy import membership
@@ -89,29 +89,18 @@ def test_others_are_what_the_clients_that_trained_hold_out(monkeypatch: pytest.M
 
 
 def test_the_leak_card_of_a_model_is_of_the_layers_that_left_and_of_the_clients_that_trained(tmp_path: Path) -> None:
-    partition, train = {"name": "iid", "clients": 10}, {"cohort": 2}
-    for method in ("fedper", "fedavg"):
-        settings = {
-            "name": method,
-            "method": method,
-            "rounds": 1,
-            "partition": partition,
-            "train": train,
-            "holdout": 0.3,
-        }
-        api.run(resolve(changed(TINY, settings)), tmp_path / method)
-    cards = {m: leak_report(RunDirectory(tmp_path / m)).leaks[0] for m in ("fedper", "fedavg")}
+    fields = {"rounds": 1, "holdout": 0.3, **iid(10, cohort=2)}
+    runs = {method: tiny_run(tmp_path / method, method=method, **fields) for method in ("fedper", "fedavg")}
+    cards = {method: leak_report(run).leaks[0] for method, run in runs.items()}
 
-    run = RunDirectory(tmp_path / "fedper")
-    made = make_setup(run.experiment())
+    made = make_setup(runs["fedper"].experiment())
     sent = made.shared(made.weights())
     assert 0 < len(sent) < len(made.weights())
     assert cards["fedper"].shape == f"{len(sent)} tensors, {sum(t.numel() for t in sent.values()):,} numbers"
     # Nobody has a whole model of the run.
     assert np.isnan(cards["fedper"].membership)
-    other = RunDirectory(tmp_path / "fedavg")
-    state, cohort = checkpoint.read(other.path), other.records()[1].cohort
-    plain = make_setup(other.experiment())
+    state, cohort = checkpoint.read(tmp_path / "fedavg"), runs["fedavg"].records()[1].cohort
+    plain = make_setup(runs["fedavg"].experiment())
     assert cards["fedavg"].membership == membership.of_model(plain, state.weights, cohort)
     assert cards["fedavg"].membership != membership.of_model(plain, state.weights)
 
@@ -148,22 +137,13 @@ def test_samples_that_had_not_arrived_are_no_others_either(enough: int, monkeypa
 
 def test_leak_cards_compare_samples_that_were_shared_or_trained_on(tmp_path: Path) -> None:
     """Each client has half of its samples when it shares, and others when it trains for the last time."""
-    settings = {
-        "name": "arrival",
-        "method": "global-mixup",
-        "unsafe": True,
-        "holdout": 0.3,
-        "arrival": {"first": 0.5, "clients": 0.5, "portion": 0.2},
-    }
-    api.run(resolve(changed(TINY, {**settings, "rounds": 4, "partition": {"name": "iid", "clients": 8}})), tmp_path)
-    cards = {leak.kind: leak for leak in leak_report(RunDirectory(tmp_path)).leaks}
-
-    run, state = RunDirectory(tmp_path), checkpoint.read(tmp_path)
+    settings = {"method": "global-mixup", "unsafe": True, "holdout": 0.3, "rounds": 4, **iid(8, cohort=2)}
+    run = tiny_run(tmp_path, arrival={"first": 0.5, "clients": 0.5, "portion": 0.2}, **settings)
+    cards, state = {leak.kind: leak for leak in leak_report(run).leaks}, checkpoint.read(tmp_path)
     made = make_setup(run.experiment())
     used = np.zeros(8, np.int64)
     for record in run.records()[1:]:
         used[record.cohort] = made.sizes(record.round - 1)[record.cohort]
-    assert state is not None
     assert (used < made.sizes(4)).any()
     assert (state.shared_sizes < made.population.sizes).all()
     assert cards["raw"].membership == 1.0
@@ -190,36 +170,26 @@ def test_chance_is_zero_on_average() -> None:
     ],
 )
 def test_leak_cards_say_what_left_a_client_beside_its_model(method: Any, kind: str | None, tmp_path: Path) -> None:
-    settings = {"name": "leaks", "method": method, "unsafe": method == "shared-set", "rounds": 1}
-    api.run(resolve(changed(TINY, {**settings, "partition": {"name": "iid", "clients": 4}})), tmp_path / "run")
+    run = tiny_run(tmp_path, method=method, unsafe=method == "shared-set", rounds=1)
 
-    leaks = leak_report(RunDirectory(tmp_path / "run")).leaks
+    leaks = {leak.kind: leak for leak in leak_report(run).leaks}
 
-    assert {leak.kind for leak in leaks} - {"weights"} == ({kind} if kind else set())
-    shared = {leak.kind: leak for leak in leaks}.get(str(kind))
+    assert leaks.keys() - {"weights"} == ({kind} if kind else set())
     if kind == "statistics":
-        everything = isinstance(method, dict)
-        assert shared is not None
-        assert shared.membership > 0.3 if everything else shared.membership > -1
+        shared = leaks[kind]
+        assert shared.membership > (0.3 if isinstance(method, dict) else -1)
         assert "mean 1, std 1" in shared.shape
         assert np.isnan(shared.recognised), "statistics show no picture that could be recognised"
     if kind == "raw":
-        assert shared is not None
-        assert (shared.recognised, shared.how) == (1.0, "raw samples")
+        assert (leaks[kind].recognised, leaks[kind].how) == (1.0, "raw samples")
 
 
 def test_advice_says_who_receives_what_clients_share(tmp_path: Path) -> None:
-    for method in ("fedavg", "vhl", "statmix", "virtual-seeds"):
-        api.run(resolve(changed(TINY, {"name": method, "method": method, "rounds": 1})), tmp_path / method)
-    runs = [RunDirectory(tmp_path / method) for method in ("fedavg", "vhl", "statmix", "virtual-seeds")]
+    wanted = {"fedavg": (), "vhl": (), "statmix": ("statistics",), "virtual-seeds": ("seeds",)}
+    runs = [tiny_run(tmp_path / method, method=method, rounds=1) for method in wanted]
     advice = read_advice(runs, "accuracy", True, Limits(), {})
     found = {option.method: (option.leaves, option.to_clients) for option in advice.options}
-    assert found == {
-        "fedavg": ((), False),
-        "vhl": ((), False),
-        "statmix": (("statistics",), True),
-        "virtual-seeds": (("seeds",), True),
-    }
+    assert found == {method: (leaves, bool(leaves)) for method, leaves in wanted.items()}
 
 
 @pytest.mark.parametrize(("sharing", "least", "most"), [("moments", 1.0, 1.0), ("secure-moments", 0.15, 0.9)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,18 +90,13 @@ def test_mixup_grows_as_the_logarithm_of_lambda_as_in_table_2() -> None:
 
 def test_a_row_is_the_smallest_and_the_mean_of_each_draw_averaged() -> None:
     one, lam = two_devices(), 0.2
-    twice = Mixtures(one.raw // 2 * 2, one.y, one.holder, one.mixed, one.owner, one.pairs)
-    logs = [
-        [
-            np.log(smallest_distances(m.mixup(lam)[:1], m.raw, m.mixed[:1])),
-            np.log(smallest_distances(m.mix2up(lam), m.raw, m.contributors)),
-        ]
-        for m in (one, twice)
-    ]
+    twice = replace(one, raw=one.raw // 2 * 2)
+    up = [np.log(smallest_distances(m.mixup(lam)[:1], m.raw, m.mixed[:1])) for m in (one, twice)]
+    two = [np.log(smallest_distances(m.mix2up(lam), m.raw, m.contributors)) for m in (one, twice)]
     (row,) = measure_mixtures([one, twice], [lam])
-    assert row.mixup_smallest == row.mixup_mean == pytest.approx(np.mean([up[0] for up, _ in logs]))
-    assert row.mix2up_smallest == pytest.approx(np.mean([two.min() for _, two in logs]))
-    assert row.mix2up_mean == pytest.approx(np.mean([two.mean() for _, two in logs]))
+    assert row.mixup_smallest == row.mixup_mean == pytest.approx(np.mean(up))
+    assert row.mix2up_smallest == pytest.approx(np.mean([logs.min() for logs in two]))
+    assert row.mix2up_mean == pytest.approx(np.mean(two))
     with pytest.raises(FedblendError, match="lambda: mixing with the ratios"):
         measure_mixtures([one], [0.5])
 
@@ -138,12 +134,8 @@ def test_scaled_figures_are_those_of_the_distances_they_are_given(monkeypatch: p
 
     found = measure_scaled(draws, lam, 0)
 
-    assert found == {
-        "mixup_scaled_smallest": pytest.approx(plain.mixup_smallest),
-        "mixup_scaled_mean": pytest.approx(plain.mixup_mean),
-        "mix2up_scaled_smallest": pytest.approx(plain.mix2up_smallest),
-        "mix2up_scaled_mean": pytest.approx(plain.mix2up_mean),
-    }
+    names = [f"{kind}_{figure}" for kind in ("mixup", "mix2up") for figure in ("smallest", "mean")]
+    assert found == {name.replace("_", "_scaled_"): pytest.approx(getattr(plain, name)) for name in names}
 
 
 def test_recognised_is_whose_nearest_raw_sample_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +163,8 @@ def test_a_draw_mixes_labels_within_devices_and_pairs_across_them() -> None:
     assert (one.labels[s] == one.labels[t][:, ::-1]).all()
     assert one.contributors.shape == (12, 4)
     # Every raw sample is one of the data set's, with its own label.
-    for row in range(len(one.raw)):
-        found = (data.train.x == one.raw[row]).flatten(1).all(1)
-        assert one.y[row] in data.train.y[found].tolist()
+    for image, label in zip(one.raw, one.y, strict=True):
+        assert label in data.train.y[(data.train.x == image).flatten(1).all(1)].tolist()
 
 
 def test_draws_are_keyed() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import experiment
-from PIL import Image
+from report_helpers import pixels
 
 from fedblend import report
 from fedblend.analysis.plotting import ClientImage
@@ -63,14 +61,11 @@ def gallery(folder: Path, label: str) -> shared_images.Gallery:
 
 def shown(picture: ClientImage, times: int = 1) -> np.ndarray:
     """The pixels of a picture at the size they were stored in."""
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
-    return pixels[times // 2 :: times, times // 2 :: times]
+    return pixels(picture.url)[times // 2 :: times, times // 2 :: times]
 
 
 def kept(folder: Path, label: str) -> Any:
-    state = checkpoint.read(folder / label)
-    assert state is not None
-    return state
+    return checkpoint.read(folder / label)
 
 
 def test_encoded_seeds_are_shown_as_they_left(folder: Path) -> None:
@@ -111,11 +106,10 @@ def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
     state, made = kept(folder, label), make_setup(RunDirectory(folder / label).experiment())
     told = seed_traces(made, state, np.arange(len(state.entries)))
     x, y = made.samples(0, int(made.sizes(0)[0]))
+    seeds, dummies = state.entries.tensors["seeds"], state.entries.tensors["dummies"][:, 0].tolist()
 
     assert [one.client for one in told] == state.entries.owner.tolist()
-    for one, sent, dummy in zip(
-        told, state.entries.tensors["seeds"], state.entries.tensors["dummies"][:, 0].tolist(), strict=True
-    ):
+    for one, sent, dummy in zip(told, seeds, dummies, strict=True):
         assert one.labels == (9, dummy)
         assert torch.equal(one.sent, sent)
         if label == "mixfl":
@@ -124,8 +118,6 @@ def test_a_seed_s_story_is_what_the_run_did(folder: Path, label: str) -> None:
             assert float((exact - sent.double()).abs().max()) <= 0.5
         else:
             assert torch.equal(sent, one.target ^ one.dummy)
-            assert one.server_dummy is not None
-            assert one.decoded is not None
             assert torch.equal(one.decoded, sent ^ one.server_dummy)
             # It is one of the server's own of the dummy's label.
             assert any(torch.equal(one.server_dummy, image) for image in x[y == dummy])
@@ -146,8 +138,6 @@ def test_strips_show_raw_samples_first(folder: Path) -> None:
 
     image = shown(strip, ZOOM)
     assert image.shape == (8, 5 * 8 + 4 * GAP)
-    assert one.server_dummy is not None
-    assert one.decoded is not None
     for place, part in enumerate((one.target, one.dummy, one.sent, one.server_dummy, one.decoded)):
         np.testing.assert_array_equal(image[:, place * (8 + GAP) :][:, :8], part[0].numpy())
     dummy = one.labels[1]

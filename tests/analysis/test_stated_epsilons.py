@@ -139,7 +139,6 @@ def test_weights_alone_claim_nothing_where_other_clients_train_on_noisy_means() 
         made = experiment(protection=NOISY, method={"name": "naivemix", "sharing": {"multiplier": multiplier}})
         means, both = statements(as_table(made), noise_facts(made), 10, records(3), secret_cohorts=True)
         assert (means.what, both.what) == ("means", "weights and means")
-        assert both.epsilon is not None
         return both.epsilon
 
     assert together(0.001) > 1e5
@@ -147,17 +146,14 @@ def test_weights_alone_claim_nothing_where_other_clients_train_on_noisy_means() 
 
 
 def outcome(made: Experiment, engine: str) -> Outcome:
-    facts = {
-        "clients": {"number": 10, "holding": 10},
-        "engine": {"engine": engine},
-        "privacy": privacy_facts(made),
-    }
+    facts = {"clients": {"holding": 10}, "engine": {"engine": engine}, "privacy": privacy_facts(made)}
     return Outcome(Path("run"), as_table(made), records(4), {"state": "done"}, facts)
 
 
 UNBOUNDED = "protection.clip is not given, so that the influence of one client is not bounded"
 MASKED = {"aggregator": {"name": "secure-mean", "fewest": 2}}
 EXACT = "the server receives exact sums of uploads, to which no noise is added"
+NO_PROTECTION = "uploads leave the clients as they are"
 NO_MULTIPLIER = "means get no noise in proportion to their sensitivity (method.sharing.multiplier)"
 
 
@@ -169,14 +165,8 @@ NO_MULTIPLIER = "means get no noise in proportion to their sensitivity (method.s
         ({"protection": "prune"}, ["pruning adds no noise, and which entries it keeps depends on the data"]),
         ({"method": MASKED}, [EXACT]),
         ({"method": MASKED, "protection": {"name": "noise", "scale": 0.1}}, [UNBOUNDED]),
-        (
-            {"method": {"name": "fedmix", "sharing": {"noise": 0.1}}},
-            [NO_MULTIPLIER, "uploads leave the clients as they are"],
-        ),
-        (
-            {"method": {"name": "fedmix", "sharing": "secure-means"}},
-            [NO_MULTIPLIER, "uploads leave the clients as they are"],
-        ),
+        ({"method": {"name": "fedmix", "sharing": {"noise": 0.1}}}, [NO_MULTIPLIER, NO_PROTECTION]),
+        ({"method": {"name": "fedmix", "sharing": "secure-means"}}, [NO_MULTIPLIER, NO_PROTECTION]),
         ({"method": "fedmix"}, []),
         ({}, []),
     ],
@@ -372,14 +362,13 @@ def test_what_is_planned_is_what_the_run_states(changes: dict[str, Any], secret:
     pytest.importorskip("dp_accounting")
     made = setup(images(), rounds=3, **changes)
 
-    _, records = run(RoundLoop(made, LoopEngine(made)), 3)
+    _, records = run(made, 3)
 
     rounds = [RoundRecord(**{k: r[k] for k in ("round", "cohort", "shared", "loss") if k in r}) for r in records]
     clients, samples = len(made.population), int(made.population.sizes.sum())
     config, noise = as_table(made.experiment), noise_facts(made.experiment)
     stated = statements(config, noise, clients, rounds, secret, samples)
-    expected = [(one.what, one.unit, one.delta, one.epsilon, one.reason) for one in stated]
-    assert [(one.what, one.unit, one.delta, one.epsilon, one.reason) for one in planned(made, secret)] == expected
+    assert planned(made, secret) == [replace(one, by_round=one.by_round[-1:]) for one in stated]
 
 
 @pytest.mark.parametrize("target", [0.05, 3.0, 800.0])

@@ -23,7 +23,7 @@ import pandas as pd
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from worker import BLOCKED_S, KINDS, SHARES, surface_of, work  # noqa: E402
+from worker import BLOCKED_S, KINDS, SHARES, keep, surface_of, work  # noqa: E402
 
 
 def supervise(folder: Path, numbers: list[int], limit: float) -> list[dict[str, Any]]:
@@ -55,12 +55,10 @@ def supervise(folder: Path, numbers: list[int], limit: float) -> list[dict[str, 
 
 def _keep_dead(folder: Path, number: int, code: int) -> None:
     """Record an input that ended the worker: by the watchdog, or by a crash."""
-    place, kept = folder / "inputs" / str(number), folder / "failed" / str(number)
+    place = folder / "inputs" / str(number)
     if not place.exists():
         raise SystemExit(f"the worker did not start; see {folder / 'worker.log'}")
-    kept.parent.mkdir(exist_ok=True)
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.move(place, kept)
+    keep(place)
     result = {"number": number, "surface": surface_of(number), "kind": "hang" if code == 1 else "traceback"}
     result |= {"seconds": 2.0 * BLOCKED_S, "note": f"the process ended with {code}", "words": ""}
     with open(folder / "results.jsonl", "a", encoding="utf-8") as results:

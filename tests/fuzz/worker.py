@@ -199,15 +199,19 @@ def one(number: int, folder: Path) -> dict[str, Any]:
     if kind in ("clean", "message"):
         shutil.rmtree(place, ignore_errors=True)
     else:
-        kept = folder / "failed" / str(number)
-        kept.parent.mkdir(exist_ok=True)
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.move(place, kept)
         told = f"{words}\n{kind}: {note}\n\n{text}"
-        (kept / "what.txt").write_text(told, encoding="utf-8", errors="backslashreplace")
+        (keep(place) / "what.txt").write_text(told, encoding="utf-8", errors="backslashreplace")
     said = next((line for line in text.splitlines() if "rror: " in line), "") if kind == "message" else ""
     result = {"number": number, "surface": surface_of(number), "kind": kind, "seconds": round(seconds, 3)}
     return {**result, "note": note, "words": words[:300], "said": said[:MESSAGE_LENGTH]}
+
+
+def keep(place: Path) -> Path:
+    """Move the folder of a failing input to those that are kept, and return its new place."""
+    kept = place.parents[1] / "failed" / place.name
+    kept.parent.mkdir(exist_ok=True)
+    shutil.rmtree(kept, ignore_errors=True)
+    return Path(shutil.move(place, kept))
 
 
 def _open_up(place: Path) -> None:

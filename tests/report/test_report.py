@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import TINY, here, refused, succeeded
+from cli_helpers import here, refused, sites_with_own_data, succeeded, tiny_run
 from helpers import each
 from PIL import Image
 from report_helpers import HOSTILE, browse, experiment
@@ -17,7 +17,7 @@ from report_helpers import HOSTILE, browse, experiment
 from fedblend import report
 from fedblend.analysis.plotting import METHOD_STYLES
 from fedblend.core.errors import FedblendError
-from fedblend.experiment.config import as_table, resolve
+from fedblend.experiment.config import as_table
 from fedblend.experiment.privacy_facts import privacy_facts
 from fedblend.report import shared_images
 from fedblend.report.description import describe_runs, rerun_command
@@ -25,9 +25,8 @@ from fedblend.report.figures import class_chart
 from fedblend.report.guarantees import shares_raw_samples
 from fedblend.report.sections import dataset_sections
 from fedblend.report.tables import results_table
-from fedblend.runs import api
 from fedblend.runs.api import expand_file
-from fedblend.runs.directory import METRICS, OWN_DATA, RunDirectory, find_runs
+from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
 from fedblend.runs.runner import execute
 from fedblend.runs.summary import table
@@ -216,15 +215,9 @@ def test_page_is_no_wider_than_a_phone(page, tmp_path):
 
 
 def test_runs_of_sites_with_data_of_their_own_are_not_described_as_a_split(folder, tmp_path):
-    run = tmp_path / "fedavg-seed0"
-    shutil.copytree(folder / "fedavg-seed0", run)
-    facts = json.loads((run / "facts.json").read_text())
-    facts["partition"] = {"rule": OWN_DATA}
-    (run / "facts.json").write_text(json.dumps(facts))
-    described = describe_runs(group(find_runs([tmp_path])))
-    assert re.search(
-        r"These are the server's; the clients are \d+ sites with data of their own, each with", described.text
-    )
+    run = sites_with_own_data(shutil.copytree(folder / "fedavg-seed0", tmp_path / "run"), *[9] * 6)
+    described = describe_runs(group([RunDirectory(run)]))
+    assert "These are the server's; the clients are 6 sites with data of their own, each with 9" in described.text
     assert "by '" not in described.text
     assert all("federation app" in line for line in described.commands_by_method or described.commands)
 
@@ -237,13 +230,9 @@ def test_each_data_set_has_its_own_table_curves_and_classes(mixed):
     assert class_chart(sections["letters"].groups).data.head == ["method", *"abc"]
     assert class_chart(sections["numbers"].groups) is None
     assert len({section.styles["fedmix"] for section in sections.values()}) == 1
-    for name, heading in (
-        ("digits", "final accuracy (%)"),
-        ("letters", "final accuracy (%)"),
-        ("numbers", "final loss"),
-    ):
+    for name, measure in (("digits", "accuracy (%)"), ("letters", "accuracy (%)"), ("numbers", "loss")):
         grid = results_table(sections[name].rows, sections[name].baseline)
-        assert grid.headings[1][0] == heading
+        assert grid.headings[1][0] == f"final {measure}"
         several = name == "digits"  # the others have one seed
         assert (grid.headings[2][0] == "difference to fedavg") is several
         assert any(cell.best for _, cells in grid.rows for cell in cells) <= several
@@ -354,19 +343,12 @@ def test_a_page_of_many_methods_and_rounds_is_at_most_one_and_a_half_megabytes(t
             made = experiment(method, seed, rounds=600, unsafe=True)
             run = RunDirectory(tmp_path / "runs" / f"{method}-{seed}")
             run.path.mkdir(parents=True)
-            run.create(
-                made,
-                {},
-                {"classes": list("0123456789"), "counts": [[5] * 10] * 200, "sizes": [50] * 200, "measures": {}},
-            )
+            split = {"classes": list("0123456789"), "counts": [[5] * 10] * 200, "sizes": [50] * 200, "measures": {}}
+            run.create(made, {}, split)
+            sent = {"bytes_up": {"weights": 1000 + i}, "bytes_down": {"weights": 1000}, "machine": {}}
             records = [
-                {
-                    "round": r,
-                    "loss": 2 - r / 1000 + i / 99,
-                    "accuracy": (r + 7 * i * seed) / 900,
-                    "train_loss": 1 / (r + 1),
-                }
-                | {"bytes_up": {"weights": 1000 + i}, "bytes_down": {"weights": 1000}, "machine": {}}
+                {"round": r, "loss": 2 - r / 1000 + i / 99, "accuracy": (r + 7 * i * seed) / 900, **sent}
+                | {"train_loss": 1 / (r + 1)}
                 for r in range(601)
             ]
             (run.path / METRICS).write_text("".join(json.dumps(one) + "\n" for one in records))
@@ -395,10 +377,7 @@ def test_no_runs_and_a_folder_for_a_page_are_refused(folder, tmp_path):
     ],
 )
 def test_the_text_says_how_long_clients_train_and_whose_model_is_tested(changes, words, tmp_path):
-    table = {**TINY, "rounds": 1, **changes, "train": {**TINY["train"], **changes.get("train", {})}}
-    api.run(resolve(table), out=tmp_path / "run")
-
-    assert words in describe_runs(group(find_runs([tmp_path]))).text
+    assert words in describe_runs(group([tiny_run(tmp_path, rounds=1, **changes)])).text
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """Images on the page: what left the clients."""
 
-import base64
-import io
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from report_helpers import HOSTILE, experiment
+from report_helpers import HOSTILE, experiment, pixels
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -21,10 +18,6 @@ from fedblend.runs.groups import group
 from fedblend.runs.runner import execute
 
 
-def pixels(picture):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.url.split(",")[1]))))
-
-
 def test_images_are_the_means_of_each_clients_samples(folder):
     gallery = next(g for g in shared_images.galleries(group(find_runs([folder]))) if "fedmix" in g.methods)
     assert gallery.methods == ("fedmix", HOSTILE)  # both share the same means
@@ -33,7 +26,7 @@ def test_images_are_the_means_of_each_clients_samples(folder):
     for picture in (gallery.images[0], gallery.images[5]):
         held = torch.from_numpy(made.population.indices(picture.client))
         mean = made.data.train.x[held].double().mean(0)[0].numpy()
-        image = pixels(picture)
+        image = pixels(picture.url)
         assert image.shape == (8, 8)
         assert np.abs(image - mean).max() <= 1
         labels = made.data.train.y[held].numpy()
@@ -70,8 +63,7 @@ def test_images_come_from_all_clients_before_a_second_one_of_any():
 def test_colour_images_keep_their_colours():
     image = np.zeros((3, 2, 2), np.float32)
     image[0, 0, 0] = 1
-    url = png_data_url(image)
-    made = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
+    made = pixels(png_data_url(image))
     assert made.shape == (2, 2, 3)
     assert made[0, 0].tolist() == [255, 0, 0]
     assert made[1, 1].tolist() == [0, 0, 0]

@@ -15,22 +15,17 @@ from fedblend.runs.groups import group
 
 
 def test_the_mean_of_the_last_evaluations_shows_their_number(mixed):
-    letters = dataset_sections(mixed[4:6])[0]
-    (heading, _), cells = (
-        results_table(letters.rows).headings[2],
-        [row[1][2].text for row in results_table(letters.rows).rows],
-    )
-    assert heading == "mean of last n"
-    assert [re.findall(r"\(.*", cell) for cell in cells] == [["(n = 2)"], ["(n = 4)"]]
+    letters = results_table(dataset_sections(mixed[4:6])[0].rows)
+    assert letters.headings[2][0] == "mean of last n"
+    assert [re.findall(r"\(.*", cells[2].text) for _, cells in letters.rows] == [["(n = 2)"], ["(n = 4)"]]
     alike = results_table(dataset_sections(mixed[:4])[0].rows)
     assert alike.headings[2][0] == "mean of last 3"
     assert "n =" not in alike.rows[0][1][2].text
 
 
 def test_the_status_column_shows_how_runs_ended(folder):
-    by_method = {
-        method: cells[-1].text for method, cells in results_table(method_rows(group(find_runs([folder])))).rows
-    }
+    grid = results_table(method_rows(group(find_runs([folder]))))
+    by_method = {method: cells[-1].text for method, cells in grid.rows}
     assert (by_method["fedavg"], by_method["fedmix"]) == ("done", "1 stopped")
 
 
@@ -80,9 +75,8 @@ def test_only_a_clear_best_of_methods_that_keep_samples_private_is_bold(rows, si
 @pytest.mark.parametrize(("seeds", "exact", "best"), [(2, False, None), (3, False, None), (4, False, 1), (2, True, 1)])
 def test_two_or_three_equal_differences_are_bold_only_of_what_is_counted(seeds, exact, best):
     rows = [method_row(*(base + seed for seed in range(seeds))) for base in (20.0, 10.0)]
-    assert (
-        best_row(rows, Column("rounds", lambda row: f"{row['mb']:.0f}", lambda row: row["mb"], -1, "", exact)) == best
-    )
+    column = Column("rounds", lambda row: f"{row['mb']:.0f}", lambda row: row["mb"], -1, "", exact)
+    assert best_row(rows, column) == best
 
 
 def test_an_epsilon_has_words_for_how_little_it_protects():

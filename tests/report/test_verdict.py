@@ -7,14 +7,8 @@ from typing import Any
 
 from fedblend.report.verdict import NO_SEEDS, ONE_SEED, verdict
 
-KEYS = {
-    "measure": "accuracy",
-    "target": 0.9,
-    "target_metric": "accuracy",
-    "eval_every": 1,
-    "failed": False,
-    "chosen": math.nan,
-}
+KEYS = {"measure": "accuracy", "target": 0.9, "target_metric": "accuracy", "eval_every": 1, "failed": False}
+KEYS |= {"chosen": math.nan}
 
 
 def row(method: str, final: list[float], rounds: list[float] | None = None, **more: Any) -> dict[str, Any]:
@@ -72,12 +66,11 @@ def test_a_difference_that_is_certain_alone_is_noise_among_many() -> None:
 
 def test_a_baseline_that_misses_the_target_is_told_without_an_interval() -> None:
     base = row("fedavg", [0.5, 0.5, 0.6], [20, math.nan, math.nan])
-    found = verdict(
-        [base, row("a", [0.9, 0.95, 0.93], [4, 5, 6]), row("b", [0.5, 0.5, 0.6], [9, math.nan, 9])], "fedavg"
-    )
-    assert found[0] == "fedavg reaches 90 % with 1 of 3 seeds; a does, in 5.0 rounds."
-    assert found[1] == "90 % not with every seed: b (2 of 3)."
-    alone = row("b", [0.5, 0.5, 0.6], [9, math.nan, 9])
+    reaching, alone = row("a", [0.9, 0.95, 0.93], [4, 5, 6]), row("b", [0.5, 0.5, 0.6], [9, math.nan, 9])
+    assert verdict([base, reaching, alone], "fedavg")[:2] == [
+        "fedavg reaches 90 % with 1 of 3 seeds; a does, in 5.0 rounds.",
+        "90 % not with every seed: b (2 of 3).",
+    ]
     assert verdict([base, alone], "fedavg")[0] == "No method reaches 90 % with every seed: fedavg (1 of 3), b (2 of 3)."
     reaches = row("fedavg", [0.9, 0.9, 0.9], [20, 20, 20])
     assert verdict([reaches, alone], "fedavg")[0] == "90 % not with every seed: b (2 of 3)."
@@ -108,10 +101,8 @@ def test_with_validation_the_scores_are_those_of_its_best_round() -> None:
         of["chosen"] = chosen
         for seed, each in of["by_seed"].items():
             each["chosen"] = chosen + seed / 100 * (of is one)
-    assert (
-        "In the round that was best on validation, beside fedavg, better: a (+21.0"
-        in verdict([base, one], "fedavg")[-2]
-    )
+    said = "In the round that was best on validation, beside fedavg, better: a (+21.0"
+    assert said in verdict([base, one], "fedavg")[-2]
 
 
 def test_less_loss_is_better_and_methods_that_share_raw_samples_do_not_help() -> None:

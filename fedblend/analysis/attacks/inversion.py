@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -120,7 +120,6 @@ class DLG(Attack):
 
     searches_labels = True
     lr: Positive = 1.0
-    """Learning rate of L-BFGS."""
     inner: Count = 20
     """Updates of L-BFGS in one iteration."""
 
@@ -176,7 +175,6 @@ class Reconstruction:
     y: torch.Tensor
     """Labels int64 [B]: given, inferred, or the likeliest found."""
     cost: float
-    """Their cost."""
     curve: np.ndarray
     """Costs of all iterations from starting point ``restart``, float64 [iterations + 1]."""
     restart: int
@@ -193,14 +191,7 @@ class Restart:
 
     best: Iterate
     """Images of the least cost so far, labels and cost; one tuple, so an interruption keeps them together."""
-    curve: list[torch.Tensor] = field(default_factory=list)
-    """Costs of all iterations so far."""
-
-    @staticmethod
-    def begin(iterate: Iterate) -> Restart:
-        """Return the search at its first iterate. A NaN cost counts as infinite."""
-        x, y, cost = iterate
-        return Restart((x.clone(), y.clone(), cost.nan_to_num(torch.inf)), [cost])
+    curve: list[torch.Tensor]
 
     def update(self, iterate: Iterate) -> None:
         """Keep an iterate if it costs less. The comparison stays on the device, to avoid a synchronisation."""
@@ -247,7 +238,9 @@ def invert(
                 if number:
                     trials[restart].update(iterate)
                 else:
-                    trials.append(Restart.begin(iterate))
+                    images, targets, cost = iterate
+                    # A NaN cost counts as infinite.
+                    trials.append(Restart((images.clone(), targets.clone(), cost.nan_to_num(torch.inf)), [cost]))
                 if progress is not None:
                     progress(restart, number, iterate[2])
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from fedblend.analysis.attacks.attack_setup import Attacker, AttackSetup, prepar
 from fedblend.analysis.attacks.image_similarity import ImageSimilarity, compare, require_scipy
 from fedblend.analysis.attacks.inversion import ATTACKS, Attack, Progress, Reconstruction, invert, make_attack
 from fedblend.analysis.attacks.snapshot import RoundSnapshot, Watch
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, counted
 from fedblend.core.files import write_atomically, write_json
 from fedblend.core.random import stream
 from fedblend.runs.directory import RunDirectory
@@ -91,7 +91,7 @@ class AttackResult:
         run = attack_setup.snapshot.setup.experiment.method.label or attack_setup.snapshot.run.path.name
         return (
             f"{run}: client {attack_setup.client} at round {attack_setup.snapshot.round}, {self.attack}, "
-            f"{_count_text(len(attack_setup.y), 'image')}, {_count_text(attack_setup.steps, 'step')}"
+            f"{counted(len(attack_setup.y), 'image')}, {counted(attack_setup.steps, 'step')}"
         )
 
     def write(self, folder: Path | str | None = None) -> Path:
@@ -155,15 +155,14 @@ def attack_run(
     search = make_attack(attack, options)
     require_scipy()
     snapshot = run if isinstance(run, RoundSnapshot) else RoundSnapshot.load(run, round, watch)
-    attack_setup = prepare(snapshot, client, images=images, steps=steps, attacker=attacker, device=device)
+    made = prepare(snapshot, client, images=images, steps=steps, attacker=attacker, device=device)
     rng = stream(snapshot.setup.experiment.seed, "attack", round, client)
-    known = attack_setup.y if labels == "true" else None
+    known = made.y if labels == "true" else None
     start = time.perf_counter()
-    given = attack_setup.victim, attack_setup.observed, attack_setup.x.shape
-    rebuilt = invert(*given, search, labels=known, rng=rng, progress=progress)
+    rebuilt = invert(made.victim, made.observed, made.x.shape, search, labels=known, rng=rng, progress=progress)
     seconds = time.perf_counter() - start
-    similarity = compare(attack_setup.x, rebuilt.x, snapshot.setup.scale)
-    return AttackResult(attack_setup, attack, labels, search, rebuilt, similarity, seconds)
+    similarity = compare(made.x, rebuilt.x, snapshot.setup.scale)
+    return AttackResult(made, attack, labels, search, rebuilt, similarity, seconds)
 
 
 def read_attacks(run: RunDirectory) -> list[dict[str, Any]]:
@@ -184,10 +183,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedblendError(f"--out {path}: cannot be used as a folder: {error.strerror}; name another") from None
-
-
-def _count_text(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _json_number(value: Any) -> float | None:

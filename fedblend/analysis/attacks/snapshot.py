@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedblend.analysis.attacks.image_similarity import WINDOW
 from fedblend.core.engine import TrainTask
@@ -49,7 +48,6 @@ class RoundSnapshot:
         other than labelled images.
         """
         directory = run if isinstance(run, RunDirectory) else only_run(Path(run))
-        experiment = directory.experiment()
         reached = checkpoint.round_of(directory.path)
         if reached is None:
             raise FedblendError(
@@ -59,7 +57,12 @@ class RoundSnapshot:
             raise FedblendError(
                 f"round: {round} is not valid: the checkpoint is of round {reached}; valid: 0 to {reached}"
             )
-        _require_models(experiment)
+        upload = directory.experiment().method.upload
+        if not (upload.is_model and upload.trains):
+            raise FedblendError(
+                f"method.upload: clients of this run send '{upload.name}' and no model, so there is no update to "
+                "attack; valid: runs whose clients send models"
+            )
         directory.require_samples_here()
         setup = directory.load_setup()
         _require_images(setup)
@@ -71,15 +74,6 @@ class RoundSnapshot:
         )
 
 
-def _require_models(experiment: Any) -> None:
-    upload = experiment.method.upload
-    if not (upload.is_model and upload.trains):
-        raise FedblendError(
-            f"method.upload: clients of this run send '{upload.name}' and no model, so there is no update to attack; "
-            "valid: runs whose clients send models"
-        )
-
-
 def _require_images(setup: Setup) -> None:
     shape = list(setup.data.train.x.shape[1:])
     if setup.data.kind != "image" or setup.task.kind != "classification":
@@ -88,10 +82,8 @@ def _require_images(setup: Setup) -> None:
             "classes" + ", not the features of a frozen backbone" * ("backbone" in setup.data.facts)
         )
     if min(shape[-2:]) < WINDOW:
-        raise FedblendError(
-            f"data: images of '{setup.data.name}' are of shape {shape}, but SSIM needs at "
-            f"least {WINDOW} x {WINDOW} pixels"
-        )
+        need = f"SSIM needs at least {WINDOW} x {WINDOW} pixels"
+        raise FedblendError(f"data: images of '{setup.data.name}' are of shape {shape}, but {need}")
 
 
 def _state_at(directory: RunDirectory, loop: RoundLoop, round: int, reached: int, watch: Watch | None) -> RunState:

@@ -14,23 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loaded_run import (
-    CHUNK,
-    POINTS,
-    Batches,
-    LoadedRun,
-    Points,
-    client_batches,
-    with_weights,
-)
+from fedblend.analysis.points.loaded_run import Batches, LoadedRun, Points, client_batches, with_weights
 from fedblend.core.callbacks import Callback
 from fedblend.core.engine import CohortResult, TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
 from fedblend.core.module import evaluating
-from fedblend.core.record import RoundRecord
 from fedblend.core.setup import Setup
-from fedblend.core.state import RunState
 from fedblend.runs.runner import first_weights, repeating
 
 Row = dict[str, float]
@@ -39,13 +29,9 @@ Row = dict[str, float]
 def alignment_by_round(loaded_run: LoadedRun) -> dict[int, float]:
     """Return the alignment of each round's points with all clients' samples, at the run's last model."""
     model, points = loaded_run.model(), loaded_run.points
-    real = gradient(model, loaded_run.client_batches())
-    x = loaded_run.scale.from_unit(points.x)
-    by_round: dict[int, float] = {}
-    for round in points.all_rounds():
-        rows = points.rounds == round
-        by_round[round] = cosine(gradient(model, chunks(x[rows], points.labels[rows])), real)
-    return by_round
+    real = gradient(model, client_batches(loaded_run.setup))
+    scale = loaded_run.setup.scale
+    return {round: cosine(gradient(model, points.made_in(round).batches(scale)), real) for round in points.all_rounds()}
 
 
 def gradient(model: nn.Module, batches: Batches) -> torch.Tensor:
@@ -68,47 +54,18 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b) / length if length else math.nan
 
 
-def chunks(x: torch.Tensor, y: torch.Tensor) -> Batches:
-    """Split samples and classes into chunks."""
-    return zip(x.split(CHUNK), y.split(CHUNK), strict=True)
-
-
 # In every round ------------------------------------------------------------------------------------------------
 
 
-class AlignmentProbe(Callback):
-    """Measure the alignment of equation 9 in each round, at the aggregate before the server step.
+class KeepAggregate(Callback):
+    """Keeps the aggregate of the last round, before the server step."""
 
-    ``rows`` has a row for each round from the first with points on: ``round`` from 1, ``points`` their number,
-    ``alignment`` the cosine between the gradients on all points so far and on all clients' samples at the aggregate,
-    ``alignment_new`` the same of the round's own points alone (NaN in a round without good uploads, which makes none),
-    and the model's test ``accuracy`` after the server step, where it was evaluated.
-    """
-
-    def __init__(self, loop: RoundLoop, on_round: Callable[[Row], None] | None = None) -> None:
-        self.loop, self.on_round = loop, on_round
-        self.rows: list[Row] = []
+    def __init__(self, loop: RoundLoop) -> None:
+        self.loop = loop
         self.aggregate: Mapping[str, torch.Tensor] = {}
 
     def on_updates(self, task: TrainTask, result: CohortResult) -> None:
         self.aggregate, _ = self.loop.server.mean(task, result)
-
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
-        """Measure the alignment. Raises :class:`FedblendError` if the server step generates no points."""
-        step_state, setup = state.server_part("server_step"), self.loop.setup
-        if not set(POINTS) <= set(step_state):
-            if not record.uploads:
-                return None
-            step = self.loop.method.server_step.name
-            raise FedblendError(f"method.server_step: '{step}' makes no points")
-        row: Row = {
-            "round": state.round,
-            **_measure_alignment(setup, self.aggregate, Points.from_server_state(step_state), state.round),
-        }
-        self.rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
-        if self.on_round:
-            self.on_round(self.rows[-1])
-        return None
 
 
 def replay(
@@ -117,26 +74,38 @@ def replay(
     on_round: Callable[[Row], None] | None = None,
     first: dict[str, torch.Tensor] | None = None,
 ) -> list[Row]:
-    """Repeat a run's rounds with an :class:`AlignmentProbe`; return its rows. ``first`` are weights of a warm start."""
-    probe = AlignmentProbe(loop, on_round)
-    watched = RoundLoop(loop.setup, loop.engine, [probe])
+    """Repeat a run's rounds, and measure the alignment of equation 9 in each, at the aggregate before the server step.
+
+    Returns a row for each round from the first with points on: ``round`` from 1, ``points`` their number, ``alignment``
+    the cosine between the gradients on all points so far and on all clients' samples at the aggregate,
+    ``alignment_new`` the same of the round's own points alone (NaN in a round without good uploads, which makes none),
+    and the model's test ``accuracy`` after the server step, where it was evaluated. ``first`` are weights of a warm
+    start. Raises :class:`FedblendError` if the server step generates no points.
+    """
+    kept, rows = KeepAggregate(loop), list[Row]()
+    watched = RoundLoop(loop.setup, loop.engine, [kept])
     state, _ = watched.start(first)
     for _ in range(rounds):
         state, record = watched.round(state)
-        probe.on_round_end(state, record)
-    return probe.rows
+        points = Points.from_server_state(state.server_part("server_step"))
+        if points is None:
+            if record.uploads:
+                raise FedblendError(f"method.server_step: '{loop.method.server_step.name}' makes no points")
+            continue
+        row = {"round": state.round, **_measure_alignment(loop.setup, kept.aggregate, points, state.round)}
+        rows.append(row | ({} if record.accuracy is None else {"accuracy": record.accuracy}))
+        if on_round:
+            on_round(rows[-1])
+    return rows
 
 
 def _measure_alignment(setup: Setup, aggregate: Mapping[str, torch.Tensor], points: Points, round: int) -> Row:
-    model = with_weights(setup.model, dict(aggregate))
-    x = setup.scale.from_unit(points.x)
+    model, new = with_weights(setup.model, aggregate), points.made_in(round)
     real = gradient(model, client_batches(setup))
-    new = points.made_in(round)
-    of_new = gradient(model, chunks(setup.scale.from_unit(new.x), new.labels)) if len(new) else None
     return {
         "points": len(points),
-        "alignment": cosine(gradient(model, chunks(x, points.labels)), real),
-        "alignment_new": math.nan if of_new is None else cosine(of_new, real),
+        "alignment": cosine(gradient(model, points.batches(setup.scale)), real),
+        "alignment_new": cosine(gradient(model, new.batches(setup.scale)), real) if len(new) else math.nan,
     }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedblend.analysis.points.loaded_run import Points, with_weights
-from fedblend.analysis.points.training import Tick, accuracy, new_model, no_progress, train
+from fedblend.analysis.points.training import Tick, TrainingSettings, accuracy, new_model, no_progress, train
 from fedblend.core.errors import FedblendError
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup
@@ -32,7 +32,6 @@ class Boundary:
     """A model's outputs over the plane."""
 
     name: str
-    """The name of the model in a legend."""
     accuracy: float
     """Test accuracy, from 0 to 1."""
     margin: np.ndarray
@@ -115,26 +114,26 @@ def _run_boundary(group: Group, run: RunDirectory, axes: tuple[np.ndarray, np.nd
         raise FedblendError(f"{run.path}: no checkpoint yet; run it first")
     require_one_model(setup.experiment, run.path)
     boundary = _model_boundary(group.name, setup, with_weights(setup.model, state.weights), axes)
-    if "points" not in state.server_part("server_step"):
-        return boundary
     points = Points.from_server_state(state.server_part("server_step"))
+    if points is None:
+        return boundary
     # The unit scale goes from a feature's smallest to its largest training value.
     low, high = (getattr(setup.data.train.x, end)(0).values for end in ("min", "max"))
     x = low + points.x * (high - low)
-    return Boundary(boundary.name, boundary.accuracy, boundary.margin, x.numpy(), points.labels.numpy())
+    return replace(boundary, points=x.numpy(), labels=points.labels.numpy())
 
 
 def _sample_set(setup: Setup, axes: tuple[np.ndarray, np.ndarray], client: int | None) -> SampleSet:
     """Return one client's samples, or all clients' (``None``), and a model trained on them."""
-    population, data, settings = setup.population, setup.data, setup.experiment
+    population, data, experiment = setup.population, setup.data, setup.experiment
     rows = torch.from_numpy(population.order if client is None else population.indices(client))
     x, y = data.train.x[rows], data.train.y[rows]
-    local = settings.train
-    epochs = max(settings.rounds * local.epochs, MIN_EPOCHS)
-    rng = stream(settings.seed, "boundary", client=0 if client is None else client + 1)
+    local = experiment.train
+    settings = TrainingSettings(max(experiment.rounds * local.epochs, MIN_EPOCHS), local.lr, local.batch_size)
+    rng = stream(experiment.seed, "boundary", client=0 if client is None else client + 1)
     model = new_model(setup, "boundary")
     if len(rows):
-        train(model, setup.scale(x), y, epochs, local.lr, local.batch_size, rng)
+        train(model, setup.scale(x), y, settings, rng)
     names = population.names(data)
     name = "all clients" if client is None else names[client] if names else f"client {client}"
     return SampleSet(name, x.numpy(), y.numpy(), _model_boundary(name, setup, model.eval(), axes))
@@ -150,8 +149,8 @@ def _model_boundary(name: str, setup: Setup, model: nn.Module, axes: tuple[np.nd
 def output_margins(outputs: torch.Tensor) -> torch.Tensor:
     """Return each class's output minus the largest other output, [n, classes].
 
-    >>> output_margins(torch.tensor([[1.0, 4.0, 2.0]])).tolist()
-    [[-3.0, 2.0, -2.0]]
+    >>> output_margins(torch.tensor([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist()
+    [[-3.0, 2.0, -2.0], [0.0, 0.0, -3.0]]
     """
     top = outputs.topk(2, dim=1).values
     best_other = torch.where(outputs == top[:, :1], top[:, 1:], top[:, :1])

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedblend.core.context import Scale
 from fedblend.core.errors import FedblendError, listed
 from fedblend.core.setup import Setup
 from fedblend.core.state import RunState
-from fedblend.data.scale import Scaler
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, find_runs
 
 CHUNK = 500  # Samples in one forward pass
-POINTS = ("points", "labels", "rounds")  # Tensors in the state of a server step that generates points
+TENSORS = ("points", "labels", "rounds")  # Tensors in the state of a server step that generates points
+
+IN_FILE = {name: f"server/server_step/{name}" for name in TENSORS}  # Their names in a checkpoint
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
@@ -37,12 +38,18 @@ class Points:
     rounds: torch.Tensor
 
     @staticmethod
-    def from_server_state(state: Mapping[str, torch.Tensor]) -> Points:
-        """Return the points in a server step's state, which counts rounds from 0."""
+    def from_server_state(state: Mapping[str, torch.Tensor]) -> Points | None:
+        """Return the points in a server step's state, which counts rounds from 0; ``None`` if it has none."""
+        if not set(TENSORS) <= set(state):
+            return None
         return Points(state["points"], state["labels"], state["rounds"] + 1)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def batches(self, scale: Scale) -> Batches:
+        """Return the points in chunks: inputs on the model's scale, and classes."""
+        return chunks(scale.from_unit(self.x), self.labels)
 
     def made_in(self, round: int) -> Points:
         return self._where(self.rounds == round)
@@ -69,12 +76,6 @@ class LoadedRun:
     points: Points
 
     @property
-    def scale(self) -> Scaler:
-        """The scale of the model's inputs; runs with points have a numeric scale."""
-        assert isinstance(self.setup.scale, Scaler)
-        return self.setup.scale
-
-    @property
     def removes_points(self) -> bool:
         """Whether the server step's ``keep`` may have removed points, of which the checkpoint then tells nothing."""
         keep = getattr(self.setup.experiment.method.server_step, "keep", None)
@@ -82,10 +83,6 @@ class LoadedRun:
 
     def model(self) -> nn.Module:
         return with_weights(self.setup.model, self.state.weights)
-
-    def client_batches(self) -> Batches:
-        """Return all clients' samples on the model's scale, with their classes: the D of equation 7."""
-        return client_batches(self.setup)
 
 
 def read(path: Path | str) -> LoadedRun:
@@ -98,7 +95,9 @@ def read(path: Path | str) -> LoadedRun:
     setup = directory.load_setup()
     state = checkpoint.read(directory.path)
     assert state is not None
-    return LoadedRun(directory, setup, state, Points.from_server_state(state.server_part("server_step")))
+    points = Points.from_server_state(state.server_part("server_step"))
+    assert points is not None
+    return LoadedRun(directory, setup, state, points)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -108,8 +107,13 @@ def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Mo
     return copied.eval()
 
 
+def chunks(x: torch.Tensor, y: torch.Tensor) -> Batches:
+    """Split samples and classes into chunks."""
+    return zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+
+
 def client_batches(setup: Setup) -> Batches:
-    """Yield all clients' training samples in chunks: inputs on the model's scale, and classes."""
+    """Yield all clients' training samples in chunks, the D of equation 7: inputs on the model's scale, and classes."""
     train = setup.data.train
     for rows in torch.from_numpy(setup.population.order).split(CHUNK):
         yield setup.scale(train.x[rows]), train.y[rows]
@@ -117,14 +121,8 @@ def client_batches(setup: Setup) -> Batches:
 
 def has_points(folder: Path) -> bool:
     """Return whether a run's checkpoint has points. Raises :class:`FedblendError` if it is damaged."""
-    path = folder / checkpoint.NAME
-    if not path.is_file():
-        return False
-    try:
-        with safe_open(path, "pt") as file:
-            return {f"server/server_step/{name}" for name in POINTS} <= set(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+    with checkpoint.opened(folder) as file:
+        return file is not None and set(IN_FILE.values()) <= set(file.keys())
 
 
 def _find_run_with_points(path: Path) -> RunDirectory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +75,7 @@ def measure_points(
 # Figures: curves by round, with reference levels ----------------------------------------------------------------
 
 SIZE = (6.4, 4.2)  # Width and height of a figure in inches
+ALIGNMENT = "cosine with the gradient on clients' data"  # Label of an axis
 
 LEVELS = {
     "noise": "uniform noise",
@@ -95,39 +95,29 @@ def draw_points(measurements: PointMeasurements, title: str) -> dict[str, bytes]
     percent = 100 * trained["accuracy"]
     until = "kept points made until round" if measurements.kept else "points made until round"
     made, rounds = "round the points were made in", frame["round"].tolist()
-    drawn: dict[str, tuple[dict[str, Curve], dict[str, float], tuple[str, str]]] = {
-        "accuracy": (
-            {"new model, trained on the points alone": (trained["round"].tolist(), percent.tolist())},
-            {LEVELS["accuracy"]: 100 * levels["accuracy"]},
-            (until, "test accuracy (%)"),
-        ),
-        "alignment": (
-            {"points of the round, at the last model": (rounds, frame["alignment"].tolist())},
-            {"": 0.0},
-            (made, "cosine with the gradient on clients' data"),
-        ),
+    of_accuracy = {"new model, trained on the points alone": (trained["round"].tolist(), percent.tolist())}
+    own = {LEVELS["accuracy"]: 100 * levels["accuracy"]}
+    aligned = {"points of the round, at the last model": (rounds, frame["alignment"].tolist())}
+    drawn = {
+        "accuracy.png": draw_curves(of_accuracy, own, (until, "test accuracy (%)"), title),
+        "alignment.png": draw_curves(aligned, {"": 0.0}, (made, ALIGNMENT), title),
     }
     if frame["distance"].notna().any():
-        drawn["distance"] = (
-            {"points of the round": (rounds, frame["distance"].tolist())},
-            {LEVELS[name]: levels[name] for name in ("noise", "test", "train")},
-            (made, "mean cosine distance to training samples"),
-        )
-    return {f"{name}.png": draw_curves(*given, title) for name, given in drawn.items()}
+        far = {"points of the round": (rounds, frame["distance"].tolist())}
+        references = {LEVELS[name]: levels[name] for name in ("noise", "test", "train")}
+        axes = (made, "mean cosine distance to training samples")
+        drawn["distance.png"] = draw_curves(far, references, axes, title)
+    return drawn
 
 
 def draw_replay(rows: Sequence[Row], title: str, kept: bool = False) -> bytes:
     """Draw a PNG of the alignment in each round of the run."""
     rounds = [row["round"] for row in rows]
-    return draw_curves(
-        {
-            "all kept points" if kept else "all points so far": (rounds, [row["alignment"] for row in rows]),
-            "the round's points alone": (rounds, [row["alignment_new"] for row in rows]),
-        },
-        {"": 0.0},
-        ("round", "cosine with the gradient on clients' data"),
-        title,
-    )
+    lines = {
+        "all kept points" if kept else "all points so far": (rounds, [row["alignment"] for row in rows]),
+        "the round's points alone": (rounds, [row["alignment_new"] for row in rows]),
+    }
+    return draw_curves(lines, {"": 0.0}, ("round", ALIGNMENT), title)
 
 
 def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels: tuple[str, str], title: str) -> bytes:
@@ -136,8 +126,7 @@ def draw_curves(lines: Mapping[str, Curve], levels: Mapping[str, float], labels:
     axes = figure.add_subplot()
     plotting.head_figure(figure, title, 11)
     for (name, (x, y)), colour in zip(lines.items(), plotting.COLOURS, strict=False):
-        shown = [math.nan if value is None else value for value in y]
-        axes.plot(x, shown, color=colour, linewidth=1.8, marker="o" if len(x) <= 20 else None, markersize=4, label=name)
+        axes.plot(x, y, color=colour, linewidth=1.8, marker="o" if len(x) <= 20 else None, markersize=4, label=name)
     named = [name for name in levels if name]
     for name, value in levels.items():
         at = named.index(name) if name else 0

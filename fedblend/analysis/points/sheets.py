@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from fedblend.analysis.plotting import evenly_spaced, png_data_url
-from fedblend.analysis.points.loaded_run import POINTS
-from fedblend.core.errors import FedblendError
+from fedblend.analysis.points.loaded_run import IN_FILE
 from fedblend.runs import checkpoint
 from fedblend.runs.groups import Group, Outcome
 
@@ -49,31 +48,28 @@ def sheets(groups: Sequence[Group]) -> list[Sheet]:
 
 
 def _sheet(outcome: Outcome, method: str) -> Sheet | None:
-    data, path = outcome.facts.get("data", {}), outcome.path / checkpoint.NAME
-    if data.get("kind") != "image" or not data.get("classes") or not path.is_file():
+    data = outcome.facts.get("data", {})
+    if data.get("kind") != "image" or not data.get("classes"):
         return None
-    try:
-        with safe_open(path, "pt") as file:
-            if not {f"server/server_step/{name}" for name in POINTS} <= set(file.keys()):
-                return None
-            points = file.get_slice("server/server_step/points")
-            labels, rounds = (file.get_tensor(f"server/server_step/{name}") for name in POINTS[1:])
-            if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
-                return None
-            point_rounds = [int(round) for round in rounds.unique()]
-            rows = [
-                (round + 1, [_picture(points, labels, rounds, round, c) for c in range(len(data["classes"]))])
-                for round in evenly_spaced(point_rounds, MOST_ROUNDS)
-            ]
-    except (SafetensorError, OSError) as error:
-        raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
+    with checkpoint.opened(outcome.path) as file:
+        if file is None or not set(IN_FILE.values()) <= set(file.keys()):
+            return None
+        points = file.get_slice(IN_FILE["points"])
+        labels, rounds = (file.get_tensor(IN_FILE[name]) for name in ("labels", "rounds"))
+        if list(points.get_shape()[1:]) != list(data["shape"]) or not len(labels):
+            return None
+        point_rounds = [int(round) for round in rounds.unique()]
+        rows = [
+            (round + 1, [_picture(points, labels, rounds, round, c) for c in range(len(data["classes"]))])
+            for round in evenly_spaced(point_rounds, MOST_ROUNDS)
+        ]
     step = outcome.config["method"].get("server_step")
     keep = step.get("keep") if isinstance(step, dict) else None
     kept = isinstance(keep, int) and len(labels) >= keep
     return Sheet(method, outcome.seed, tuple(data["classes"]), rows, len(point_rounds), len(labels), kept)
 
 
-def _picture(points: object, labels: torch.Tensor, rounds: torch.Tensor, round: int, label: int) -> str:
+def _picture(points: Any, labels: torch.Tensor, rounds: torch.Tensor, round: int, label: int) -> str:
     """Return the last point of a class in a round as a data URL; empty without a point."""
     found = torch.nonzero((rounds == round) & (labels == label)).flatten().tolist()
-    return png_data_url(points[found[-1]].clamp(0, 1).numpy()) if found else ""  # type: ignore[index]
+    return png_data_url(points[found[-1]].clamp(0, 1).numpy()) if found else ""

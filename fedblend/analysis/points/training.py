@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedblend.analysis.points.loaded_run import CHUNK, LoadedRun
+from fedblend.analysis.points.loaded_run import LoadedRun, chunks
 from fedblend.core.errors import FedblendError
 from fedblend.core.module import train_mode
 from fedblend.core.random import lent_generator, stream
@@ -33,13 +33,7 @@ def new_model(setup: Setup, purpose: str) -> nn.Module:
 
 
 def train(
-    model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    rng: np.random.Generator,
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, settings: TrainingSettings, rng: np.random.Generator
 ) -> nn.Module:
     """Train a model in place with plain SGD on the mean cross-entropy (AggEnhance, Algorithm 1, lines 11 to 16).
 
@@ -49,14 +43,14 @@ def train(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     train_mode(model)
     with lent_generator(int(rng.integers(2**31)), "probe"):  # for dropout
-        for _ in range(epochs):
-            for rows in torch.from_numpy(rng.permutation(len(y))).split(batch_size):
+        for _ in range(settings.epochs):
+            for rows in torch.from_numpy(rng.permutation(len(y))).split(settings.batch_size):
                 gradients = torch.autograd.grad(F.cross_entropy(model(x[rows]), y[rows]), trainable)
                 with torch.no_grad():
                     for parameter, gradient in zip(trainable, gradients, strict=True):
-                        parameter.sub_(gradient, alpha=lr)
+                        parameter.sub_(gradient, alpha=settings.lr)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainable):
-        raise FedblendError(f"lr: {lr:g}: the weights became NaN or infinite in training; use a smaller one")
+        raise FedblendError(f"lr: {settings.lr:g}: the weights became NaN or infinite in training; use a smaller one")
     return model.eval()
 
 
@@ -64,10 +58,8 @@ def train(
 def accuracy(model: nn.Module, setup: Setup) -> float:
     """Return a model's accuracy on the test samples, from 0 to 1."""
     test = setup.data.test
-    correct = 0
-    for x, y in zip(test.x.split(CHUNK), test.y.split(CHUNK), strict=True):
-        correct += int((model(setup.scale(x)).argmax(1) == y).sum())
-    return correct / len(test)
+    correct = (int((model(setup.scale(x)).argmax(1) == y).sum()) for x, y in chunks(test.x, test.y))
+    return sum(correct) / len(test)
 
 
 # A new model ------------------------------------------------------------------------------------------------------
@@ -114,8 +106,8 @@ def fresh_model(loaded_run: LoadedRun, settings: TrainingSettings, round: int | 
     points = loaded_run.points if round is None else loaded_run.points.until(round)
     rng = stream(loaded_run.setup.experiment.seed, "fresh")
     model = new_model(loaded_run.setup, "fresh")
-    x = loaded_run.scale.from_unit(points.x)
-    return train(model, x, points.labels, settings.epochs, settings.lr, settings.batch_size, rng)
+    x = loaded_run.setup.scale.from_unit(points.x)
+    return train(model, x, points.labels, settings, rng)
 
 
 def fresh_accuracy(loaded_run: LoadedRun, settings: TrainingSettings, round: int | None = None) -> float:

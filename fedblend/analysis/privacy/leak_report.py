@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from fedblend.analysis.privacy.similarity import (
     similarity_of_target_seeds,
 )
 from fedblend.core import registry
-from fedblend.core.errors import FedblendError
+from fedblend.core.errors import FedblendError, counted
 from fedblend.core.payload import PAYLOAD_KINDS
 from fedblend.core.random import stream
 from fedblend.core.setup import Setup, model_spec
@@ -76,9 +76,7 @@ class Leak:
     senders: int
     """Clients that sent such a payload."""
     times: int
-    """Payloads of all clients together."""
     bytes: int
-    """Bytes of all payloads together."""
     how: str
     """How samples were reconstructed or compared, or why not."""
     mse: float = math.nan
@@ -125,10 +123,9 @@ def leak_report(run: RunDirectory, trust: bool = False) -> LeakReport:
 
 def _leak_report(run: RunDirectory) -> LeakReport:
     outcome, state = read(run), checkpoint.read(run.path)
-    sent: dict[str, int] = defaultdict(int)
+    sent: Counter[str] = Counter()
     for record in outcome.records:
-        for kind, number in record.bytes_up.items():
-            sent[kind] += int(number)
+        sent.update(record.bytes_up)
     setup, left_out = None, ""
     try:
         experiment = run.experiment()
@@ -144,7 +141,7 @@ def _leak_report(run: RunDirectory) -> LeakReport:
     for kind, number in sent.items():
         if not number:
             continue
-        base = _unmeasured(run, outcome, state, kind, number, sharing, setup)
+        base = _unmeasured(outcome, state, kind, number, sharing, setup)
         if kind == "weights":
             found = _from_attacks(read_attacks(run))
             last = {client: record.round for record in outcome.records for client in record.cohort or ()}
@@ -197,40 +194,30 @@ def _is_shared(kind: str, sharing: Any) -> bool:
 
 
 def _unmeasured(
-    run: RunDirectory,
-    outcome: Outcome,
-    state: RunState | None,
-    kind: str,
-    number: int,
-    sharing: Any,
-    setup: Setup | None,
+    outcome: Outcome, state: RunState | None, kind: str, number: int, sharing: Any, setup: Setup | None
 ) -> Leak:
-    shared = _is_shared(kind, sharing)
-    cohorts = [record.cohort or () for record in outcome.records]
-    if shared:
+    shape = ""
+    if _is_shared(kind, sharing):
         owners = np.unique(state.entries.owner) if state is not None else np.empty(0)
         senders, times = len(owners), sum(r.shared["sent"] for r in outcome.records if r.shared is not None)
-        shape = ""
         if state is not None:
-            entry = ", ".join(
-                f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in state.entries.tensors.items()
-            )
+            tensors = state.entries.tensors.items()
+            entry = ", ".join(f"{name} {'x'.join(map(str, t.shape[1:])) or '1'}" for name, t in tensors)
             shape = f"about {len(state.entries) / max(1, senders):.3g} of {entry}"  # of one client
     else:
-        senders, times = len({client for cohort in cohorts for client in cohort}), sum(map(len, cohorts))
-        shape = ""
+        trained = [client for record in outcome.records for client in record.cohort or ()]
+        senders, times = len(set(trained)), len(trained)
         if state is not None:
             extras = {name: t for name, t in state.server_state.items() if not name.startswith("server_step/")}
             weights = state.weights if setup is None else setup.shared(state.weights)
             sent = {"weights": weights, "extras": extras}.get(kind, state.global_outputs)
-            shape = f"{len(sent)} tensor{'s'[len(sent) == 1 :]}, {sum(t.numel() for t in sent.values()):,} numbers"
+            shape = f"{counted(len(sent), 'tensor')}, {sum(t.numel() for t in sent.values()):,} numbers"
     accuracies = [record.accuracy for record in outcome.evaluated if record.accuracy is not None]
     accuracy = accuracies[-1] if accuracies else math.nan
-    return Leak(run.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
+    return Leak(outcome.path.name, outcome.label, accuracy, kind, shape, senders, times, number, "")
 
 
-Measures = list[tuple[str, dict[str, Any]]]
-"""The text and the measures of each leak of one kind."""
+Measures = list[tuple[str, dict[str, Any]]]  # The text and the measures of each leak of one kind
 
 
 def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
@@ -238,24 +225,21 @@ def _from_attacks(tables: Sequence[Mapping[str, Any]]) -> Measures:
     by_settings: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in tables:
         options = {name: value for name, value in one.get("options", {}).items() if name != "iterations"}
-        labels = "" if one["labels"] == "true" else ", labels inferred"
-        counts = (f"{one[what]} {what if one[what] != 1 else what[:-1]}" for what in ("images", "steps", "iterations"))
-        settings = ", ".join(counts) + labels
-        settings = ", ".join([settings, *changed_options(one["attack"], options)])
-        settings += ", stopped" if one.get("stopped") else ""
-        settings += "" if one.get("drawn", True) else ", client not drawn"
-        how = f"{one['attack']} at round {one['round']}, attacker {one['attacker']}, {settings}"
+        words = [f"{one['attack']} at round {one['round']}", f"attacker {one['attacker']}"]
+        words += [counted(one[f"{what}s"], what) for what in ("image", "step", "iteration")]
+        words += ["labels inferred"] * (one["labels"] != "true")
+        words += changed_options(one["attack"], options)
+        words += ["stopped"] * bool(one.get("stopped")) + ["client not drawn"] * (not one.get("drawn", True))
+        how = ", ".join(words)
         by_settings[how, json.dumps(options, sort_keys=True)].append(one)
     rows = []
     for (how, _), attacks in by_settings.items():
-        clients = f"{len(attacks)} client{'' if len(attacks) == 1 else 's'}"
         # Attack files store an infinite PSNR as null.
-        stored = {name: [one[name] for one in attacks] for name in ("mse", "psnr", "ssim")}
         measures = {
-            name: float(np.mean([math.inf if value is None else float(value) for value in values]))
-            for name, values in stored.items()
+            name: float(np.mean([math.inf if one[name] is None else float(one[name]) for one in attacks]))
+            for name in ("mse", "psnr", "ssim")
         }
-        rows.append((f"{how}, {clients}", measures))
+        rows.append((f"{how}, {counted(len(attacks), 'client')}", measures))
     return rows
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
+import pandas as pd
 import torch
 from torch.func import functional_call
 
@@ -159,25 +160,17 @@ def _halves(
     unused = np.arange(len(rest.y)) if rest is not train else held
     used, unused = rng.permutation(used), rng.permutation(unused)
     if same_classes:
-        used, unused = _of_same_classes(used, train.y[used].numpy(), unused, rest.y[unused].numpy())
+        pairs = _numbered_in_class(used, train.y).merge(_numbered_in_class(unused, rest.y), on=["class", "number"])
+        used, unused = pairs["row_x"].to_numpy(copy=True), pairs["row_y"].to_numpy(copy=True)
     count = min(SAMPLES, len(used), len(unused))
     members, others = torch.from_numpy(used[:count]), torch.from_numpy(unused[:count])
     return (train.x[members], train.y[members]), (rest.x[others], rest.y[others])
 
 
-def _of_same_classes(
-    rows: np.ndarray, classes: np.ndarray, others: np.ndarray, their_classes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """As many of both sets as there are pairs of one class; the k-th of both are a pair, in the order of ``rows``."""
-    places = []
-    for own, other in ((classes, their_classes), (their_classes, classes)):
-        order = np.argsort(own, kind="stable")
-        ordered = own[order]
-        number = np.arange(len(own)) - np.searchsorted(ordered, ordered)
-        available = np.searchsorted(np.sort(other), ordered, side="right") - np.searchsorted(np.sort(other), ordered)
-        places.append(order[number < available])
-    shuffled = np.argsort(places[0])
-    return rows[places[0][shuffled]], others[places[1][shuffled]]
+def _numbered_in_class(rows: np.ndarray, y: torch.Tensor) -> pd.DataFrame:
+    """The class of each row, and how many rows of that class come before it."""
+    frame = pd.DataFrame({"row": rows, "class": y[torch.from_numpy(rows)].numpy()})
+    return frame.assign(number=frame.groupby("class").cumcount())
 
 
 def _measured(halves: tuple[Half, Half], score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:

@@ -52,7 +52,6 @@ class Mixtures:
     owner: np.ndarray
     """Device of each mixture, int64 [mixtures]."""
     pairs: seeds.Pairs
-    """Mixtures that are inversely mixed."""
 
     @property
     def labels(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from fedblend.experiment.config import Experiment, as_table, resolve
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.privacy_facts import noise_facts
 from fedblend.experiment.toml_tables import set_field
+from fedblend.runs.groups import flatten
 
 FIELDS = {"weights": "protection.multiplier", "means": "method.sharing.multiplier"}
 """The field with the noise on each kind of payload, as a multiple of the most that one client or sample changes it."""
@@ -86,11 +87,9 @@ def least_noise(setup: Setup, target: float, secret_cohorts: bool = True) -> tup
 
 def _multipliers(experiment: Experiment) -> dict[str, float]:
     """The multiplier of each kind of payload that may have noise, by field; 1 where it has none."""
-    noise = noise_facts(experiment)
-    fields = [FIELDS[kind] for kind in noise if has_option(experiment, FIELDS[kind])]
-    table = as_table(experiment)
-    parts = {"protection.multiplier": table["protection"], "method.sharing.multiplier": table["method"]["sharing"]}
-    return {field: parts[field].get("multiplier") or 1.0 for field in fields}
+    fields = [FIELDS[kind] for kind in noise_facts(experiment) if has_option(experiment, FIELDS[kind])]
+    table = flatten(as_table(experiment))
+    return {field: table.get(field) or 1.0 for field in fields}
 
 
 def _with(experiment: Experiment, values: Mapping[str, float]) -> Experiment:

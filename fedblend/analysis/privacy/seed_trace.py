@@ -21,11 +21,8 @@ class SeedTrace:
     labels: tuple[int, int]
     """Labels of the target and of the (first) dummy."""
     target: torch.Tensor
-    """The device's target sample."""
     dummy: torch.Tensor
-    """The device's dummy sample."""
     sent: torch.Tensor
-    """The seed that the device sent."""
     server_dummy: torch.Tensor | None
     """The server's sample for decoding the seed; ``None`` in MixFL and for a seed that the server did not use."""
     decoded: torch.Tensor | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -45,9 +46,7 @@ class Similarity:
     distance: float
     """Euclidean distance on stored values (pixels from 0 to 255)."""
     recognised: float
-    """Share of the shared samples that are recognised."""
     samples: int
-    """Number of shared samples."""
 
 
 RAW = Similarity(0.0, math.inf, 1.0, 0.0, 1.0, 0)  # Similarity of a raw sample to itself
@@ -88,25 +87,24 @@ def similarity_of_means(
         return None
     x, number = torch.cat(means), np.concatenate(groups)
     order = stream(setup.experiment.seed, "leaks").permutation(len(x))[:MAX_SAMPLES]
-    assert isinstance(setup.scale, Scaler)
-    stored = (x - setup.scale.offset) / setup.scale.factor
     raw = setup.data.train.x[torch.from_numpy(setup.population.order)]
-    return similarity(stored[torch.from_numpy(order)], raw, lambda rows: number[rows] == order, setup.scale)
+    shared = _stored(setup, x[torch.from_numpy(order)])
+    return similarity(shared, raw, lambda rows: number[rows] == order, setup.scale)
 
 
 def _shared_means(setup: Setup, sharing: SharedMeans) -> tuple[list[torch.Tensor], list[np.ndarray]]:
     """All means on the model's scale, and for each client's samples the number of their mean, or -1."""
-    experiment = setup.experiment
-    minimum = experiment.policy.min_mean
+    minimum = setup.experiment.policy.min_mean
     sizes, all_means, groups, count = setup.sizes(0), [], [], 0
     for client in range(len(setup.population)):
         x, y = setup.samples(client, int(sizes[client]))
+        rngs = partial(stream, setup.experiment.seed, "share", 0, client)
         number = np.full(len(setup.population.indices(client)), -1)
-        local = ClientData(x, y, setup.task, setup.scale, _no_layers, _stream(setup, client), minimum)
+        local = ClientData(x, y, setup.task, setup.scale, _no_layers, rngs(), minimum)
         payload = sharing.share(local)
         if payload is not None:
             # The same random numbers as the payload's, from the beginning.
-            places = sharing.groups(replace(local, rng=_stream(setup, client)))
+            places = sharing.groups(replace(local, rng=rngs()))
             allowed = np.bincount(places) >= minimum
             numbers = np.where(allowed, count + np.cumsum(allowed) - 1, -1)
             number[: len(y)] = numbers[places]
@@ -121,26 +119,26 @@ def _no_layers(x: torch.Tensor, layer: int) -> torch.Tensor:
     raise AssertionError("means of inputs need no hidden states")
 
 
-def _stream(setup: Setup, client: int) -> np.random.Generator:
-    return stream(setup.experiment.seed, "share", 0, client)
-
-
 def similarity_of_entries(setup: Setup, entries: Pool) -> Similarity:
     """Similarity of shared inputs x, such as synthetic samples, each of one class (y, one-hot).
 
     One is recognised where the nearest raw sample is of the client that sent it, and of its class.
     """
     order = stream(setup.experiment.seed, "leaks").permutation(len(entries))[:MAX_SAMPLES]
-    assert isinstance(setup.scale, Scaler)
     x, y = (entries.tensors[name][torch.from_numpy(order)] for name in ("x", "y"))
     held = torch.from_numpy(setup.population.order)
-    stored, raw = (x - setup.scale.offset) / setup.scale.factor, setup.data.train.x[held]
 
     def is_own(rows: np.ndarray) -> np.ndarray:
         of_class = (setup.data.train.y[held][torch.from_numpy(rows)] == y.argmax(1)).numpy()
         return of_class & (setup.population.owners()[rows] == entries.owner[order])
 
-    return similarity(stored, raw, is_own, setup.scale)
+    return similarity(_stored(setup, x), setup.data.train.x[held], is_own, setup.scale)
+
+
+def _stored(setup: Setup, x: torch.Tensor) -> torch.Tensor:
+    """Inputs on the model's scale, in the units of stored values."""
+    assert isinstance(setup.scale, Scaler)
+    return (x - setup.scale.offset) / setup.scale.factor
 
 
 def mean_sizes(setup: Setup, sharing: SharedMeans) -> list[int | Literal["all"]]:

@@ -42,9 +42,7 @@ class Statement:
     clients are adversaries, whose uploads have no noise."""
     delta: float
     by_round: tuple[tuple[int, float], ...] = ()
-    """(round, epsilon) pairs."""
     reason: str = ""
-    """Why no epsilon can be stated."""
 
     @property
     def epsilon(self) -> float | None:
@@ -70,48 +68,33 @@ def statements(
     installed.
     """
     rounds = [record for record in records if record.round > 0]
+    counts, delta, cohort = _participation(rounds), config["delta"], config["train"]["cohort"]
     population = clients if secret_cohorts else None
-    honest = bool(config.get("adversary", {}).get("share"))
-    client = "an honest client" if honest else "a client"
-    sample = "a sample of an honest client" if honest else "a sample"
-    protected = ("samples", max(clients, samples or 0)) if "means" in noise else ("clients", clients)
-    delta = config["delta"]
-    if not isinstance(noise["means" if "means" in noise else "weights"], str) and delta * protected[1] >= 1:
-        reason = (
-            f"delta: {delta:g} is not below 1 / {protected[1]} {protected[0]}, so that it permits to "
-            f"publish all data of one of them; valid: well below {1 / protected[1]:.2g}"
+    honest = " of an honest client" if config.get("adversary", {}).get("share") else ""
+    if "means" in noise:
+        # There is no statement of the weights alone: all clients train on the means, so that all weights depend on each
+        # sample, but the noise on weights is sized for the influence of a client's own samples only.
+        units = {"means": "a sample", "weights and means": f"a sample{honest}"}
+        number, protected, first = max(clients, samples or 0), "samples", noise["means"]
+    else:
+        units = {"weights": "an honest client" if honest else "a client"}
+        number, protected, first = clients, "clients", noise["weights"]
+    too_large = ""
+    if not isinstance(first, str) and delta * number >= 1:
+        too_large = (
+            f"delta: {delta:g} is not below 1 / {number} {protected}, so that it permits to publish all data of one of "
+            f"them; valid: well below {1 / number:.2g}"
         )
-        units = {"means": "a sample", "weights and means": sample} if "means" in noise else {"weights": client}
-        return [Statement(what, unit, delta, reason=reason) for what, unit in units.items()]
-    if "means" not in noise:
-        return [_statement("weights", client, config, population, rounds, noise)]
-    # There is no statement of the weights alone: all clients train on the means, so that all weights depend on each
-    # sample, but the noise on weights is sized for the influence of a client's own samples only.
-    return [
-        _statement("means", "a sample", config, population, rounds, {"means": noise["means"]}),
-        _statement("weights and means", sample, config, population, rounds, noise),
-    ]
-
-
-def _statement(
-    what: str,
-    unit: str,
-    config: Mapping[str, Any],
-    population: int | None,
-    rounds: Sequence[RoundRecord],
-    noises: Mapping[str, Noise],
-) -> Statement:
-    delta, cohort = config["delta"], config["train"]["cohort"]
-    reason = next((n for n in noises.values() if isinstance(n, str)), "")
-    if reason:
-        return Statement(what, unit, delta, reason=reason)
-    parts = [(kind, n) for kind, n in noises.items() if not isinstance(n, str)]
-    counts = _participation(rounds)
-    by_round = []
-    for i in _selected_rounds(rounds):
-        releases = [_release(kind, noise, counts[i], population, cohort) for kind, noise in parts]
-        by_round.append((rounds[i].round, epsilon(releases, delta)))
-    return Statement(what, unit, delta, tuple(by_round))
+    found = []
+    for what, unit in units.items():
+        noises: Mapping[str, Any] = {"means": first} if what == "means" else noise
+        reason = too_large or next((one for one in noises.values() if isinstance(one, str)), "")
+        by_round = []
+        for i in [] if reason else _selected_rounds(rounds):
+            releases = [_release(kind, one, counts[i], population, cohort) for kind, one in noises.items()]
+            by_round.append((rounds[i].round, epsilon(releases, delta)))
+        found.append(Statement(what, unit, delta, tuple(by_round), reason))
+    return found
 
 
 def _selected_rounds(rounds: Sequence[RoundRecord]) -> list[int]:
@@ -161,7 +144,6 @@ class Release:
     multiplier: float
     """Standard deviation (or scale) of the noise, over the largest L2 (or L1) change that one record can cause."""
     times: int
-    """Number of releases."""
     sampled: tuple[int, int] | None = None
     """(n, m) where each release uses m of n records, drawn in secret and without replacement."""
 

@@ -36,7 +36,6 @@ class SharedSeeds:
     raw: torch.Tensor
     """All raw samples, uint8 [n, ...]: the devices' first, then the server's."""
     device_samples: int
-    """Number of the devices' raw samples."""
     targets: np.ndarray
     """Rows of ``raw`` that are blended into each target, int64 [m, p]."""
     dummies: np.ndarray
@@ -68,7 +67,6 @@ class XorPrivacy:
     mds: tuple[float, float] | None
     """The same after multidimensional scaling; ``None`` where this is not measured."""
     sent_recognised: float
-    """Share of the sent seeds that are recognised."""
     made_recognised: float
     """Share of the samples that the server trains on that are recognised."""
     clear: float | None = None

@@ -86,7 +86,6 @@ def _share(site: Any) -> None:
 
     task, _ = _task()
     ledger = ledger_of(site)
-    assert ledger is not None
     data = task.engine.local(0, task.size, np.random.default_rng(0), 2)
     ledger.payload(
         build("sharing", {"name": "means", "samples_per_mean": 3}),
