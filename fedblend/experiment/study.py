@@ -18,7 +18,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Int, Positive
 from fedblend.experiment.changes import change_field, override
-from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
+from fedblend.experiment.config import Experiment, check_keys, resolve
 from fedblend.experiment.fields import LONGEST_NAME, FrozenTable, Method
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.toml_tables import set_field
@@ -39,12 +39,8 @@ class Study:
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
     """All experiments of a file: methods x grid x seeds, and those of its variants.
 
-    A file without method and grid has the experiments of its variants only, if each of these names a method.
-
     ``seeds`` replaces the file's. A table ``tune`` must be valid, and has no effect: its fields have the file's values.
-    Raises :class:`FedblendError` with one message that names the field.
     """
-    table = renamed(table)
     check_keys(table, STUDY_KEYS)
     if "tune" in table:
         read_tune(table)
@@ -186,10 +182,7 @@ def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
 def _label(
     one: Mapping[str, Any], method: Mapping[str, Any] | None, methods: Sequence[Mapping[str, Any] | None], words: bool
 ) -> str:
-    """A label that distinguishes this run's method from the study's others.
-
-    Empty if the method's name suffices, unless ``words`` of a grid follow.
-    """
+    """A label of this run's method; empty if its name suffices, unless ``words`` of a grid follow."""
     spec = one.get("method", {})
     if not isinstance(spec, Mapping):
         spec = {"name": spec}

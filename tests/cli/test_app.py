@@ -54,15 +54,6 @@ def test_a_study_has_a_run_for_each_method_seed_and_cell(study):
     assert (study / "report.png").is_file()
 
 
-def test_methods_of_one_name_are_labelled_by_their_different_options():
-    several = [{"name": "fedmix", "objective": {"lambda": lam}} for lam in (0.05, 0.2)]
-    succeeded(here("run", write(Path("s.toml"), {"methods": several, "rounds": 0}), "--out", "out", "--jobs", 1))
-    assert {p.parent.name for p in Path("out").glob("*/config.toml")} == {
-        "fedmix-lambda-0.05-seed0",
-        "fedmix-lambda-0.2-seed0",
-    }
-
-
 def test_options_of_run_change_the_experiment():
     file = write(Path("tiny.toml"))
     words = ("--set", "rounds=1", "--set", "train.lr = 0.2", "--set", "method=fedmix", "--set", "model.hidden=[4]")
@@ -178,12 +169,13 @@ def test_a_run_prints_progress_and_ends_with_a_table_and_a_report():
     assert {path.suffix for path in run.iterdir()} <= {".toml", ".json", ".jsonl", ".safetensors", ".lock"}
 
 
-def test_an_old_name_of_a_field_gives_one_line_of_warning_and_the_run_succeeds():
-    outcome = succeeded(here("run", write(Path("tiny.toml"), {"judge": "server", "rounds": 1}), "--out", "out"))
+def test_a_warning_is_one_line_without_its_place_in_the_source():
+    file = write(Path("tiny.toml"), {"partition": {"name": "classes", "classes_per_client": 3}, "rounds": 1})
+    outcome = succeeded(here("run", file, "--set", "partition=iid", "--seeds", "0,1", "--jobs", 1, "--out", "out"))
     lines = [line for line in outcome.err.splitlines() if "warning" in line.lower()]
-    assert lines == ["fedblend: warning: judge: this field is called evaluate_model since version 0.2"]
+    told = "partition: 'iid' does not take classes_per_client = 3, which is left out"
+    assert lines == [f"fedblend: warning: {told}"]
     assert ".py" not in outcome.err
-    assert tomllib.loads(Path("out/fedavg-seed0/config.toml").read_text())["evaluate_model"] == "server"
 
 
 @pytest.mark.slow
@@ -303,12 +295,6 @@ def test_a_picture_of_a_split_that_finds_no_space_leaves_the_previous_one():
         outcome = here("data", "show", file, "--out", "split.png")
     refused(outcome, "split.png", "could not be written", "repeat the command")
     assert Path("split.png").read_bytes() == PNG
-
-
-def test_a_misspelt_command_has_one_suggestion():
-    told = here("rum").err
-    assert "No such command 'rum'" in told
-    assert told.lower().count("did you mean") == 1
 
 
 @pytest.mark.slow

@@ -80,6 +80,9 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
                 ("algorithm", "method"),
                 ("random_state", "seed"),
                 ("accelerator", "device"),
+                # Names of version 0.1.
+                ("judge", "evaluate_model"),
+                ("stop_change", "convergence_tol"),
             )
         ),
         # No field is similar: a far one would only mislead.
@@ -96,6 +99,7 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
             'method = {name = "fedprox", proximal_mu = 0.1}',
             "method.proximal_mu: unknown key (did you mean 'method.terms.proximal.mu'?)",
         ),
+        ("method = {keep_weights = true}", "method.keep_weights: unknown key (did you mean 'stateful_clients'?)"),
         (
             'train = {optimizer = "adam", beta1 = 0.1}',
             "train.beta1: unknown key (did you mean 'train.optimizer.beta1'?)",
@@ -159,9 +163,6 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"data": {"name": "digits", "path": "x"}}, ("data", "path", "valid: none")),
         # Unknown names come with a suggestion.
         ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'")),
-        ({"data": "digts"}, ("data.name", "'digts'", "'digits'")),
-        ({"partition": "dirichle"}, ("partition.name", "'dirichle'", "'dirichlet'")),
-        (fedmix(objective="fedmx"), ("objective.name", "'fedmx'", "'fedmix'")),
         (fedmix(terms=["proximl"]), ("terms[0].name", "'proximl'", "'proximal'")),
         ({"engine": "lop"}, ("engine", "'lop'", "'loop'")),
         # Wrong types.
@@ -189,7 +190,6 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         # Numbers out of range.
         (fedmix(objective={"lambda": 1.5}), ("objective.lambda: 1.5", "less than or equal to 1")),
         (fedmix(objective={"lambda": -0.1}), ("objective.lambda: -0.1", "greater than or equal to 0")),
-        (fedmix(objective={"lambda": float("nan")}), ("objective.lambda: nan",)),
         (fedmix(sharing={"samples_per_mean": 0}), ("sharing.samples_per_mean", "0", "all")),
         (fedmix(terms=[{"name": "proximal", "mu": -1}]), ("terms[0].mu: -1", "greater than or equal to 0")),
         ({"rounds": -1}, ("rounds: -1", "greater than or equal to 0")),
@@ -202,17 +202,6 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"holdout": 1}, ("holdout: 1", "less than 1")),
         # Splits that cannot be.
         ({"partition": {"name": "iid", "clients": 2000}}, ("partition.clients: 2,000", "1 to 1,438")),
-        (
-            {"partition": {"name": "classes", "clients": 4, "classes_per_client": 11}},
-            ("partition.classes_per_client: 11", "1 to 10"),
-        ),
-        (
-            {"partition": {"name": "classes", "clients": 4, "samples": 1000}},
-            ("partition.samples: 1,000", "valid: up to"),
-        ),
-        ({"partition": {"name": "counts", "counts": [[1, 2]]}}, ("partition.counts", "[1, 2]", "10 numbers")),
-        ({"partition": {"name": "counts", "counts": []}}, ("partition.counts", "empty")),
-        ({"partition": "natural"}, ("partition", "natural", "the data set has no clients")),
         ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
         ({"arrival": {"portion": 2}}, ("arrival.portion: 2", "less than or equal to 1")),
         ({"partition": {"name": "iid", "clients": 0}}, ("partition.clients: 0", "greater than or equal to 1")),
@@ -246,11 +235,6 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
     outcome = run({"partition": {"name": "counts", "counts": [[0] * 10] * 4}})
     refused_at_once(outcome, "hold samples")
     assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
-
-
-def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
-    changes = {**fedmix(sharing={"split": "class"}), "policy": {"min_mean": 100}}
-    refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
 
 
 @pytest.mark.parametrize("method", ["mixfld", pytest.param("mix2fld", marks=pytest.mark.slow)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,8 @@ def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     outcome = here(*words)
     assert outcome.code == 2
     assert "Usage: " in outcome.err
+    suggestions = re.findall("did you mean.*", outcome.err, re.IGNORECASE)
+    assert suggestions == (["did you mean 'run'?)."] if words == ("rum",) else [])
     assert "--help" in outcome.err
     assert "Traceback" not in outcome.err
 

@@ -394,6 +394,8 @@ def test_cells_of_a_grid_whose_names_are_alike_or_too_long_have_labels_of_their_
     ]
     # One folder would be of both.
     assert labels({"name": ["a b", "a-b"]}) == ["fedavg name=#1", "fedavg name=#2"]
+    mixed = [{"name": "fedmix", "objective": {"lambda": lam}} for lam in (0.05, 0.2)]
+    assert labels({}, methods=mixed) == ["fedmix lambda=0.05", "fedmix lambda=0.2"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from cli_helpers import (
     write,
 )
 from helpers import same_state, slow_after_first, slow_except
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import fedblend
 from fedblend.core.errors import Stopped
@@ -204,22 +204,6 @@ def test_a_checkpoint_gives_back_who_holds_what(clients, shared_round, tmp_path)
     assert (found.has_pool.dtype, found.shared_sizes.dtype) == (bool, np.int64)
     if shared_round < 0:
         assert (tmp_path / CHECKPOINT).stat().st_size < clients / 8 + 1000
-
-
-def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path):
-    state = state_of(10, 2)
-    tensors = {
-        "weights/w": state.weights["w"],
-        "owner": torch.from_numpy(state.entries.owner),
-        "holders": torch.from_numpy(state.has_pool),
-        "shared_sizes": torch.from_numpy(state.shared_sizes),
-    }
-    save_file(tensors, tmp_path / CHECKPOINT, {"state": json.dumps({"round": 3, "shared_round": 2})})
-
-    found = checkpoint.read(tmp_path)
-
-    assert found is not None
-    assert same_state(found, state)
 
 
 class Killed(BaseException):
