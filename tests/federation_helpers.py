@@ -39,11 +39,6 @@ def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:
     return made
 
 
-def uploads_of(values: list[list[float]], dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
-    """Uploads of one tensor each."""
-    return [{"w": torch.tensor(v, dtype=dtype)} for v in values]
-
-
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 

@@ -479,7 +479,7 @@ _command(site, "federation:check_site", "site check site.toml")(
     run=_option(str, "The experiment's run, among several."),
 )
 
-_command(site, "federation:audit_site", "site audit site.toml")(
+_command(site, "federation:show_audit", "site audit site.toml")(
     "Show everything that left this site, and what it refused.",
     path=SITE_FILE,
     last=_option(int, "Print only the last lines, this many.", min=1),

@@ -32,11 +32,7 @@ METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "serve
 
 
 def show_list(word: str | None = None) -> None:
-    """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
-
-    Without a word print all words that can be listed. Raises :class:`FedblendError` with the nearest known word for an
-    unknown one.
-    """
+    """Print all words that can be listed, an overview of one, or the options of a table, a kind, a part or a method."""
     if word is None:
         Console().print(_contents())
     else:

@@ -162,10 +162,7 @@ def _hint_of_ids(data: Dataset, experiment: Experiment) -> str:
 
 
 def _reads_ids(model: nn.Module, data: Dataset, scale: Fitted, experiment: Experiment, hint: str) -> bool:
-    """Whether the model takes its inputs as ids: the data are tokens, or the model converts them to whole numbers.
-
-    Raises :class:`FedblendError` for ids that the model has not, and warns if they are not those of the data.
-    """
+    """Whether the model takes its inputs as ids: the data are tokens, or the model converts them to whole numbers."""
     if data.kind == "tokens":
         # A sample with the largest id of each half, so that no step finds one that the model has not.
         largest = [half.x[half.x.flatten(1).amax(1).argmax()] for half in (data.train, data.test)]

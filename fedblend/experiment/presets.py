@@ -55,10 +55,7 @@ def presets() -> Presets:
 
 
 def families() -> dict[str, Presets]:
-    """All named methods by family.
-
-    Those with FedProx's term, but for `fedprox` itself, are a family of their own, the last.
-    """
+    """All named methods by family; those with FedProx's term, but for `fedprox` itself, are the last family."""
     with_views = {
         f"{name}+fed-augmix": (
             f"Fed-AugMix on {name}",

@@ -158,7 +158,7 @@ class Group:
 
 
 def read(run: RunDirectory) -> Outcome:
-    """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
+    """Read a run from its folder."""
     run.require_run()
     config = run.config()
     records, status = run.records(), run.status()

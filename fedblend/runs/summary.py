@@ -160,9 +160,9 @@ def _row(g: Group) -> dict[str, Any]:
     over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
-    totals = [_totals(o.records) for o in counted]
-    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
-        row[name] = _mean([total.get(name, 0.0) for total in totals])
+    spent = [totals(o.records) for o in counted]
+    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *spent)):
+        row[name] = _mean([total.get(name, 0.0) for total in spent])
     peaks = [r.machine["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.machine]
     row["peak_memory"] = max(peaks, default=math.nan)
     return row
@@ -192,7 +192,7 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
             reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
             by_seed[o.seed] = next(reached, None)
     reached_in = [round for round in by_seed.values() if round is not None]
-    spent = [_totals(r for r in o.records if r.round <= round) for o in counted if (round := by_seed.get(o.seed))]
+    spent = [totals(r for r in o.records if r.round <= round) for o in counted if (round := by_seed.get(o.seed))]
     return {
         "target": target if target is not None and recorded else math.nan,
         "target_metric": metric,
@@ -236,7 +236,8 @@ def states(g: Group) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
 
-def _totals(records: Iterable[RoundRecord]) -> dict[str, float]:
+def totals(records: Iterable[RoundRecord]) -> dict[str, float]:
+    """Return the :func:`costs` of all rounds together."""
     total: dict[str, float] = defaultdict(float)
     for record in records:
         for name, number in costs(record).items():
