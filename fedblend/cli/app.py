@@ -32,8 +32,7 @@ class _Group(typer.core.TyperGroup):
 
 
 SHAPE: dict[str, Any] = {"cls": _Group, "no_args_is_help": True, "rich_markup_mode": None}
-SUMMARY = "Federated learning with blended data: run, compare and report experiments."
-app = typer.Typer(name="fedblend", help=SUMMARY, add_completion=False, pretty_exceptions_enable=False, **SHAPE)
+app = typer.Typer(name="fedblend", add_completion=False, pretty_exceptions_enable=False, **SHAPE)
 
 
 def _group(text: str, name: str) -> typer.Typer:

@@ -58,7 +58,6 @@ def show_attack(run: Path, round: int, client: int, attack: str, out: Path | Non
 
 
 def _attack(run: Path, round: int, client: int, attack: str, options: Mapping[str, Any]) -> AttackResult:
-    """Run the attack and show its progress."""
     usual = ATTACKS[attack]().iterations if attack in ATTACKS else 0  # `attack_run` refuses an unknown attack
     with steps_shown() as display, one_thread():
         try:

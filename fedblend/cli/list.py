@@ -25,10 +25,8 @@ COSTS = (
     "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them.\n"
     "Which of these help on which data, and at which price: docs/which-blend.md, and fedblend advise FILE."
 )
-"""What the words of the list of methods mean."""
 
 METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "server_step")
-"""The kinds whose parts are listed with a method."""
 
 
 def show_list(word: str | None = None) -> None:

@@ -215,7 +215,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "arrival": Arrival,
     "slow": Slow,
 }
-"""Fields of an experiment that are tables of their own."""
 
 OTHER_WORDS = {
     other: field

@@ -106,7 +106,6 @@ def index() -> Index:
 
 
 def _digest_of_code() -> str:
-    """A digest of the package's sources and of its named methods."""
     digest = hashlib.sha256()
     for path in sorted([FILE.with_name("presets.toml"), *FILE.parents[1].rglob("*.py")]):
         digest.update(path.read_bytes())

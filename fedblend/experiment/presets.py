@@ -31,7 +31,6 @@ def _as_tables(field: str, given: Any) -> Any:
 
 
 FAMILIES: dict[str, Presets] = _read()
-"""Named methods by family, as lists show them."""
 
 SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}
 

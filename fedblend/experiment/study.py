@@ -109,7 +109,6 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
 
 
 def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:
-    """Raise :class:`FedblendError` if a field of the grid exists in some methods but not in others."""
     try:
         resolved = [resolve({**base, **({"method": method} if method else {})}) for method in methods]
     except FedblendError:
@@ -210,7 +209,6 @@ def _short(value: Any) -> str:
 
 
 def _with_options(value: Any) -> str:
-    """As :func:`_short`, with the options of a part."""
     return " ".join([_short(value), *(_options(value) if isinstance(value, Mapping) else ())])
 
 

@@ -124,7 +124,6 @@ def _require_callbacks(given: object) -> None:
 
 
 def _one_experiment(given: object) -> Experiment:
-    """The only experiment of a file or of its table."""
     if not isinstance(given, Mapping | str | Path):
         raise FedblendError(f"experiment: {brief(given)} is none; valid: an Experiment, a file, or a file's table")
     made = expand(given if isinstance(given, Mapping) else load(given)).experiments
@@ -134,7 +133,6 @@ def _one_experiment(given: object) -> Experiment:
 
 
 def _warn_of_resume(folder: Path, experiments: Mapping[Path, Experiment]) -> None:
-    """Warn if there is nothing to resume, and of each run with more rounds than its experiment has."""
     if not any(map(RunDirectory.is_run, experiments)):
         starts = "the run starts" if folder in experiments else "its runs start"
         warnings.warn(f"{folder}: nothing to resume; {starts} from round 0", stacklevel=3)
@@ -172,7 +170,6 @@ def run_study(
 
 
 def _study_of(given: object) -> Study:
-    """The study of a file, of its table, or of experiments."""
     if isinstance(given, Study):
         return given
     if isinstance(given, Mapping | str | Path):

@@ -206,7 +206,6 @@ def _read_fields(file: Any) -> dict[str, Any]:
 
 
 def _scalars_of(header: Mapping[str, Any]) -> dict[str, int]:
-    """The integers of a header. Raises :class:`ValueError` for other values."""
     scalars = {name: header[name] for name in SCALARS}
     for name, value in scalars.items():
         # A bool is an int in Python.
@@ -250,7 +249,6 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
 
 
 def _vector(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
-    """Return a vector of the given type. Raises :class:`ValueError` for another type or shape."""
     tensor = tensors[name]
     if tensor.dtype != kind or tensor.dim() != 1:
         raise ValueError(f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {kind} [n]")

@@ -37,7 +37,6 @@ FORMATS = {
     ".pt2": "a program of torch.export, which needs only PyTorch",
     ".onnx": "a program for any runtime of ONNX (extra 'onnx')",
 }
-"""Formats of :meth:`Predictor.export` by the file's suffix."""
 
 
 class Deployed(nn.Module):

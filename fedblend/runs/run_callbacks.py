@@ -98,7 +98,6 @@ class StopAtAccuracy(Callback):
 
 
 Mode = Literal["max", "min"]
-"""Whether the highest or the lowest value of a monitored number is the best."""
 
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""

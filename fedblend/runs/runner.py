@@ -152,7 +152,6 @@ def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -
 
 
 def _require_no_federation(directory: RunDirectory) -> None:
-    """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
     if is_federated(directory.facts()):
         how = "resume it as it was started, with flwr run or fedblend federation up"
         raise FedblendError(f"{directory.path}: is a run of a real federation; {how}")
@@ -329,7 +328,6 @@ def source_run(experiment: Experiment) -> str:
 
 
 def _process_facts() -> dict[str, Any]:
-    """Return the facts of this process: its command, versions, and the folders of the user's parts."""
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {

@@ -263,7 +263,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     mean = _mean(values)

@@ -4,14 +4,13 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import PNG, TINY, contents, here, records, refused, succeeded, words_of, write
+from cli_helpers import PNG, TINY, contents, finish, here, records, refused, start_process, succeeded, words_of, write
 from helpers import largest_file
 
 import fedblend
@@ -135,20 +134,6 @@ def test_one_run_is_resumed_without_its_neighbours(monkeypatch):
     assert not Path("study.json").exists()
     assert not Path("../study.json").exists()
     assert contents(Path("../one")) == before
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_early_stays_as_it_is_in_a_resumed_study():
-    ends = {"callbacks": [{"name": "stop-at-accuracy", "accuracy": 0.01}], "rounds": 4, "seeds": [0, 1]}
-    file = write(Path("tiny.toml"), ends)
-    succeeded(here("run", file, "--out", "out", "--jobs", 1))
-    before = {slug: records(Path("out") / slug) for slug in ("fedavg-seed0", "fedavg-seed1")}
-    assert [len(lines) for lines in before.values()] == [2, 2]
-    succeeded(here("resume", "out"))
-    assert {slug: records(Path("out") / slug) for slug in before} == before
-    write(Path("tiny.toml"), {**ends, "callbacks": []})
-    succeeded(here("run", file, "--resume", "--out", "out", "--jobs", 1))
-    assert [len(records(Path("out") / slug)) for slug in before] == [5, 5]
 
 
 def test_a_run_prints_progress_and_ends_with_a_table_and_a_report():
@@ -299,12 +284,6 @@ def test_a_picture_of_a_split_that_finds_no_space_leaves_the_previous_one():
 
 @pytest.mark.slow
 def test_the_command_is_a_module_too(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "fedblend", "run", "missing.toml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("fedblend: error: missing.toml: ")
+    done = finish(start_process([sys.executable, "-m", "fedblend", "run", "missing.toml"], tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("fedblend: error: missing.toml: ")

@@ -67,7 +67,6 @@ def test_one_field_for_several_methods_is_set_in_the_file() -> None:
     outcome = run({"methods": ["fedavg", "fedmix"]}, "--set", "method.objective.lambda=0.2")
     refused_at_once(outcome, "method.objective.lambda", "the file lists several methods")
     refused_at_once(run({"methods": ["fedavg"], "method": "fedmix"}), "methods", "'method'")
-    refused_at_once(run({"methods": ["fedavg", "fedavg"]}), "'fedavg-seed0'", "label")
 
 
 def test_a_field_of_the_only_method_of_a_list_can_be_set() -> None:

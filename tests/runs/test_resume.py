@@ -162,22 +162,8 @@ def test_a_line_cut_in_half_is_dropped_and_made_again(eventful, tmp_path):
     same_end(run, eventful)
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"\x93" * 500])
-def test_a_damaged_checkpoint_is_told(damage, tiny, tmp_path):
+def test_a_damaged_configuration_is_told(tiny, tmp_path):
     run = copy_of(tiny, tmp_path)
-    (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
-    before = (run / "metrics.jsonl").read_bytes()
-    told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
-    assert told.count("is damaged") == 1
-    assert "begin again in another folder" in told
-    assert json.loads((run / "status.json").read_text())["state"] == "done"
-    assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_damaged_status_or_configuration_is_told(tiny, tmp_path):
-    run = copy_of(tiny, tmp_path)
-    (run / "status.json").write_text('{"state": "do')
-    refused(here("inspect", run), "status.json", "damaged")
     other = 'data = "digits"\nrunds = 3'
     mistakes = {"rounds = ": "is not valid TOML", "": "data: is missing", other: "runds: unknown key"}
     for text, told in mistakes.items():
