@@ -46,14 +46,6 @@ NOTE = (
 )
 
 
-def limits_of(megabytes: float | None, score: float | None, leaves: Sequence[str] | None) -> Limits:
-    """The limits of the command line."""
-    for kind in leaves or ():
-        if kind not in (*KINDS, "none"):
-            raise FedblendError(f"--leaves {kind}: unknown{or_valid(kind, (*KINDS, 'none'))}")
-    return Limits(megabytes, score, None if leaves is None else frozenset(leaves) - {"none"})
-
-
 def options_of(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the first call in a folder, from which no given one may differ; those given in a new folder."""
     if not (first := read_json(folder / OPTIONS, forms.AdviceOptions)):
@@ -93,7 +85,11 @@ def advise(
         if method not in known:
             valid = or_valid(method, known, everything="fedblend list methods")
             raise FedblendError(f"--methods {method}: unknown method{valid}")
-    limits = limits_of(options["megabytes"], options["least"], options["leaves"])
+    for kind in options["leaves"] or ():
+        if kind not in (*KINDS, "none"):
+            raise FedblendError(f"--leaves {kind}: unknown{or_valid(kind, (*KINDS, 'none'))}")
+    leaving = None if options["leaves"] is None else frozenset(options["leaves"]) - {"none"}
+    limits = Limits(options["megabytes"], options["least"], leaving)
     study, left_out = study_of(content, names or None, limits)
     notes = Console(stderr=True)
     for method, reason in left_out.items():

@@ -74,9 +74,15 @@ def test_folders_whose_names_look_like_markup():
     assert "r[/y]-seed0" in succeeded(here("inspect", hidden)).out
 
 
-def test_a_site_file_in_an_odd_folder():
+def test_a_site_file_and_an_audit_log_in_an_odd_folder():
     pytest.importorskip("flwr.serverapp", reason="Flower (extra 'flower') is not installed")
     assert "Site file: s[/x]/site.toml" in succeeded(here("site", "init", "s[/x]/site.toml")).out
+    line = {"time": "now", "run": "r[/x]\x1b[2J", "round": 0, "client": 0, "kind": "weights", "refused": "[/no]"}
+    Path("s[/x]/site.audit.jsonl").write_text(json.dumps(line) + "\n")
+    outcome = succeeded(here("site", "audit", "s[/x]/site.toml"))
+    assert "r[/x]" in outcome.out
+    assert "refused: [/no]" in outcome.out
+    assert "\x1b" not in outcome.out
 
 
 def test_a_line_of_progress_has_no_control_characters(capsys):

@@ -179,38 +179,24 @@ def goes_on_to_the_same_bits(file):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
-def test_ctrl_c_says_at_once_what_happens_while_a_step_of_a_run_is_computed(tmp_path, monkeypatch):
-    file = busy(tmp_path, monkeypatch)
-    process = pressed_while_busy(file, jobs=1)
-    (tmp_path / "fifo").open("w").close()
-
-    result = finish(process)
-
-    assert result.code == 130
-    assert f"fedblend: stopped; each run is kept up to its last checkpoint. Go on with: fedblend resume {tmp_path}" in (
-        result.err
-    )
-    assert "press Ctrl-C" not in result.err
-    assert status(tmp_path / "out" / "fedavg-seed0")["state"] == "stopped"
-    goes_on_to_the_same_bits(file)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="locks a mutex of the C library")
-@pytest.mark.parametrize("command", ["tune", "advise"])
-def test_ctrl_c_says_at_once_what_happens_while_a_trial_is_computed(command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["run", "tune", "advise"])
+def test_ctrl_c_says_at_once_what_happens_while_a_step_is_computed(command, tmp_path, monkeypatch):
     search = {"validation": {"clients": 0.2}, "tune": {"fields": {"train.lr": [0.05, 0.1]}}}
-    file = busy(tmp_path, monkeypatch, **search)
+    file = busy(tmp_path, monkeypatch, **({} if command == "run" else search))
     process = pressed_while_busy(file, jobs=1, command=command)
     (tmp_path / "fifo").open("w").close()
 
     result = finish(process)
 
-    line = f"fedblend {command} {file} --resume --out {tmp_path / 'out'}"
+    line = f"finished trials and checkpoints are kept. Go on with: fedblend {command} {file} --resume --out"
+    if command == "run":
+        line = "each run is kept up to its last checkpoint. Go on with: fedblend resume"
     assert result.code == 130
-    assert result.err.splitlines()[-1] == (
-        f"fedblend: stopped; finished trials and checkpoints are kept. Go on with: {line}"
-    )
+    assert result.err.splitlines()[-1] == f"fedblend: stopped; {line} {tmp_path / 'out'}"
+    assert "press Ctrl-C" not in result.err
+    if command == "run":
+        assert status(tmp_path / "out" / "fedavg-seed0")["state"] == "stopped"
+        goes_on_to_the_same_bits(file)
 
 
 @pytest.mark.slow

@@ -194,6 +194,10 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         # Splits that cannot be.
         ({"partition": {"name": "iid", "clients": 2000}}, ("partition.clients: 2,000", "1 to 1,438")),
         ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
+        (
+            {"partition": {"name": "counts", "counts": [[5] * 10, [0] * 10] * 2}, "train": {"cohort": 3}},
+            ("train.cohort: 3", "2 of 4 clients hold samples", "valid: 1 to 2"),
+        ),
         ({"arrival": {"portion": 2}}, ("arrival.portion: 2", "less than or equal to 1")),
         ({"partition": {"name": "iid", "clients": 0}}, ("partition.clients: 0", "greater than or equal to 1")),
         # Methods that cannot be.

@@ -259,7 +259,6 @@ def test_a_file_with_a_byte_order_mark_is_read_and_one_in_utf_16_is_told_so(tmp_
 @each(
     ("before", "path", "value", "after"),
     [
-        ({}, "seed", 3, {"seed": 3}),
         ({"seed": 1}, "seed", 3, {"seed": 3}),
         ({}, "train.lr", 0.5, {"train": {"lr": 0.5}}),
         ({"train": {"lr": 0.1, "epochs": 2}}, "train.lr", 0.5, {"train": {"lr": 0.5, "epochs": 2}}),

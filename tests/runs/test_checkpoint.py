@@ -174,7 +174,7 @@ def written(folder):
     return folder / CHECKPOINT
 
 
-def test_every_changed_bit_of_the_tensors_is_found(tmp_path):
+def test_every_changed_bit_of_the_tensors_and_a_changed_round_are_found(tmp_path):
     path = written(tmp_path)
     whole = path.read_bytes()
     assert checkpoint.read(tmp_path) is not None
@@ -183,11 +183,6 @@ def test_every_changed_bit_of_the_tensors_is_found(tmp_path):
         for bit in (0, 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             assert "damaged" in told_of(tmp_path)
-
-
-def test_a_changed_round_is_found(tmp_path):
-    path = written(tmp_path)
-    whole = path.read_bytes()
     assert whole.count(b'\\"round\\": 3') == 1
     path.write_bytes(whole.replace(b'\\"round\\": 3', b'\\"round\\": 2'))
     assert "does not have the checksum that it was written with" in told_of(tmp_path)

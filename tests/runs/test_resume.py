@@ -47,7 +47,8 @@ from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
 from fedblend.runs import checkpoint, parallel
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.summary import table
+from fedblend.runs.groups import group
+from fedblend.runs.summary import rows_of
 
 SLUG = "fedmix-seed0"
 
@@ -325,7 +326,7 @@ def test_a_finished_run_may_get_another_target_which_tables_then_have(tiny, tmp_
 
     after = contents(run)
     assert [name for name in before if after[name] != before[name]] == ["config.toml"]
-    (row,) = table([RunDirectory(run)]).to_dict("records")
+    (row,) = rows_of(group([RunDirectory(run)]))
     assert (row["target"], row["target_metric"], row["target_by_seed"]) == (9.0, "loss", {0: 1})
 
 
