@@ -26,10 +26,8 @@ def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
 
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
     ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``, each metric (``metric.f1``), the same on
-    validation samples (``validation.f1``), shares that parts measure (``measured.taylor_failed``). Totals from the
-    beginning to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
-    ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation with
-    clients in parallel, for transmission and computation (0 if the channel takes no time and none is fixed).
+    validation samples (``validation.f1``), shares that parts measure (``measured.taylor_failed``), and the total
+    :func:`costs` from the beginning to this round.
     """
     import pandas as pd
 
@@ -76,7 +74,7 @@ def costs(record: RoundRecord) -> dict[str, float]:
         "bytes_down": record.bytes_down,
         "seconds": record.machine.get("seconds", {}),
     }
-    # Time of a federation with clients in parallel: transmission and computation.
+    # Time of a federation with clients in parallel, for transmission and computation (0 if neither is known).
     computing = record.machine.get("computing", 0.0) if record.computing is None else record.computing
     clock = sum((record.channel or {}).values()) + computing
     named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
