@@ -151,14 +151,9 @@ def command(*words: object) -> list[str]:
     return [*start, *map(str, words)]
 
 
-def start(
-    *words: object,
-    cwd: Path | None = None,
-    before: Callable[[], None] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[str]:
-    """Start a command as a process (and a process group) of its own; it ends with its test."""
-    return start_process(command(*words), cwd, before, environment)
+def start(*words: object, **options: Any) -> subprocess.Popen[str]:
+    """Start a command as :func:`start_process` does."""
+    return start_process(command(*words), **options)
 
 
 def start_process(
@@ -167,7 +162,7 @@ def start_process(
     before: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start a program as :func:`start` does."""
+    """Start a program as a process (and a process group) of its own; it ends with its test."""
 
     def prepare() -> None:
         # A shell's background jobs, and so the tests in one, ignore Ctrl-C; a command in a terminal does not.
@@ -241,9 +236,9 @@ def alive(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def call(*words: object, cwd: Path | None = None, before: Callable[[], None] | None = None) -> Outcome:
+def call(*words: object, **options: Any) -> Outcome:
     """Run a command in a process of its own."""
-    return finish(start(*words, cwd=cwd, before=before))
+    return finish(start(*words, **options))
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], pause: float = 0.001) -> None:

@@ -1,13 +1,25 @@
-"""Scripts of this repository that no package holds, as modules."""
+"""Scripts of this repository that no package holds, as modules, and the texts of its pages."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def text(page: str | Path) -> str:
+    """The text of a file of the repository."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str | Path, language: str) -> list[str]:
+    """The blocks of code of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.M | re.S)
 
 
 def script(path: str) -> ModuleType:

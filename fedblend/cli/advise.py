@@ -46,19 +46,8 @@ NOTE = (
 )
 
 
-def limits_of(megabytes: float | None, score: float | None, leaves: Sequence[str] | None) -> Limits:
-    """The limits of the command line. Raises :class:`FedblendError` for an unknown kind of payload."""
-    for kind in leaves or ():
-        if kind not in (*KINDS, "none"):
-            raise FedblendError(f"--leaves {kind}: unknown{or_valid(kind, (*KINDS, 'none'))}")
-    return Limits(megabytes, score, None if leaves is None else frozenset(leaves) - {"none"})
-
-
 def options_of(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the first call in a folder, or those given where the folder has none.
-
-    Raises :class:`FedblendError` for an option that differs from the first call's.
-    """
+    """The options of the first call in a folder, from which no given one may differ; those given in a new folder."""
     if not (first := read_json(folder / OPTIONS, forms.AdviceOptions)):
         return dict(given)
     for name, value in given.items():
@@ -96,7 +85,11 @@ def advise(
         if method not in known:
             valid = or_valid(method, known, everything="fedblend list methods")
             raise FedblendError(f"--methods {method}: unknown method{valid}")
-    limits = limits_of(options["megabytes"], options["least"], options["leaves"])
+    for kind in options["leaves"] or ():
+        if kind not in (*KINDS, "none"):
+            raise FedblendError(f"--leaves {kind}: unknown{or_valid(kind, (*KINDS, 'none'))}")
+    leaving = None if options["leaves"] is None else frozenset(options["leaves"]) - {"none"}
+    limits = Limits(options["megabytes"], options["least"], leaving)
     study, left_out = study_of(content, names or None, limits)
     notes = Console(stderr=True)
     for method, reason in left_out.items():
@@ -139,14 +132,14 @@ def _tell(folder: Path, advice: Advice, searches: Sequence[MethodSearch], first:
 
 def _runs_folder(folder: Path, tuned: Study) -> Path:
     """The folder of the runs with the best values: a new one where a longer search has found others."""
-    place, number = folder / "runs", 1
-    while any(
-        RunDirectory.has_begun(place / slug) and first_difference(RunDirectory(place / slug), experiment)
-        for slug, experiment in tuned.experiments.items()
-    ):
-        number += 1
-        place = folder / f"runs-{number}"
-    return place
+
+    def holds_others(place: Path) -> bool:
+        return any(
+            RunDirectory.has_begun(place / slug) and first_difference(RunDirectory(place / slug), experiment)
+            for slug, experiment in tuned.experiments.items()
+        )
+
+    return next(place for place in api.numbered(folder / "runs") if not holds_others(place))
 
 
 def _table(advice: Advice) -> Table:

@@ -32,8 +32,7 @@ class _Group(typer.core.TyperGroup):
 
 
 SHAPE: dict[str, Any] = {"cls": _Group, "no_args_is_help": True, "rich_markup_mode": None}
-SUMMARY = "Federated learning with blended data: run, compare and report experiments."
-app = typer.Typer(name="fedblend", help=SUMMARY, add_completion=False, pretty_exceptions_enable=False, **SHAPE)
+app = typer.Typer(name="fedblend", add_completion=False, pretty_exceptions_enable=False, **SHAPE)
 
 
 def _group(text: str, name: str) -> typer.Typer:
@@ -479,7 +478,7 @@ _command(site, "federation:check_site", "site check site.toml")(
     run=_option(str, "The experiment's run, among several."),
 )
 
-_command(site, "federation:audit_site", "site audit site.toml")(
+_command(site, "federation:show_audit", "site audit site.toml")(
     "Show everything that left this site, and what it refused.",
     path=SITE_FILE,
     last=_option(int, "Print only the last lines, this many.", min=1),

@@ -16,15 +16,12 @@ Change = tuple[str, Any]
 
 
 def parse_changes(texts: Sequence[str] | None) -> list[Change]:
-    """Parse every ``--set FIELD=VALUE``. Raises :class:`FedblendError` as :func:`parse_change` does."""
+    """Parse every ``--set FIELD=VALUE``."""
     return [parse_change(text) for text in texts or []]
 
 
 def parse_change(text: str) -> Change:
-    """Parse ``train.lr=0.05`` as (field, value). The value of a bare ``none`` is ``None``: TOML has no null.
-
-    Raises :class:`FedblendError` where the text is not ``FIELD=VALUE``.
-    """
+    """Parse ``train.lr=0.05`` as (field, value). The value of a bare ``none`` is ``None``: TOML has no null."""
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
         raise FedblendError(f"--set {brief(text)} is not valid: write FIELD=VALUE, such as --set train.lr=0.05")
@@ -32,17 +29,17 @@ def parse_change(text: str) -> Change:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parse ``0,1,2`` as a list of seeds. Raises :class:`FedblendError` unless all are whole numbers from 0."""
+    """Parse ``0,1,2`` as a list of seeds."""
     return _numbers("--seeds", text, int, lambda seed: seed >= 0, "whole numbers from 0 with commas, such as 0,1,2")
 
 
 def parse_counts(text: str, option: str) -> list[int]:
-    """Parse ``10,50`` as a list of counts. Raises :class:`FedblendError` unless all are whole numbers from 1."""
+    """Parse ``10,50`` as a list of counts."""
     return _numbers(option, text, int, lambda count: count >= 1, "whole numbers from 1 with commas, such as 10,50")
 
 
 def parse_lambdas(text: str) -> list[float]:
-    """Parse ``0.1,0.4`` as a list of mixing ratios. Raises :class:`FedblendError` unless all are in (0, 1)."""
+    """Parse ``0.1,0.4`` as a list of mixing ratios."""
     valid = "numbers above 0 and below 1 with commas, such as 0.1,0.4"
     return _numbers("--lambdas", text, float, lambda lam: 0 < lam < 1, valid)
 

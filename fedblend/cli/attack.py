@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedblend.analysis.attacks.inversion import ATTACKS
 from fedblend.analysis.attacks.outcome import DEFINITIONS, PICTURE, TABLE, AttackResult, attack_run, make_folder
 from fedblend.cli.console import Console, table
 from fedblend.cli.interrupts import interrupted_once
@@ -43,10 +44,7 @@ class CostProgress:
 
 
 def show_attack(run: Path, round: int, client: int, attack: str, out: Path | None = None, **options: Any) -> None:
-    """Attack a client, print the measures, write images and numbers into a folder (default: in the run's).
-
-    ``options`` are those of :func:`.attack_run`. Raises :class:`Stopped` after Ctrl-C.
-    """
+    """Attack a client, print the measures, write images and numbers; ``options`` are those of :func:`.attack_run`."""
     if out is not None:
         make_folder(out)  # an unusable folder is refused before the attack
     with interrupted_once():
@@ -60,7 +58,7 @@ def show_attack(run: Path, round: int, client: int, attack: str, out: Path | Non
 
 
 def _attack(run: Path, round: int, client: int, attack: str, options: Mapping[str, Any]) -> AttackResult:
-    """Run the attack and show its progress. Raises :class:`Stopped` on Ctrl-C before its first iteration."""
+    usual = ATTACKS[attack]().iterations if attack in ATTACKS else 0  # `attack_run` refuses an unknown attack
     with steps_shown() as display, one_thread():
         try:
             return attack_run(
@@ -69,18 +67,11 @@ def _attack(run: Path, round: int, client: int, attack: str, options: Mapping[st
                 client,
                 attack,
                 watch=lambda done, total: display("rounds", done, total),
-                progress=CostProgress(display, attack, options.get("iterations", 0) or _iterations(attack)),
+                progress=CostProgress(display, attack, options.get("iterations", usual)),
                 **options,
             )
         except KeyboardInterrupt:
             raise Stopped("stopped before the attack began; nothing was written") from None
-
-
-def _iterations(attack: str) -> int:
-    """An attack's default number of iterations; 0 for an unknown attack, which :func:`attack_run` refuses."""
-    from fedblend.analysis.attacks.inversion import ATTACKS
-
-    return ATTACKS[attack]().iterations if attack in ATTACKS else 0
 
 
 def _print(console: Console, result: AttackResult) -> None:

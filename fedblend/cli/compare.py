@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedblend.report.terminal import sites_table
 from fedblend.runs import checkpoint
 from fedblend.runs.directory import RunDirectory, code_of, find_runs, reading, unstarted_runs
 from fedblend.runs.groups import Group, Outcome, flatten, read
+from fedblend.runs.summary import totals
 
 
 def print_left_out(runs: Sequence[RunDirectory], trust: bool) -> None:
@@ -77,15 +78,7 @@ def _pairs(table: Mapping[str, Any]) -> str:
 
 
 def _summary(outcome: Outcome) -> dict[str, str]:
-    records, facts = outcome.records, outcome.facts
-    sent: dict[str, dict[str, int]] = {"up": {}, "down": {}}
-    seconds: dict[str, float] = {}
-    for record in records:
-        for direction, kinds in sent.items():
-            for kind, number in getattr(record, f"bytes_{direction}").items():
-                kinds[kind] = kinds.get(kind, 0) + number
-        for phase, time in record.machine.get("seconds", {}).items():
-            seconds[phase] = seconds.get(phase, 0.0) + time
+    records, facts, spent = outcome.records, outcome.facts, totals(outcome.records)
     last = outcome.evaluated[-1].as_dict() if outcome.evaluated else {}
     claims = [
         f"{one.what}, for {one.unit}: {one.text} ({one.words})" for one in guarantees([Group(outcome.label, [outcome])])
@@ -100,8 +93,12 @@ def _summary(outcome: Outcome) -> dict[str, str]:
 
     memory = [r.machine["peak_memory"] for r in records if "peak_memory" in r.machine]
 
-    def megabytes(kinds: dict[str, int]) -> str:
-        return ", ".join(f"{kind} {number / 1e6:.3g} MB" for kind, number in kinds.items()) or "none"
+    def by_kind(cost: str, form: Callable[[float], str]) -> str:
+        kinds = {name.partition(".")[2]: number for name, number in spent.items() if name.startswith(f"{cost}.")}
+        return ", ".join(f"{kind} {form(number)}" for kind, number in kinds.items()) or "none"
+
+    def megabytes(number: float) -> str:
+        return f"{number / 1e6:.3g} MB"
 
     return {
         "status": f"done, round {outcome.round} of {outcome.rounds}" if outcome.finished else outcome.status_text,
@@ -109,9 +106,9 @@ def _summary(outcome: Outcome) -> dict[str, str]:
         "checkpoint": f"round {saved}" if (saved := checkpoint.round_of(outcome.path)) is not None else "none intact",
         "result": ", ".join(scores) or "none yet",
         **({"privacy": "; ".join(claims)} if claims else {}),
-        "sent up": megabytes(sent["up"]),
-        "sent down": megabytes(sent["down"]),
-        "seconds": ", ".join(f"{phase} {time:.1f}" for phase, time in seconds.items()) or "none",
+        "sent up": by_kind("bytes_up", megabytes),
+        "sent down": by_kind("bytes_down", megabytes),
+        "seconds": by_kind("seconds", "{:.1f}".format),
         "peak memory": f"{max(memory) / 1e6:.0f} MB" if memory else "unknown",
         **({"kernels": facts["kernels"]} if "kernels" in facts else {}),
         "clients": _pairs(facts.get("clients", {})),

@@ -18,14 +18,10 @@ from fedblend.runs import api
 from fedblend.runs.runner import SPLIT_CLIENTS
 
 MEANINGS = {"divergence": " (KL in nats; 0: alike)", "distance": " (to the whole; 0 to 2)"}
-"""What some of the measures mean."""
 
 
 def show_split(file: Path, out: Path, changes: Sequence[Change] = ()) -> None:
-    """Draw the split of a file's first experiment, as a report does, and print its measures.
-
-    Raises :class:`FedblendError` if the picture cannot be written to ``out``.
-    """
+    """Draw the split of a file's first experiment, as a report does, and print its measures."""
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = split(experiment, data)

@@ -39,7 +39,7 @@ SERVER_LINE = re.compile(r"fedblend: (?!error: |done, )(?:round (\d+)(?=[,;]|$)|
 
 
 def one_experiment(file: Path, run: str | None, changes: Sequence[Change] = ()) -> Experiment:
-    """The experiment of a file, or the one named ``run`` among several. Raises :class:`FedblendError`."""
+    """The experiment of a file, or the one named ``run`` among several."""
     runs = api.expand_file(file, changes, None).experiments
     if run is None and len(runs) > 1:
         raise FedblendError(f"{file}: has {len(runs)} runs; name one with --run: {listed(list(runs))}")
@@ -79,10 +79,7 @@ def _classes_of_no_site(experiment: Experiment) -> list[str]:
 
 
 def _limits(experiment: Experiment, clients: int | None, min_sites: int, deadline: float | None) -> FederationLimits:
-    """The limits of a federation of so many clients (``None``: only the data tell).
-
-    Raises :class:`FedblendError`, also for a field that simulations alone have.
-    """
+    """The limits of a federation of so many clients (``None``: only the data tell) for an experiment of real sites."""
     from fedblend.flower.app_folder import DEFAULT_DEADLINE, FederationLimits
     from fedblend.flower.limits import check_simulated
 
@@ -142,10 +139,7 @@ def run_trial(
     deadline: float | None = None,
     out: Path | None = None,
 ) -> None:
-    """Run an experiment in a trial federation on loopback, print its rounds, and stop all processes at the end.
-
-    Raises :class:`FedblendError` if the run fails, and :class:`Stopped` after Ctrl-C.
-    """
+    """Run an experiment in a trial federation on loopback, print its rounds, and stop all processes at the end."""
     import fedblend.flower  # noqa: F401  (raises where Flower is missing)
     from fedblend.flower.app_folder import write_app
     from fedblend.flower.site import read_site
@@ -254,10 +248,7 @@ def _require_done(run: Path, log: str, ended: Sequence[str] = ()) -> None:
 def init_site(
     path: Path, data: Path | None = None, min_mean: int = 2, target: Sequence[str] = (), **options: Any
 ) -> None:
-    """Write a new site file, and print what ``data`` holds; ``target`` and ``options`` are those of a table.
-
-    Raises :class:`FedblendError` if ``path`` exists, or ``data`` cannot be loaded.
-    """
+    """Write a new site file, and print what ``data`` holds; ``target`` and ``options`` are those of a table."""
     from fedblend.flower.site import read_site, site_text
 
     chosen = {"target": target[0] if len(target) == 1 else target, **options}
@@ -286,8 +277,7 @@ def init_site(
 def check_site(path: Path, experiment: Path | None = None, run: str | None = None) -> None:
     """Load a site's samples and keys, and print them beside what its file allows and what its audit log has counted.
 
-    Of an ``experiment`` the digest is printed, and all that the site refuses of it. Raises :class:`FedblendError` for
-    the first field with which the site could take part in nothing, or if it refuses the experiment.
+    Of an ``experiment`` the digest is printed, and all that the site refuses of it.
     """
     from fedblend.engines import require_device
     from fedblend.flower.audit import AuditLog
@@ -416,33 +406,30 @@ def _print_content(data: Dataset, min_mean: int, console: Console) -> None:
         )
 
 
-def audit_site(path: Path, verify: bool = False, accept: bool = False, **shown: Any) -> None:
-    """Check a site's audit log if it is to be verified or accepted, else print it (:func:`show_audit`)."""
-    from fedblend.flower.audit import AuditLog
-    from fedblend.flower.site import read_site
-
-    if not verify and not accept:
-        show_audit(path, **shown)
-        return
-    record = AuditLog(read_site(path).audit)
-    if accept:
-        record.accept()
-    with record.verified() as found:
-        gaps = f"; the site's user accepted {found['gaps']} gaps before" if found["gaps"] else ""
-        Console().tell(f"{record.path}: {found['lines']:,} lines, and all fit{gaps}")
-
-
 def show_audit(
-    path: Path, last: int | None = None, since: str | None = None, run: str | None = None, json: bool = False
+    path: Path,
+    last: int | None = None,
+    since: str | None = None,
+    run: str | None = None,
+    json: bool = False,
+    verify: bool = False,
+    accept: bool = False,
 ) -> None:
-    """Print a site's audit log as a table, or as lines of JSON; of one run, or since a date. Rounds count from 1."""
+    """Check or print a site's audit log, as a table or lines of JSON, of one run or since a date; rounds begin at 1."""
     from fedblend.flower.audit import AuditLog, audit_rows
     from fedblend.flower.site import read_site
 
-    site = read_site(path)
+    log, console = AuditLog(read_site(path).audit), Console()
+    if accept:
+        log.accept()
+    if verify or accept:
+        with log.verified() as found:
+            gaps = f"; the site's user accepted {found['gaps']} gaps before" if found["gaps"] else ""
+            console.tell(f"{log.path}: {found['lines']:,} lines, and all fit{gaps}")
+        return
     if since is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d)?Z?)?", since):
         raise FedblendError(f"--since {since}: is no date; valid: 2026-01-31, or 2026-01-31T13:00")
-    lines = [line for line in AuditLog(site.audit).lines() if line["time"] >= (since or "")]
+    lines = [line for line in log.lines() if line["time"] >= (since or "")]
     lines = [line for line in lines if run in (None, line["run"], line["run"].partition("/")[0])]
     if json:
         for line in lines[-last:] if last else lines:
@@ -453,8 +440,7 @@ def show_audit(
     )
     for row in audit_rows(lines[-last:] if last else lines):
         table.add_row(*map(printable, row))
-    console = Console()
     console.print(table)
     total = sum(line.get("bytes", 0) for line in lines)
     left, refused = (sum(field in line for line in lines) for field in ("tensors", "refused"))
-    console.tell(f"{left} payloads, {total:,} bytes, {refused} refusals in {site.audit}")
+    console.tell(f"{left} payloads, {total:,} bytes, {refused} refusals in {log.path}")

@@ -18,7 +18,6 @@ STOPPING = (
     "fedblend: stopping after the step that is being computed; press Ctrl-C again to stop at once (runs are kept up to "
     "their last checkpoint either way)"
 )
-"""What the first Ctrl-C prints."""
 
 SHOW_CURSOR = b"\x1b[?25h"  # Undoes what a progress display does to a terminal
 

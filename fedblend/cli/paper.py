@@ -63,7 +63,7 @@ def payloads(setup: Setup, seeds: Sequence[int]) -> dict[str, dict[str, int]]:
 
 
 def show_channel(file: Path, samples: Sequence[int], changes: Sequence[Change] = ()) -> None:
-    """Print the closed forms of the channel of a file's first experiment. Raises :class:`FedblendError`."""
+    """Print the closed forms of the channel of a file's first experiment."""
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     channel = experiment.channel
     if not isinstance(channel, Wireless):
@@ -102,10 +102,7 @@ def show_points(
     trust: bool = False,
     **settings: Any,
 ) -> None:
-    """Measure a run's class interior points, print the tables, and write them with figures into ``out`` if given.
-
-    ``settings`` are ``epochs``, ``lr`` and ``batch_size`` of a new model on the points, where they are given.
-    """
+    """Measure a run's class interior points; ``settings`` are fields of :class:`TrainingSettings` that are given."""
     rows: list[Row] = []
     with reading(find_runs([run]), trust), steps_shown() as steps, one_thread():
         loaded_run = read(run)

@@ -43,10 +43,7 @@ def show_predictions(
     trust: bool = False,
     site: Path | None = None,
 ) -> None:
-    """Print the predictions for the samples in files, and write all of them as a CSV file if one is given.
-
-    Columns and texts of tables are renamed as the data of the file ``site`` are.
-    """
+    """Print the predictions for the samples in files, and write all of them as a CSV file if one is given."""
     names_at_site: Any = None
     if site is not None:
         from fedblend.flower.site import read_site
@@ -95,11 +92,7 @@ def _predictions(names: Sequence[str], outputs: np.ndarray, predictor: Predictor
 
 
 def read_samples(path: Path, predictor: Predictor, site: TableFile | None = None) -> tuple[list[str], np.ndarray]:
-    """Read the samples of a file or a folder of pictures: their names, and an array [n, ...] as stored.
-
-    Columns and texts of a table are renamed as those of ``site`` are. Raises :class:`FedblendError` for other and
-    damaged files.
-    """
+    """Read the samples of a file or a folder of pictures: their names, and an array [n, ...] as stored."""
     kind, shape = predictor.description["kind"], predictor.description["shape"]
     if not path.exists():
         raise FedblendError(f"{path}: there is no such file; valid: pictures, folders of pictures, .npz or CSV files")

@@ -89,11 +89,7 @@ def show_samples(
     out: Path | None = None,
     coordinated: bool = False,
 ) -> None:
-    """Print the sample privacy of Mixup and Mix2up by lambda, on the data and the split of a file's first experiment.
-
-    Each of ``devices`` mixes ``samples`` samples; the numbers are means over ``repeats`` draws. With ``coordinated``
-    the devices mix labels that match. ``out`` is a folder for pictures of the first draw, one for each lambda.
-    """
+    """Print the sample privacy of Mixup and Mix2up by lambda, on data and split of a file's first experiment."""
     experiment = next(iter(api.expand_file(file, changes, None).experiments.values()))
     data = experiment.data.load()
     population = split(experiment, data)
@@ -150,12 +146,7 @@ def show_xor(
     out: Path | None = None,
     json: Path | None = None,
 ) -> None:
-    """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed.
-
-    ``blended`` are values of p (samples blended into one) that replace the method's own. The numbers are means over
-    ``repeats`` draws; ``mds`` adds distances after multidimensional scaling. ``out`` is a folder for pictures, ``json``
-    a file for the measurements. Raises :class:`FedblendError` if no method of the file shares such seeds.
-    """
+    """Print the sample privacy of each method of a file that shares seeds of target labels, with its first seed."""
     experiments = _of_first_seed(list(api.expand_file(file, changes, None).experiments.values()))
     loaded: dict[str, Dataset] = {}
     rows: list[tuple[str, int, XorPrivacy]] = []

@@ -111,11 +111,10 @@ class RunProgress:
     def _show(self, slug: str, record: RoundRecord) -> None:
         self._print_engine(slug, record.machine.get("engine"))
         latest = self.latest[slug]
-        scores = {"accuracy": record.accuracy, "loss": record.loss, "train_loss": record.train_loss}
+        scores = {"accuracy": record.accuracy, "loss": record.loss}
         latest |= {name: value for name, value in scores.items() if value is not None}
         self.bytes[slug] += sum(record.bytes_up.values()) + sum(record.bytes_down.values())
-        facts = [f"accuracy {latest['accuracy']:.3f}"] if "accuracy" in latest else []
-        facts += [f"loss {latest['loss']:.3f}"] if "loss" in latest else []
+        facts = [f"{name} {latest[name]:.3f}" for name in scores if name in latest]
         facts.append(f"{self.bytes[slug] / 1e6:.1f} MB sent")
         text, round = "  ".join(facts), record.round
         self.stepped[slug] = time.monotonic()

@@ -38,10 +38,7 @@ def provision(file: Path, out: Path, renew: bool = False) -> None:
 
 
 def enroll(path: Path, rotate: bool = False) -> None:
-    """Make a site's private key, and print the line with its public key for the coordinator.
-
-    With ``rotate`` the new key is beside the old one, with ``.new`` in its name.
-    """
+    """Make a site's private key, and print the line with its public key for the coordinator."""
     from fedblend.flower.credentials import fingerprint, make_site_key
     from fedblend.flower.site import read_site
     from fedblend.flower.supervise import member_of

@@ -33,7 +33,7 @@ SHORT_NAMES = {"leaf-shakespeare": "leaf-shakesp.", "fashion-mnist": "fashion"} 
 
 
 def reproduce(item: str | None = None, list_: bool = False, *, out: Path, **options: Any) -> None:
-    """Show an item, or the list of all (of a paper). Raises :class:`FedblendError` if no item is named."""
+    """Show an item, or the list of all (of a paper)."""
     if list_:
         show_list(item, out)
     elif item is None:

@@ -55,7 +55,7 @@ def run_file(
     out: Path | None = None,
     jobs: int | None = None,
 ) -> None:
-    """Run a file's study in a new folder, or resume its newest one. Raises :class:`FedblendError`."""
+    """Run a file's study in a new folder, or resume its newest one."""
     executed = {"engine": engine, "ranks": ranks}
     changes = [*changes, *((field, value) for field, value in executed.items() if value is not None)]
     study = api.expand_file(file, changes, seeds)
@@ -114,10 +114,7 @@ def _on_ranks(experiment: Experiment, ranks: int | None) -> Experiment:
 
 
 def run_in(study: Study, folder: Path, resume: bool, jobs: int | None, tabled: bool = True) -> None:
-    """Run a study in a folder, show progress, print the table if ``tabled``, write the report.
-
-    Raises :class:`FedblendError` if a run failed, or the report cannot be written.
-    """
+    """Run a study in a folder, show progress, print the table if ``tabled``, write the report."""
     rounds_before = {slug: checkpoint.round_of(folder / slug) or 0 for slug in study.experiments}
     # Without its table a study is a step of another command, which says itself whether it goes on.
     if resume and tabled and not any(RunDirectory.is_run(folder / slug) for slug in study.experiments):

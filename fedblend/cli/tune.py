@@ -48,11 +48,7 @@ def tune_file(file: Path, changes: Sequence[Change] = (), resume: bool = False, 
 def begin_search(
     command: str, file: Path, changes: Sequence[Change], resume: bool, out: Path | None
 ) -> tuple[dict[str, Any], Path]:
-    """A file's table with changes, and the folder of a command's trials: a new one, or the newest of the file's name.
-
-    Prints a line if there is nothing to resume. Raises :class:`FedblendError` if the folder is a run directory, or
-    holds files and ``resume`` is false.
-    """
+    """A file's table with changes, and the folder of a command's trials: a new one, or the newest of its name."""
     table = api.load_changed(file, changes)
     default = api.RUNS / f"{command}-{slugify(str(table.get('name', file.stem)))}"
     folder = out or (api.last_folder(default) if resume else api.free_folder(default))

@@ -42,7 +42,7 @@ def change_field(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def override(holds: Holds, old: Any, new: Any, where: str = "") -> Any:
-    """A new value over a field's old one. Raises :class:`~fedblend.core.errors.FedblendError` for an unknown name."""
+    """A new value over a field's old one."""
     if holds is None or not isinstance(old, (str, Mapping)) or not isinstance(new, (str, Mapping)):
         # A list of parts may be changed by a table of their names.
         return overlay(old, new) if isinstance(old, list) else new

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -188,7 +187,7 @@ class Experiment(FrozenTable):
     def _raise_one_message(cls, given: Any, validate: pydantic.ModelWrapValidatorHandler[Experiment]) -> Experiment:
         if isinstance(given, Mapping):
             try:
-                given = renamed(_plain(given))
+                given = _plain(given)
             except RecursionError:
                 raise FedblendError("the experiment is nested too deeply; valid: tables of fields") from None
             check_keys(given)
@@ -216,14 +215,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "arrival": Arrival,
     "slow": Slow,
 }
-"""Fields of an experiment that are tables of their own."""
-
-OLD_NAMES = {
-    "judge": "evaluate_model",
-    "stop_change": "convergence_tol",
-    "method.keep_weights": "method.stateful_clients",
-}
-"""Old names of fields, before version 0.2: old name -> name. Files may still use the old name."""
 
 OTHER_WORDS = {
     other: field
@@ -239,34 +230,18 @@ OTHER_WORDS = {
         "steps": "local_steps",
         "test_share": "test_size",
         "clip_norm": "gradient_clipping",
+        "evaluate_model": "judge",
+        "convergence_tol": "stop_change",
+        "stateful_clients": "keep_weights",
     }.items()
     for other in others.split()
 }
-"""Names of fields in other libraries and papers -> the field, for suggestions in error messages."""
+"""Names of fields in other libraries, papers and versions -> the field, for suggestions in error messages."""
 
 
 def resolve(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain data. Raises :class:`FedblendError` with one message that names the field."""
+    """An experiment from plain data."""
     return Experiment(**dict(table))
-
-
-def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with the current names of fields; an old name gives a warning.
-
-    Raises :class:`FedblendError` where both the old and the new name of a field are given.
-    """
-    result = dict(table)
-    for old, new in OLD_NAMES.items():
-        outer, _, last = old.rpartition(".")
-        inner = result.get(outer) if outer else result
-        if not isinstance(inner, Mapping) or last not in inner:
-            continue
-        if (now := new.rpartition(".")[2]) in inner:
-            raise FedblendError(f"{old}: is the old name of {new}, and both are given; give {new} only")
-        warnings.warn(f"{old}: this field is called {new} since version 0.2", FutureWarning, stacklevel=2)
-        fields = {now if key == last else key: value for key, value in inner.items()}
-        result = {**result, outer: fields} if outer else fields
-    return result
 
 
 def with_possible_cohort(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -279,10 +254,7 @@ def with_possible_cohort(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_keys(table: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
-    """Raise :class:`FedblendError` for unknown keys, and suggest the nearest field.
-
-    ``extra`` are valid keys of a file that are no fields.
-    """
+    """Raise :class:`FedblendError` for unknown keys, with the nearest field; ``extra`` are further keys of a file."""
     top = [*Experiment.model_fields, *extra]
     parts = _options_of_parts(table)
     fields = {name: list(model.model_fields) for name, model in TABLES.items()} | parts

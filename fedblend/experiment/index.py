@@ -14,7 +14,8 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 FILE = Path(__file__).with_name("index.json")
 """The file of the index. In a folder that cannot be written to, each command makes the index for itself."""
@@ -65,12 +66,23 @@ class MethodEntry:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the files of a data set come from, their folder under $FEDBLEND_DATA, and the option for another one."""
+
+    address: str
+    folder: str
+    option: str
+
+
+@dataclass(frozen=True)
 class Index:
     """All tables by name, all parts by kind and name, in the order of their declaration, and all methods by name."""
 
     tables: dict[str, Entry]
     parts: dict[str, dict[str, Entry]]
     methods: dict[str, MethodEntry]
+    by_hand: dict[str, Source]
+    """The data sets that fedblend does not download."""
 
 
 @functools.cache
@@ -81,29 +93,20 @@ def index() -> Index:
         content = json.loads(FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         content = {}
-    if content.get("code") != code:
-        from fedblend.experiment.options import index_of_code
+    if content.get("code") == code:
+        return TypeAdapter(Index).validate_python(content)
+    from fedblend.experiment.options import index_of_code
 
-        made = index_of_code()
-        whole = FILE.with_name(f"{FILE.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            whole.write_text(json.dumps({"code": code, **asdict(made)}), encoding="utf-8")
-            whole.replace(FILE)
-        return made
-    return Index(
-        {name: _entry(**table) for name, table in content["tables"].items()},
-        {kind: {name: _entry(**part) for name, part in parts.items()} for kind, parts in content["parts"].items()},
-        {name: MethodEntry(tuple(one["leaves"]), tuple(one["costs"])) for name, one in content["methods"].items()},
-    )
+    made = index_of_code()
+    whole = FILE.with_name(f"{FILE.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        whole.write_text(json.dumps({"code": code, **asdict(made)}), encoding="utf-8")
+        whole.replace(FILE)
+    return made
 
 
 def _digest_of_code() -> str:
-    """A digest of the package's sources and of its named methods."""
     digest = hashlib.sha256()
     for path in sorted([FILE.with_name("presets.toml"), *FILE.parents[1].rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _entry(options: list[dict[str, str]], **fields: Any) -> Entry:
-    return Entry(options=tuple(Option(**option) for option in options), **fields)

@@ -102,7 +102,6 @@ def require_model_memory(experiment: Experiment, shape: tuple[int, ...], outputs
 
 
 def _require_pictures(experiment: Experiment, data: Dataset) -> None:
-    """Raise :class:`FedblendError` if local training augments pictures and the data are none, or too small."""
     shape = tuple(data.train.x.shape[1:])
     for one in experiment.train.augment:
         if data.kind != "image" or len(shape) != 3:
@@ -141,7 +140,6 @@ class _Casts(TorchDispatchMode):
     found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation of PyTorch; a conversion is noted."""
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
             self.found |= not (result.is_floating_point() or result.dtype == torch.bool)
@@ -162,10 +160,7 @@ def _hint_of_ids(data: Dataset, experiment: Experiment) -> str:
 
 
 def _reads_ids(model: nn.Module, data: Dataset, scale: Fitted, experiment: Experiment, hint: str) -> bool:
-    """Whether the model takes its inputs as ids: the data are tokens, or the model converts them to whole numbers.
-
-    Raises :class:`FedblendError` for ids that the model has not, and warns if they are not those of the data.
-    """
+    """Whether the model takes its inputs as ids: the data are tokens, or the model converts them to whole numbers."""
     if data.kind == "tokens":
         # A sample with the largest id of each half, so that no step finds one that the model has not.
         largest = [half.x[half.x.flatten(1).amax(1).argmax()] for half in (data.train, data.test)]
@@ -191,7 +186,6 @@ def _outputs(model: nn.Module, x: torch.Tensor, experiment: Experiment, hint: st
 
 
 def _require_types(model: nn.Module, name: str) -> None:
-    """Raise :class:`FedblendError` for tensors of types that clients cannot train and send."""
     frozen = frozen_names(model)
     for path, tensor in model.state_dict().items():
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATS and path not in frozen):
@@ -200,7 +194,6 @@ def _require_types(model: nn.Module, name: str) -> None:
 
 
 def _require_fit(model: nn.Module, sample: torch.Tensor, task: Task, experiment: Experiment, hint: str) -> None:
-    """Raise :class:`FedblendError` for a model that does not accept the data, has other outputs, or is all frozen."""
     outputs = _outputs(model, sample, experiment, hint)
     name, is_tensor = experiment.model.name, isinstance(outputs, torch.Tensor)
     if not is_tensor or tuple(outputs.shape) != (1, task.outputs):

@@ -19,10 +19,11 @@ from fedblend.core.engine import client_parts, first_server_state
 from fedblend.core.errors import FedblendError
 from fedblend.core.setup import model_spec
 from fedblend.core.trees import bytes_of
+from fedblend.data.loaders.files import DataFiles
 from fedblend.experiment.checks import sends_raw_samples
 from fedblend.experiment.config import TABLES, Experiment
 from fedblend.experiment.fields import Method, Train
-from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option
+from fedblend.experiment.index import NOT_GIVEN, Entry, Index, MethodEntry, Option, Source
 from fedblend.experiment.make_setup import make_setup
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.presets import presets
@@ -34,7 +35,15 @@ def index_of_code() -> Index:
         {entry.name: entry for entry in table_entries()},
         {kind: {entry.name: entry for entry in kind_entries(kind)} for kind in registry.MODULES},
         {name: method_entry(name) for name in presets()},
+        _by_hand(),
     )
+
+
+def _by_hand() -> dict[str, Source]:
+    registry.known("dataset")  # imports all loaders
+    loaders = [module for name, module in sys.modules.items() if name.startswith("fedblend.data.loaders.")]
+    files = [one for module in loaders for one in vars(module).values() if type(one) is DataFiles]
+    return {one.name: Source(one.address, one.folders[0], one.option) for one in files}
 
 
 def table_entries() -> list[Entry]:

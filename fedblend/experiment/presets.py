@@ -31,7 +31,6 @@ def _as_tables(field: str, given: Any) -> Any:
 
 
 FAMILIES: dict[str, Presets] = _read()
-"""Named methods by family, as lists show them."""
 
 SINGLE: Presets = {name: preset for family in FAMILIES.values() for name, preset in family.items()}
 
@@ -55,10 +54,7 @@ def presets() -> Presets:
 
 
 def families() -> dict[str, Presets]:
-    """All named methods by family.
-
-    Those with FedProx's term, but for `fedprox` itself, are a family of their own, the last.
-    """
+    """All named methods by family; those with FedProx's term, but for `fedprox` itself, are the last family."""
     with_views = {
         f"{name}+fed-augmix": (
             f"Fed-AugMix on {name}",

@@ -66,30 +66,27 @@ def clients_keep(experiment: Experiment) -> bool:
 
 def _weights_noise(experiment: Experiment) -> Mechanism | str:
     """The noise on uploads, or why it gives no (epsilon, delta)."""
-    noise, method = experiment.protection.mechanism(), experiment.method
+    noise, method, selection = experiment.protection.mechanism(), experiment.method, experiment.selection
     if isinstance(experiment.protection, NoProtection) and method.aggregator.works_on == "sums":
         return "the server receives exact sums of uploads, to which no noise is added"
     if isinstance(noise, str):
         return noise
-    if method.server_step.works_on == "raw":
-        return f"the server step '{method.server_step.name}' uses raw samples"
-    if method.sharing.server is not None:
-        return f"the server trains on the samples of client {method.sharing.server} without noise (method.sharing)"
-    if experiment.selection.by_losses:
-        return f"losses without noise decide which clients take part (selection '{experiment.selection.name}')"
-    if experiment.slow is not None and experiment.slow.late == "next-round":
-        return "late uploads count in later rounds, for which no guarantee is proven here (slow.late)"
-    shared = _means_noise(experiment)
-    if isinstance(shared, str) and shared:
-        return f"the model is trained on shared data, and {shared}"
-    sized = "noise at the server is sized for"
-    if noise.at_server and not method.aggregator.is_plain_mean:
-        return f'{sized} a plain mean of uploads; method.aggregator = {{name = "mean", by = "clients"}} is one'
-    if noise.at_server and experiment.adversary.share:
-        return f"{sized} a sum of clipped updates, and adversaries' updates are not clipped (adversary)"
-    if noise.at_server and method.server_step.uses_uploads:
-        return f"the server step '{method.server_step.name}' uses uploads before noise is added to them"
-    return noise
+    step, server, shared = method.server_step, method.sharing.server, _means_noise(experiment)
+    late = experiment.slow is not None and experiment.slow.late == "next-round"
+    at_server, sized = noise.at_server, "noise at the server is sized for"
+    plain = f'{sized} a plain mean of uploads; method.aggregator = {{name = "mean", by = "clients"}} is one'
+    clipped = f"{sized} a sum of clipped updates, and adversaries' updates are not clipped (adversary)"
+    reasons = (
+        (step.works_on == "raw", f"the server step '{step.name}' uses raw samples"),
+        (server is not None, f"the server trains on the samples of client {server} without noise (method.sharing)"),
+        (selection.by_losses, f"losses without noise decide which clients take part (selection '{selection.name}')"),
+        (late, "late uploads count in later rounds, for which no guarantee is proven here (slow.late)"),
+        (isinstance(shared, str) and shared, f"the model is trained on shared data, and {shared}"),
+        (at_server and not method.aggregator.is_plain_mean, plain),
+        (at_server and experiment.adversary.share, clipped),
+        (at_server and step.uses_uploads, f"the server step '{step.name}' uses uploads before noise is added to them"),
+    )
+    return next((reason for holds, reason in reasons if holds), noise)
 
 
 def _means_noise(experiment: Experiment) -> Mechanism | str:

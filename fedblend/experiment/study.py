@@ -18,7 +18,7 @@ from fedblend.core import registry
 from fedblend.core.errors import FedblendError, brief
 from fedblend.core.registry import Count, Float, Int, Positive
 from fedblend.experiment.changes import change_field, override
-from fedblend.experiment.config import Experiment, check_keys, renamed, resolve
+from fedblend.experiment.config import Experiment, check_keys, resolve
 from fedblend.experiment.fields import LONGEST_NAME, FrozenTable, Method
 from fedblend.experiment.parts import has_option
 from fedblend.experiment.toml_tables import set_field
@@ -39,12 +39,8 @@ class Study:
 def expand(table: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Study:
     """All experiments of a file: methods x grid x seeds, and those of its variants.
 
-    A file without method and grid has the experiments of its variants only, if each of these names a method.
-
     ``seeds`` replaces the file's. A table ``tune`` must be valid, and has no effect: its fields have the file's values.
-    Raises :class:`FedblendError` with one message that names the field.
     """
-    table = renamed(table)
     check_keys(table, STUDY_KEYS)
     if "tune" in table:
         read_tune(table)
@@ -113,7 +109,6 @@ def _variants(table: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[st
 
 
 def _require_in_all(field: str, base: Mapping[str, Any], methods: Sequence[Mapping[str, Any] | None]) -> None:
-    """Raise :class:`FedblendError` if a field of the grid exists in some methods but not in others."""
     try:
         resolved = [resolve({**base, **({"method": method} if method else {})}) for method in methods]
     except FedblendError:
@@ -186,10 +181,7 @@ def _seeds(given: Any, base: Mapping[str, Any]) -> list[int]:
 def _label(
     one: Mapping[str, Any], method: Mapping[str, Any] | None, methods: Sequence[Mapping[str, Any] | None], words: bool
 ) -> str:
-    """A label that distinguishes this run's method from the study's others.
-
-    Empty if the method's name suffices, unless ``words`` of a grid follow.
-    """
+    """A label of this run's method; empty if its name suffices, unless ``words`` of a grid follow."""
     spec = one.get("method", {})
     if not isinstance(spec, Mapping):
         spec = {"name": spec}
@@ -217,7 +209,6 @@ def _short(value: Any) -> str:
 
 
 def _with_options(value: Any) -> str:
-    """As :func:`_short`, with the options of a part."""
     return " ".join([_short(value), *(_options(value) if isinstance(value, Mapping) else ())])
 
 

@@ -15,7 +15,7 @@ from fedblend.runs.groups import Group
 from fedblend.runs.summary import MEGABYTE, MINUTE, NOTHING, averaged, duration, plus_minus, rows_of, score
 
 MethodRow = dict[str, Any]
-"""A method's row of :func:`~fedblend.runs.summary.table`, by column name.
+"""A method's row of :func:`~fedblend.runs.summary.rows_of`, by column name.
 
 ``by_seed`` has the same row of each finished run alone; ``unsafe`` is whether the method shares raw samples.
 """

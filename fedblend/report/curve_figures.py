@@ -54,7 +54,7 @@ class Line:
 
 
 def lines(curves: pd.DataFrame, column: str) -> list[Line]:
-    """The lines of one column of :func:`~fedblend.runs.summary.curves`, in order of method.
+    """The lines of one column of :func:`~fedblend.runs.summary.curves_of`, in order of method.
 
     Only rounds that all finished runs of a method have are kept, so that no mean jumps where one seed ends. Methods
     without any value have no line.

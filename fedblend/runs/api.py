@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import sys
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -124,7 +124,6 @@ def _require_callbacks(given: object) -> None:
 
 
 def _one_experiment(given: object) -> Experiment:
-    """The experiment of a file or of its table. Raises :class:`FedblendError` for several, and for anything else."""
     if not isinstance(given, Mapping | str | Path):
         raise FedblendError(f"experiment: {brief(given)} is none; valid: an Experiment, a file, or a file's table")
     made = expand(given if isinstance(given, Mapping) else load(given)).experiments
@@ -134,7 +133,6 @@ def _one_experiment(given: object) -> Experiment:
 
 
 def _warn_of_resume(folder: Path, experiments: Mapping[Path, Experiment]) -> None:
-    """Warn if there is nothing to resume, and of each run with more rounds than its experiment has."""
     if not any(map(RunDirectory.is_run, experiments)):
         starts = "the run starts" if folder in experiments else "its runs start"
         warnings.warn(f"{folder}: nothing to resume; {starts} from round 0", stacklevel=3)
@@ -172,7 +170,6 @@ def run_study(
 
 
 def _study_of(given: object) -> Study:
-    """The study of a file, of its table, or of experiments. Raises :class:`FedblendError` for anything else."""
     if isinstance(given, Study):
         return given
     if isinstance(given, Mapping | str | Path):
@@ -234,19 +231,20 @@ def _out_folder(out: Path | str | None, name: str, resume: bool) -> Path:
     return (last_folder if resume else free_folder)(RUNS / slugify(name))
 
 
+def numbered(path: Path) -> Iterator[Path]:
+    """``path``, ``path-2``, ``path-3``, ..."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+
+
 def free_folder(path: Path) -> Path:
-    """Return the first of ``path``, ``path-2``, ``path-3``, ... that does not exist."""
-    if not path.exists():
-        return path
-    return next(p for i in range(2, sys.maxsize) if not (p := path.with_name(f"{path.name}-{i}")).exists())
+    """The first of the :func:`numbered` folders that does not exist."""
+    return next(folder for folder in numbered(path) if not folder.exists())
 
 
 def last_folder(path: Path) -> Path:
-    """Return the newest of ``path``, ``path-2``, ``path-3``, ... that exists, or ``path``."""
-    found, number = path, 2
-    while (later := path.with_name(f"{path.name}-{number}")).exists():
-        found, number = later, number + 1
-    return found
+    """The last of the :func:`numbered` folders up to which all exist, or ``path``."""
+    return [path, *itertools.takewhile(Path.exists, itertools.islice(numbered(path), 1, None))][-1]
 
 
 def metrics_table(directory: RunDirectory) -> pd.DataFrame:
@@ -324,16 +322,8 @@ def _remove_from_grid(table: dict[str, Any], field: str) -> None:
         table["grid"] = {k: v for k, v in grid.items() if k != field and not k.startswith(f"{field}.")}
 
 
-FieldChange = Callable[[dict[str, Any], str], None]
-"""A function that changes the field of a path in a table."""
-
-
-def _change_everywhere(table: dict[str, Any], field: str, change: FieldChange) -> None:
-    """Change a field of a file's table, and of those variants that have a value of their own for the field's table.
-
-    A field of the method is changed in a list of one method, too. Raises :class:`FedblendError` for a field of the
-    method if the file lists several methods, or if variants have methods of their own.
-    """
+def _change_everywhere(table: dict[str, Any], field: str, change: Callable[[dict[str, Any], str], None]) -> None:
+    """Change a field of a file's table, and of those variants that have a value of their own for the field's table."""
     first = field.split(".")[0]
     if first != "method" or "methods" not in table:
         change(table, field)

@@ -31,13 +31,11 @@ BEST = "best.safetensors"
 DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError)
 """Errors of reading a file that is no checkpoint, or truncated."""
 
-VERSION = 2  # Version of the tensor names in the file. Files of fedblend 0.1 have no version; they are read, too
+VERSION = 2  # Version of the tensor names in the file
 CHECKSUM = "sha256"  # Field of the header with the checksum of its integers and of all tensors
 
 SCALARS = {"round": 0, "shared_round": -1, "clients": 0, "version": VERSION}
 """Integers of the header and their least values."""
-
-OPTIONAL = ("clients", "version")  # Integers that older files lack
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -51,9 +49,8 @@ def write_frozen(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def write(folder: Path, state: RunState) -> None:
     """Replace the folder's checkpoint. On a failure, such as a full disk, the previous checkpoint stays.
 
-    Frozen tensors in a file of their own (:func:`write_frozen`) are left out, and fixed by its checksum. Raises
-    :class:`FedblendError` with the cause. A million clients that share nothing take 0.125 MB: one bit for each client,
-    and no sizes while no client has shared.
+    Frozen tensors in a file of their own (:func:`write_frozen`) are left out, and fixed by its checksum. A million
+    clients that share nothing take 0.125 MB: one bit for each client, and no sizes while no client has shared.
     """
     import torch
 
@@ -86,11 +83,7 @@ def _frozen_of(folder: Path) -> tuple[list[str], str]:
 def write_table(
     path: Path, scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], remedy: str = REPEAT
 ) -> None:
-    """Replace a file by tensors, with JSON values and a checksum of all in its header.
-
-    On a failure, such as a full disk, the previous file stays. Raises :class:`FedblendError` with the cause, which
-    ends in ``remedy``.
-    """
+    """Replace a file by tensors, with JSON values and a checksum of all in its header, as :func:`write_atomically`."""
     from safetensors.torch import save
 
     from fedblend.core.trees import for_file
@@ -103,15 +96,11 @@ def write_table(
 
 
 def read_table(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Read what :func:`write_table` wrote. Raises one of :data:`DAMAGED`, also where the checksum is another.
-
-    Files of fedblend 0.1 have no checksum.
-    """
+    """Read what :func:`write_table` wrote. Raises one of :data:`DAMAGED`, also where the checksum is another."""
     with _open(path, "pt") as file:
         scalars = _read_fields(file)
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    checksum = scalars.pop(CHECKSUM, None)
-    if checksum is not None and checksum != _checksum(scalars, tensors):
+    if scalars.pop(CHECKSUM, None) != _checksum(scalars, tensors):
         raise ValueError("its content does not have the checksum that it was written with")
     return scalars, tensors
 
@@ -134,11 +123,7 @@ def opened(folder: Path) -> Iterator[Any]:
 
 
 def read(folder: Path) -> RunState | None:
-    """Read the folder's checkpoint; ``None`` if it has none.
-
-    Raises :class:`FedblendError` for a damaged file: one that cannot be read, or whose checksum is another. Files of
-    fedblend 0.1 have no checksum.
-    """
+    """Read the folder's checkpoint; ``None`` if it has none. Raises :class:`FedblendError` for a damaged file."""
     from fedblend.core.trees import add_prefix
 
     path = folder / NAME
@@ -147,8 +132,6 @@ def read(folder: Path) -> RunState | None:
     try:
         fields, tensors = read_table(path)
         scalars = _scalars_of(fields)
-        if "version" not in scalars:
-            tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
         if not isinstance(ended_by := fields.get("ended_by", ""), str):
             raise ValueError(f"ended_by: {ended_by!r:.40} in its header is no text")
         if "frozen" in fields:
@@ -171,7 +154,7 @@ def write_best(folder: Path, state: RunState, why: Mapping[str, Any]) -> None:
 
 
 def read_best(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
-    """Return the round and the weights of the folder's best model. Raises :class:`FedblendError`."""
+    """Return the round and the weights of the folder's best model."""
     path = folder / BEST
     if not path.exists():
         raise FedblendError(f"{folder}: keeps no best model; add the callback keep-best to the experiment")
@@ -207,10 +190,7 @@ def _checksum(scalars: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -
 
 
 def match_model(state: RunState, model: Mapping[str, torch.Tensor], clients: int, folder: Path) -> RunState:
-    """Return a checkpoint's state with all weights in the order of ``model``; the file has them by name.
-
-    Raises :class:`FedblendError` if it is of another model than ``model``, or of another number of clients.
-    """
+    """Return a checkpoint's state, which must be of ``model``, with all weights in the model's order."""
     from fedblend.core.trees import differing, in_order
 
     frozen = {name: model[name] for name in _frozen_of(folder)[0]}
@@ -244,8 +224,7 @@ def _read_fields(file: Any) -> dict[str, Any]:
 
 
 def _scalars_of(header: Mapping[str, Any]) -> dict[str, int]:
-    """The integers of a header; old files lack :data:`OPTIONAL` ones. Raises :class:`ValueError` for other values."""
-    scalars = {name: header[name] for name in SCALARS if name in header or name not in OPTIONAL}
+    scalars = {name: header[name] for name in SCALARS}
     for name, value in scalars.items():
         # A bool is an int in Python.
         if type(value) is not int or value < SCALARS[name]:
@@ -261,9 +240,8 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
     from fedblend.core.state import RunState, from_tensors
     from fedblend.core.trees import strip_prefix
 
-    holders = _vector(tensors, "holders", torch.uint8 if "clients" in scalars else torch.bool)
-    clients = scalars.get("clients", len(holders))
-    if "clients" in scalars and len(holders) != (clients + 7) // 8:
+    holders, clients = _vector(tensors, "holders", torch.uint8), scalars["clients"]
+    if len(holders) != (clients + 7) // 8:
         raise ValueError(f"'holders' has {len(holders)} bytes for {clients} clients, one bit each")
     sizes = _vector(tensors, "shared_sizes", torch.int64) if "shared_sizes" in tensors else np.zeros(clients, np.int64)
     if len(sizes) != clients:
@@ -278,7 +256,7 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
     return RunState(
         round=scalars["round"],
         weights=strip_prefix("weights/", tensors),
-        has_pool=np.unpackbits(holders, count=clients).view(bool) if "clients" in scalars else holders,
+        has_pool=np.unpackbits(holders, count=clients).view(bool),
         shared_sizes=sizes,
         entries=Pool(entries, owner),
         shared_round=scalars["shared_round"],
@@ -288,16 +266,7 @@ def _make_state(scalars: dict[str, int], tensors: dict[str, torch.Tensor]) -> Ru
     )
 
 
-def _current_name(name: str) -> str:
-    """Return the current name of a tensor in a file of fedblend 0.1."""
-    first, _, rest = name.partition("/")
-    if first == "own":
-        return f"client/{rest.replace('/said/', '/outputs/')}"
-    return {"said": f"outputs/{rest}", "server": f"server/server_step/{rest}"}.get(first, name)
-
-
 def _vector(tensors: dict[str, torch.Tensor], name: str, kind: torch.dtype) -> np.ndarray:
-    """Return a vector of the given type. Raises :class:`ValueError` for another type or shape."""
     tensor = tensors[name]
     if tensor.dtype != kind or tensor.dim() != 1:
         raise ValueError(f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {kind} [n]")

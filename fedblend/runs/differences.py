@@ -129,10 +129,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def baselines(sets: Mapping[str, Sequence[Group]], wanted: str | None) -> dict[str, str | None]:
-    """The baseline of each data set: ``wanted`` where a method has that name, or by default FedAvg or the first method.
-
-    Raises :class:`FedblendError` if no data set has the wanted method.
-    """
+    """The baseline of each data set: ``wanted`` where it has that method, or by default FedAvg or the first method."""
     names = {data: [g.name for g in groups] for data, groups in sets.items()}
     if wanted is None:
         return {data: PLAIN if PLAIN in of_data else of_data[0] for data, of_data in names.items()}

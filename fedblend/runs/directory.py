@@ -85,10 +85,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for this process. The system releases the lock if the process is killed.
-
-        Raises :class:`FedblendError` if another process has the lock.
-        """
+        """Lock the folder for this process. The system releases the lock if the process is killed."""
         with locked_folder(self.path, LOCK, "this run directory"):
             remove_temporaries(self.path, WRITTEN_IN_RUN)
             yield
@@ -112,11 +109,7 @@ class RunDirectory:
                 self.set_experiment(experiment)
 
     def experiment(self) -> Experiment:
-        """Return the experiment of this run. Raises :class:`FedblendError` for an invalid configuration.
-
-        This imports PyTorch. Code that the run names is imported, except inside :func:`reading`.
-        :func:`fedblend.runs.groups.read` returns the configuration as plain data.
-        """
+        """Return the experiment of this run. Code that the run names is imported, except inside :func:`reading`."""
         from fedblend.experiment.config import resolve
 
         self.require_run()
@@ -218,7 +211,7 @@ class RunDirectory:
         return read_lines(self.path / METRICS, "restore it from a copy, or remove the run's folder and run it again")
 
     def records(self) -> list[RoundRecord]:
-        """Return one record for each round. Raises :class:`FedblendError` for a damaged line."""
+        """Return one record for each round."""
         records = []
         for number, line in enumerate(self.metrics(), 1):
             try:
@@ -241,10 +234,7 @@ class RunDirectory:
 
 @contextmanager
 def reading(runs: Iterable[RunDirectory], trust: bool = False) -> Iterator[None]:
-    """Import no code that runs name inside the context, unless ``trust``: a run may be somebody else's.
-
-    What needs that code raises :class:`~fedblend.core.registry.UntrustedCode`.
-    """
+    """Import no code that runs name inside the context, unless ``trust``: a run may be somebody else's."""
     if trust:
         for run in runs:
             import_from(run.import_from())
@@ -284,14 +274,14 @@ def folders_of_parts(folder: Path) -> list[str]:
 
 @contextmanager
 def locked_study(folder: Path) -> Iterator[None]:
-    """Lock a study's folder. Raises :class:`FedblendError` if another process has the lock."""
+    """Lock a study's folder."""
     with locked_folder(folder, STUDY_LOCK, "this study"):
         remove_temporaries(folder, (STUDY,))
         yield
 
 
 def read_json(path: Path, form: type[BaseModel] = forms.Table) -> dict[str, Any]:
-    """Read a JSON table of a form; empty if there is no such file. Raises :class:`FedblendError` if it is damaged."""
+    """Read a JSON table of a form; empty if there is no such file."""
     if not os.path.lexists(path):
         return {}
     text = read_text(path, "restore the file, or remove it")
@@ -351,10 +341,7 @@ def has_runs(folder: Path) -> bool:
 
 
 def find_runs(paths: list[Path]) -> list[RunDirectory]:
-    """Return the runs at paths: a run directory itself, or all runs below a folder, in the order of each study.
-
-    Raises :class:`FedblendError` for a path without runs.
-    """
+    """Return the runs at paths: a run directory itself, or all runs below a folder, in the order of each study."""
     found: list[RunDirectory] = []
     for path in paths:
         if not os.path.isdir(path):
@@ -367,7 +354,7 @@ def find_runs(paths: list[Path]) -> list[RunDirectory]:
 
 
 def only_run(path: Path) -> RunDirectory:
-    """Return the only run at a path. Raises :class:`FedblendError` if there are none, or several."""
+    """Return the only run at a path."""
     runs = find_runs([path])
     if len(runs) > 1:
         names = [run.path.relative_to(path) for run in runs]

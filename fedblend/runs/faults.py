@@ -18,10 +18,7 @@ MEMORY_WORDS = ("can't allocate memory", "out of memory", "array is too big", "M
 
 
 def user_error(error: Exception) -> str | None:
-    """The message for an error of Python, PyTorch or NumPy that a user can mend; ``None`` for any other error.
-
-    These are a file or folder that the system does not open, a full disk, and more memory than the machine has.
-    """
+    """The message for an error of Python, PyTorch or NumPy that a user can mend; ``None`` for any other error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror or error}; check the path and its permissions"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -121,7 +121,7 @@ Facts = _form(
     engine=(EngineChoice | None, None),
     privacy=(PrivacyFacts | None, None),
 )
-DataOfModel = _form("DataOfModel", DataFacts, name=str, kind=str, shape=list[Whole], classes=list[str])
+DataOfModel = _form("DataOfModel", DataFacts, name=str, kind=str, shape=list[Whole], classes=list[str], outputs=Whole)
 FactsOfModel = _form("FactsOfModel", Facts, data=DataOfModel, scale=ScaleFacts)
 
 

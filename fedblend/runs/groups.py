@@ -97,11 +97,6 @@ class Outcome:
         return f"{self.state} at round {self.round} of {self.rounds}"
 
     @property
-    def never_trained(self) -> bool:
-        """Whether the run failed in its first round or before, so that at most the untrained model was evaluated."""
-        return self.state == "failed" and self.round == 0
-
-    @property
     def missing_uploads(self) -> str:
         """Whose uploads were refused or did not arrive, in how many of the client's rounds, and why the last time."""
         partition = self.facts.get("partition", {})
@@ -158,7 +153,7 @@ class Group:
 
 
 def read(run: RunDirectory) -> Outcome:
-    """Read a run from its folder. Raises :class:`FedblendError` if the folder is no run, or is damaged."""
+    """Read a run from its folder."""
     run.require_run()
     config = run.config()
     records, status = run.records(), run.status()

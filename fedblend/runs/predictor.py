@@ -37,7 +37,6 @@ FORMATS = {
     ".pt2": "a program of torch.export, which needs only PyTorch",
     ".onnx": "a program for any runtime of ONNX (extra 'onnx')",
 }
-"""Formats of :meth:`Predictor.export` by the file's suffix."""
 
 
 class Deployed(nn.Module):
@@ -125,8 +124,7 @@ class Predictor:
             require_one_model(experiment, directory.path)
             data, scale = facts["data"], facts["scale"]
             inputs = (*data["shape"], scale["vocabulary"]) if "vocabulary" in scale else tuple(data["shape"])
-            # Runs of fedblend 0.1 do not tell the width of a regression.
-            outputs = data.get("outputs") or len(data["classes"]) or experiment.data.load().outputs
+            outputs = data["outputs"]
             require_model_memory(experiment, inputs, outputs)
             net = experiment.model.build(inputs, outputs)
             if different := differing(net.state_dict(), weights):

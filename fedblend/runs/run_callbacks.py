@@ -33,13 +33,12 @@ Listener = Callable[[RoundRecord], Any]
 class PeakMemory(Callback):
     """Add the process's peak memory to each record, in bytes, where the system tells it (not on Windows)."""
 
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+    def on_round_end(self, state: RunState, record: RoundRecord) -> None:
         with contextlib.suppress(ImportError):
             import resource
 
             unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
             record.machine["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return None
 
 
 class MetricsLog(Callback):
@@ -48,24 +47,20 @@ class MetricsLog(Callback):
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
 
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+    def on_round_end(self, state: RunState, record: RoundRecord) -> None:
         self.directory.add_record(record)
-        return None
 
 
 class Checkpoints(Callback):
-    """Write a checkpoint after every ``every`` rounds, after the last of ``rounds``, and when a run ends early.
+    """Write a checkpoint after every ``every`` rounds, after the last of ``rounds``, and when a run ends early."""
 
-    ``saved_round`` is the round of the last checkpoint.
-    """
+    def __init__(self, directory: RunDirectory, every: int, rounds: int) -> None:
+        self.directory, self.every, self.rounds = directory, every, rounds
+        self.saved_round = 0  # The round of the last checkpoint
 
-    def __init__(self, directory: RunDirectory, every: int, rounds: int, saved_round: int = 0) -> None:
-        self.directory, self.every, self.rounds, self.saved_round = directory, every, rounds, saved_round
-
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+    def on_round_end(self, state: RunState, record: RoundRecord) -> None:
         if record.round % self.every == 0 or record.round == self.rounds or record.converged:
             self.write(state)
-        return None
 
     def on_run_end(self, state: RunState) -> None:
         """Write a checkpoint if a callback ended the run between two checkpoints."""
@@ -103,7 +98,6 @@ class StopAtAccuracy(Callback):
 
 
 Mode = Literal["max", "min"]
-"""Whether the highest or the lowest value of a monitored number is the best."""
 
 ACCURACIES = ("validation.server.accuracy", "validation.clients.accuracy", "accuracy")
 """What is monitored by default: the first of these that a run measures."""
@@ -227,10 +221,9 @@ class KeepBest(Monitor):
         if self.seen and self.best() == self.seen[-1] and self.seen[-1][0] == state.round:
             self._write(state)
 
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+    def on_round_end(self, state: RunState, record: RoundRecord) -> None:
         if self.follow(record) and self.best() == self.seen[-1]:
             self._write(state)
-        return None
 
     def _write(self, state: RunState) -> None:
         checkpoint.write_best(self.open["folder"], state, {"value": self.seen[-1][1], **self._why})

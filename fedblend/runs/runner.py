@@ -143,10 +143,7 @@ def require_no_run(folder: Path) -> None:
 
 
 def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -> None:
-    """Raise :class:`FedblendError` if a folder for runs, given as ``option``, is a run or a file.
-
-    Without ``resume`` it must be empty, too; ``remedy`` is the end of the message if it holds files.
-    """
+    """Raise :class:`FedblendError` unless ``option`` names a folder for runs: no run, no file, and new or to resume."""
     require_no_run(folder)
     if folder.exists() and not folder.is_dir():
         raise FedblendError(f"{option} {folder}: is a file; name a folder")
@@ -155,7 +152,6 @@ def require_free(folder: Path, option: str, remedy: str, resume: bool = False) -
 
 
 def _require_no_federation(directory: RunDirectory) -> None:
-    """Raise :class:`FedblendError` if a run is that of a real federation, which cannot be resumed here."""
     if is_federated(directory.facts()):
         how = "resume it as it was started, with flwr run or fedblend federation up"
         raise FedblendError(f"{directory.path}: is a run of a real federation; {how}")
@@ -182,8 +178,7 @@ def _run(
             if RunDirectory.has_begun(directory.path):
                 cut = directory.experiment() if before["state"] != "done" else None
                 directory.set_experiment(experiment)
-                # Runs of fedblend 0.1 lack the facts on privacy.
-                directory.update_facts({"engine": plan.table(), "privacy": privacy_facts(experiment)})
+                directory.update_facts({"engine": plan.table()})
             else:
                 facts = collect_facts(loop.setup) | {"engine": plan.table()}
                 directory.create(experiment, facts, describe_split(loop.setup))
@@ -304,10 +299,7 @@ def repeating(directory: RunDirectory, setup: Setup) -> Iterator[RoundLoop]:
 
 
 def first_weights(setup: Setup, folder: Path) -> dict[str, torch.Tensor] | None:
-    """Return the weights of the run that ``start`` names, for a run in ``folder``; ``None`` without ``start``.
-
-    Raises :class:`FedblendError` if that run has no checkpoint, is not done, has no one model, or has another one.
-    """
+    """Return the weights of the run that ``start`` names, for a run in ``folder``; ``None`` without ``start``."""
     if setup.experiment.start is None:
         return None
     # A name alone is a run of the same study. An absolute path stays unchanged when joined.
@@ -336,7 +328,6 @@ def source_run(experiment: Experiment) -> str:
 
 
 def _process_facts() -> dict[str, Any]:
-    """Return the facts of this process: its command, versions, and the folders of the user's parts."""
     return {
         "command": shlex.join(["fedblend", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("fedblend") else "",
         "versions": {
@@ -387,10 +378,7 @@ def collect_facts(setup: Setup) -> dict[str, Any]:
 
 
 def describe_split(setup: Setup) -> dict[str, Any]:
-    """Return class counts by client and the split's non-IID measures (AggEnhance, section 4.3).
-
-    Counts and measures are empty for data without classes, and if the samples are at real sites.
-    """
+    """Return class counts by client and the split's non-IID measures (AggEnhance, section 4.3), if known."""
     classes = [] if setup.population.elsewhere else list(setup.data.classes)
     counts = class_counts(setup.population, setup.data.train.y.numpy(), len(classes)) if classes else np.empty((0, 0))
     return {

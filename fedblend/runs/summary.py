@@ -9,8 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from fedblend.core.record import RoundRecord
-from fedblend.runs.directory import RunDirectory
-from fedblend.runs.groups import Group, Outcome, group
+from fedblend.runs.groups import Group, Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,21 +21,14 @@ MINUTE = 60
 NOTHING = "—"
 
 
-def curves(runs: Iterable[RunDirectory]) -> pd.DataFrame:
+def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
     """Return one row for each run and evaluated round.
 
     Columns: ``study`` and ``run`` (folders), ``method``, ``seed``, ``finished`` (the run, not the round),
     ``round``, ``accuracy`` (missing in regression), ``loss``, ``train_loss``, each metric (``metric.f1``), the same on
-    validation samples (``validation.f1``), shares that parts measure (``measured.taylor_failed``). Totals from the
-    beginning to this round: ``bytes_up``, ``bytes_down`` and each kind's, such as ``bytes_up.weights``;
-    ``seconds`` and each phase's, such as ``seconds.train``; ``clock``, the seconds of a federation with
-    clients in parallel, for transmission and computation (0 if the channel takes no time and none is fixed).
+    validation samples (``validation.f1``), shares that parts measure (``measured.taylor_failed``), and the total
+    :func:`costs` from the beginning to this round.
     """
-    return curves_of(group(runs))
-
-
-def curves_of(groups: Sequence[Group]) -> pd.DataFrame:
-    """Return :func:`curves` of groups."""
     import pandas as pd
 
     rows = [row for g in groups for o in g.outcomes for row in _rounds(g, o)]
@@ -82,44 +74,31 @@ def costs(record: RoundRecord) -> dict[str, float]:
         "bytes_down": record.bytes_down,
         "seconds": record.machine.get("seconds", {}),
     }
-    # Time of a federation with clients in parallel: transmission and computation.
+    # Time of a federation with clients in parallel, for transmission and computation (0 if neither is known).
     computing = record.machine.get("computing", 0.0) if record.computing is None else record.computing
     clock = sum((record.channel or {}).values()) + computing
     named = {f"{name}.{kind}": number for name, kinds in parts.items() for kind, number in kinds.items()}
     return {name: sum(kinds.values()) for name, kinds in parts.items()} | {"clock": clock} | named
 
 
-def table(runs: Iterable[RunDirectory]) -> pd.DataFrame:
-    """Return one row for each method (runs that differ only in the seed): means over its seeds.
-
-    Means are over finished runs, or over all if none is finished; ``status`` lists the others.
-    A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
-
-    - ``method``, ``seeds`` (number of runs in the means), ``finished`` and ``unfinished`` (numbers of runs), ``status``
-      (of each run that is not finished), ``states`` (numbers of failed, stopped, killed, ... runs) and
-      ``failed`` (whether all failed in their first round or before: scores, if any, are of the untrained model);
-      ``diverged``: the seeds in the means whose final measure is not a finite number;
-    - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``last`` (the mean of the last
-      ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest
-      ``last_n_least``) and ``best``; ``loss`` is the final one;
-    - ``eval_every``: rounds from one evaluation to the next;
-    - ``chosen``: the measure in the round that was best on validation, which is ``chosen_round``;
-      ``chosen_by_seed``: seed -> round;
-    - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
-    - ``target`` of ``target_metric``, on validation samples if ``target_on_validation``; ``target_round``: the mean of
-      the first evaluated rounds that reached it; ``target_reached``: in how many seeds; ``target_by_seed``: seed ->
-      round or ``None``; ``target_bytes``: the mean of the bytes in both directions until then;
-    - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
-    - ``bytes_up``, ``bytes_down`` and by kind (``bytes_up.weights``), ``seconds`` and by phase
-      (``seconds.train``): of the whole run; ``peak_memory``: bytes, the largest of the seeds'.
-    """
-    import pandas as pd
-
-    return pd.DataFrame(rows_of(group(runs)))
-
-
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the rows of :func:`table` of groups, by column name. All rows have the same columns."""
+    """Return one row for each method (runs that differ only in the seed): means over its seeds, by column name.
+
+    Means are over ``seeds`` finished runs, or over all if none is finished; ``status`` and ``states`` tell of the
+    others. A column ``x_std`` is the sample standard deviation over seeds (missing with one seed).
+
+    - ``failed``: whether all failed in their first round or before, so that scores, if any, are of the untrained model;
+      ``diverged``: the seeds in the means whose final measure is not a finite number;
+    - ``measure``: "accuracy", or "loss" in regression; of it ``final``, ``best``, ``last`` (the mean of the last
+      ``last_n`` evaluations, 10 at most, the untrained model left out; in the seed with fewest ``last_n_least``) and
+      ``chosen``, in the round that was best on validation;
+    - ``metric.NAME``: the final value of each metric, and ``larger.NAME``, whether larger is better;
+    - ``target_round``: the mean of the first evaluated rounds that reached ``target``; ``target_reached``: in how many
+      seeds; ``target_bytes``: the mean of the bytes in both directions until then;
+    - ``client_mean``, ``client_std``, ``client_p10``: accuracies over clients, where they have tests;
+    - costs of the whole run, also by kind (``bytes_up.weights``) and phase (``seconds.train``); ``peak_memory``: bytes,
+      the largest of the seeds'.
+    """
     rows = [_row(g) for g in groups]
     names = dict.fromkeys(name for row in rows for name in row)
     # Costs by kind and phase are the last columns. A cost that a method does not have is 0, a metric is missing.
@@ -140,7 +119,7 @@ def _row(g: Group) -> dict[str, Any]:
         "unfinished": len(g.unfinished),
         "status": status(g),
         "states": states(g),
-        "failed": all(o.never_trained for o in counted or g.outcomes),
+        "failed": all(o.state == "failed" and o.round == 0 for o in counted or g.outcomes),
         "diverged": [o.seed for o, values in zip(counted, series, strict=True) if not math.isfinite(values[-1])],
         "measure": measure,
         **_over_seeds("final", [values[-1] for values in series]),
@@ -160,9 +139,9 @@ def _row(g: Group) -> dict[str, Any]:
     over_clients = [clients for o in counted if (clients := o.evaluated[-1].clients) is not None]
     for name in ("mean", "std", "p10"):
         row[f"client_{name}"] = _mean([clients[name] for clients in over_clients])
-    totals = [_totals(o.records) for o in counted]
-    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *totals)):
-        row[name] = _mean([total.get(name, 0.0) for total in totals])
+    spent = [totals(o.records) for o in counted]
+    for name in dict.fromkeys(chain(("bytes_up", "bytes_down", "seconds", "clock"), *spent)):
+        row[name] = _mean([total.get(name, 0.0) for total in spent])
     peaks = [r.machine["peak_memory"] for o in counted for r in o.records if "peak_memory" in r.machine]
     row["peak_memory"] = max(peaks, default=math.nan)
     return row
@@ -192,7 +171,7 @@ def _target(counted: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
             reached = (round for round, value in scores if value is not None and sign * (value - target) >= 0)
             by_seed[o.seed] = next(reached, None)
     reached_in = [round for round in by_seed.values() if round is not None]
-    spent = [_totals(r for r in o.records if r.round <= round) for o in counted if (round := by_seed.get(o.seed))]
+    spent = [totals(r for r in o.records if r.round <= round) for o in counted if (round := by_seed.get(o.seed))]
     return {
         "target": target if target is not None and recorded else math.nan,
         "target_metric": metric,
@@ -236,7 +215,8 @@ def states(g: Group) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items()) or "done"
 
 
-def _totals(records: Iterable[RoundRecord]) -> dict[str, float]:
+def totals(records: Iterable[RoundRecord]) -> dict[str, float]:
+    """Return the :func:`costs` of all rounds together."""
     total: dict[str, float] = defaultdict(float)
     for record in records:
         for name, number in costs(record).items():
@@ -254,19 +234,14 @@ def _last(values: Sequence[float]) -> Sequence[float]:
 
 
 def _over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {name: _mean(values), f"{name}_std": _deviation(values)}
+    mean, deviation = _mean(values), math.nan
+    if len(values) > 1:
+        deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return {name: mean, f"{name}_std": deviation}
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation; NaN for fewer than two values."""
-    if len(values) < 2:
-        return math.nan
-    mean = _mean(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
 def plus_minus(mean: float, std: float = math.nan, digits: int = 1) -> str:
@@ -316,7 +291,7 @@ def _short(number: float, whole: float) -> str:
 
 
 def target_text(row: Any) -> str:
-    """Return the target of a row of :func:`table` as text: an accuracy in per cent, or another metric with its name.
+    """Return the target of a row of :func:`rows_of` as text: an accuracy in per cent, or another metric with its name.
 
     >>> target_text({"target": 0.8, "target_metric": "accuracy"}), target_text({"target": 0.5, "target_metric": "f1"})
     ('80 %', 'f1 0.5')
@@ -329,7 +304,7 @@ def target_text(row: Any) -> str:
 
 
 def averaged(row: Any) -> str:
-    """Return the number of evaluations in ``last`` of a row of :func:`table`.
+    """Return the number of evaluations in ``last`` of a row of :func:`rows_of`.
 
     >>> averaged({"last_n": 10, "last_n_least": 10}), averaged({"last_n": 3, "last_n_least": 1})
     ('10', '1 to 3')

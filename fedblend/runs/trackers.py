@@ -76,9 +76,8 @@ class Tracker(Noting):
                 if record.round <= state.round:
                     self.log(record.round, numbers_of(record))
 
-    def on_round_end(self, state: RunState, record: RoundRecord) -> bool | None:
+    def on_round_end(self, state: RunState, record: RoundRecord) -> None:
         self.log(record.round, numbers_of(record))
-        return None
 
     def on_run_end(self, state: RunState) -> None:
         self.end()

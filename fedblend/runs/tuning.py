@@ -267,8 +267,8 @@ class _Chooser:
             raise missing_package("fedblend tune", "optuna", "tune") from None
         optuna.logging.set_verbosity(logging.WARNING)
         seed = int(stream(experiment.seed, "tune").integers(2**31))
-        chooses_by_model = settings.search == "tpe"
-        sampler = optuna.samplers.TPESampler(seed=seed) if chooses_by_model else optuna.samplers.RandomSampler(seed)
+        samplers = optuna.samplers
+        sampler = samplers.TPESampler(seed=seed) if settings.search == "tpe" else samplers.RandomSampler(seed)
         # Earlier rounds say little of non-IID clients: at first the accuracy jumps from round to round.
         self.fields, self.third, self.rounds = fields, max(1, experiment.rounds // 3), experiment.rounds
         halving, never = optuna.pruners.SuccessiveHalvingPruner(self.third, 3), optuna.pruners.NopPruner()

@@ -7,26 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from script_helpers import ROOT, script
+from script_helpers import script
 
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.make_setup import make_setup
 
 pytestmark = pytest.mark.slow
 
-
-def test_the_pages_are_generated_from_the_committed_measurements(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    page = script("benchmarks/page.py")
-    texts = [path.read_text() for path in page.PAGES]
-
-    assert [page.fill(text, page.SECTIONS) for text in texts] == texts
-    assert sum(text.count("<!-- end -->") for text in texts) == len(page.SECTIONS)
+PAGE = script("benchmarks/page.py")
 
 
-def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    measured = script("benchmarks/page.py").by_processor("rounds")
+def test_the_pages_are_generated_from_the_committed_measurements():
+    texts = [path.read_text() for path in PAGE.PAGES]
+
+    assert [PAGE.fill(text, PAGE.SECTIONS) for text in texts] == texts
+    assert sum(text.count("<!-- end -->") for text in texts) == len(PAGE.SECTIONS)
+
+
+def test_committed_measurements_have_no_faults_and_equal_weights():
+    measured = PAGE.by_processor("rounds")
 
     assert measured
     for results in measured:
@@ -40,7 +39,6 @@ def test_committed_measurements_have_no_faults_and_equal_weights(monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     found = script("benchmarks/machine.py")
     for name in found.SWITCHES["avx2"]:
         monkeypatch.delenv(name, raising=False)
@@ -100,8 +98,6 @@ torch.conv2d(torch.randn(10, 64, 16, 16), torch.randn(128, 64, 3, 3))
 
 
 def test_the_table_of_speeds_has_what_users_type_beside_the_fastest_peer(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    page = script("benchmarks/page.py")
 
     def one(kind, seconds, disturbed=False):
         repeats = [{"median_s": seconds * slower} for slower in (1, 2, 1)]
@@ -114,18 +110,17 @@ def test_the_table_of_speeds_has_what_users_type_beside_the_fastest_peer(monkeyp
         "date": "today",
         "machine": {"processor": "Some", "instructions": "AVX2", "limited_to": "avx2"},
     }
-    monkeypatch.setattr(page, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
+    monkeypatch.setattr(PAGE, "by_processor", lambda name: [{"jobs": {"B": job, "other": job}}])
 
     some = "Some with AVX2 (limited to it)"
-    assert page.speed_rows() == [[some, "today", "B: pfl's CNN", "peer 3", "3.00 (disturbed)", "1.00", "3.0"]]
-    assert page.brief_section() == (
+    assert PAGE.speed_rows() == [[some, "today", "B: pfl's CNN", "peer 3", "3.00 (disturbed)", "1.00", "3.0"]]
+    assert PAGE.brief_section() == (
         "In the fastest other framework (peer 3) a round of federated averaging takes 3.0 to 3.0 times as long "
         "([table](docs/benchmarks.md))."
     )
 
 
 def test_the_peers_benchmark_trains_the_jobs_clients(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     jobs, contestant = script("benchmarks/peers/jobs.py"), script("benchmarks/peers/run_fedblend.py")
     settings = replace(jobs.JOBS["C"], clients=6, samples=4, cohort=2)
     jobs.write(settings, tmp_path / "job.npz")

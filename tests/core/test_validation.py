@@ -25,7 +25,8 @@ from fedblend.engines import StackedEngine
 from fedblend.engines.loop_engine import LoopEngine
 from fedblend.experiment.config import resolve
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.summary import rounds_to_target, table
+from fedblend.runs.groups import group
+from fedblend.runs.summary import rounds_to_target, rows_of
 
 BOTH = {"server": 0.2, "clients": 0.25}
 METRICS = ["f1", "auc", {"name": "top-k", "k": 2}, "ece", "balanced-accuracy"]
@@ -172,7 +173,7 @@ def test_a_resumed_run_knows_the_best_round_before(tmp_path: Path) -> None:
 
     both = [without_machine(RunDirectory(one.path).metrics()) for one in (whole, resumed)]
     assert both[0] == both[1]
-    row = table([RunDirectory(tmp_path / "resumed")]).iloc[0]
+    (row,) = rows_of(group([RunDirectory(tmp_path / "resumed")]))
     best = both[0][-1]["best_round"]
     assert row["chosen_by_seed"] == {0: best}
     assert row["chosen"] == both[0][best]["accuracy"]
@@ -193,7 +194,7 @@ def test_a_run_ends_at_its_target(metric: str, target: float, validation: Any, t
     sign = -1 if metric == "loss" else 1
     assert [sign * (v - target) >= 0 for v in values] == [False] * (len(values) - 1) + [True]
     assert directory.status()["reason"] == "ended by target"
-    row = table([directory]).iloc[0]
+    (row,) = rows_of(group([directory]))
     assert row["target_round"] == len(values) - 1
     assert rounds_to_target(row) == str(len(values) - 1)
     assert row["finished"] == 1

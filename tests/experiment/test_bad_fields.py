@@ -80,6 +80,9 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
                 ("algorithm", "method"),
                 ("random_state", "seed"),
                 ("accelerator", "device"),
+                # Names of version 0.1.
+                ("judge", "evaluate_model"),
+                ("stop_change", "convergence_tol"),
             )
         ),
         # No field is similar: a far one would only mislead.
@@ -96,6 +99,7 @@ def test_arrays_as_data_are_told_the_way_in(data: Any) -> None:
             'method = {name = "fedprox", proximal_mu = 0.1}',
             "method.proximal_mu: unknown key (did you mean 'method.terms.proximal.mu'?)",
         ),
+        ("method = {keep_weights = true}", "method.keep_weights: unknown key (did you mean 'stateful_clients'?)"),
         (
             'train = {optimizer = "adam", beta1 = 0.1}',
             "train.beta1: unknown key (did you mean 'train.optimizer.beta1'?)",
@@ -147,23 +151,17 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
     ("changes", "words"),
     [
         # Unknown keys come with a suggestion.
-        ({"ruonds": 3}, ("ruonds: unknown key", "did you mean 'rounds'?")),
         ({"sedes": [3]}, ("sedes: unknown key", "did you mean 'seeds'?")),
         ({"train": {"bacth_size": 4}}, ("train.bacth_size: unknown key", "did you mean 'batch_size'?")),
         ({"train": {"zzz": 4}}, ("train.zzz: unknown key", "valid: cohort, epochs, steps, batch_size")),
         ({"policy": {"min_means": 4}}, ("policy.min_means", "'min_mean'")),
         ({"model": {"name": "mlp", "hiden": [3]}}, ("model.hiden", "'hidden'")),
-        (fedmix(objective={"lamda": 0.1}), ("objective.lamda", "'lambda'")),
         (fedmix(objctive={}), ("method.objctive", "'objective'")),
         ({"partition": {"name": "iid", "client": 3}}, ("partition.client:", "'clients'")),
         ({"data": {"name": "digits", "path": "x"}}, ("data", "path", "valid: none")),
         # Unknown names come with a suggestion.
         ({"method": "fedmixx"}, ("method.name", "'fedmixx'", "'fedmix'")),
-        ({"data": "digts"}, ("data.name", "'digts'", "'digits'")),
-        ({"partition": "dirichle"}, ("partition.name", "'dirichle'", "'dirichlet'")),
-        (fedmix(objective="fedmx"), ("objective.name", "'fedmx'", "'fedmix'")),
         (fedmix(terms=["proximl"]), ("terms[0].name", "'proximl'", "'proximal'")),
-        ({"engine": "lop"}, ("engine", "'lop'", "'loop'")),
         # Wrong types.
         ({"rounds": 2.5}, ("rounds: 2.5", "integer")),
         ({"seed": True}, ("seed: True", "integer")),
@@ -171,15 +169,12 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"train": {"weight_decay": 1e39}}, ("train.weight_decay: 1e+39", "less than or equal to 1000000")),
         ({"train": {"lr": True}}, ("train.lr: True", "number")),
         ({"name": 5}, ("name: 5", "string")),
-        ({"train": 5}, ("train: 5", "table")),
-        ({"model": {"name": "mlp", "hidden": "wide"}}, ("model.hidden", "'wide'")),
         ({"model": {"name": "mlp", "hidden": [8, -1]}}, ("model.hidden", "-1", "greater than or equal to 1")),
         ({"methods": [5]}, ("methods", "5")),
         ({"methods": "fedavg"}, ("methods: 'fedavg'", "list")),
         ({"methods": []}, ("methods: []", "list")),
         (fedmix(terms=5), ("terms", "5")),
         ({"seeds": "0"}, ("seeds: '0'", "[0, 1, 2]")),
-        ({"seeds": [0, 0]}, ("seeds: [0, 0]", "different")),
         ({"seed": 7, "seeds": [0, 1]}, ("seed: 7 and seeds: [0, 1] are both given; give one of them",)),
         ({"seeds": [0.5]}, ("seeds: [0.5]", "whole")),
         ({"grid": 5}, ("grid: 5", "train.lr")),
@@ -187,14 +182,10 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"grid": {"train.lr": 0.1}}, ("grid", "0.1", "lists")),
         ({"grid": {"train.lrr": [0.1]}}, ("train.lrr", "'lr'")),
         # Numbers out of range.
-        (fedmix(objective={"lambda": 1.5}), ("objective.lambda: 1.5", "less than or equal to 1")),
-        (fedmix(objective={"lambda": -0.1}), ("objective.lambda: -0.1", "greater than or equal to 0")),
-        (fedmix(objective={"lambda": float("nan")}), ("objective.lambda: nan",)),
         (fedmix(sharing={"samples_per_mean": 0}), ("sharing.samples_per_mean", "0", "all")),
         (fedmix(terms=[{"name": "proximal", "mu": -1}]), ("terms[0].mu: -1", "greater than or equal to 0")),
         ({"rounds": -1}, ("rounds: -1", "greater than or equal to 0")),
         ({"train": {"lr": 0}}, ("train.lr: 0", "greater than 0")),
-        ({"train": {"lr": float("inf")}}, ("train.lr: inf", "finite")),
         ({"train": {"lr_decay": 1.1}}, ("train.lr_decay: 1.1", "less than or equal to 1")),
         ({"train": {"momentum": 1}}, ("train.momentum: 1", "less than 1")),
         ({"train": {"batch_size": 0}}, ("train.batch_size: 0", "greater than or equal to 1")),
@@ -202,28 +193,15 @@ def test_the_message_names_the_field_as_the_file_has_it_and_what_to_write(text: 
         ({"holdout": 1}, ("holdout: 1", "less than 1")),
         # Splits that cannot be.
         ({"partition": {"name": "iid", "clients": 2000}}, ("partition.clients: 2,000", "1 to 1,438")),
-        (
-            {"partition": {"name": "classes", "clients": 4, "classes_per_client": 11}},
-            ("partition.classes_per_client: 11", "1 to 10"),
-        ),
-        (
-            {"partition": {"name": "classes", "clients": 4, "samples": 1000}},
-            ("partition.samples: 1,000", "valid: up to"),
-        ),
-        ({"partition": {"name": "counts", "counts": [[1, 2]]}}, ("partition.counts", "[1, 2]", "10 numbers")),
-        ({"partition": {"name": "counts", "counts": []}}, ("partition.counts", "empty")),
-        ({"partition": "natural"}, ("partition", "natural", "the data set has no clients")),
         ({"train": {"cohort": 5}}, ("train.cohort: 5", "valid: 1 to 4")),
+        (
+            {"partition": {"name": "counts", "counts": [[5] * 10, [0] * 10] * 2}, "train": {"cohort": 3}},
+            ("train.cohort: 3", "2 of 4 clients hold samples", "valid: 1 to 2"),
+        ),
         ({"arrival": {"portion": 2}}, ("arrival.portion: 2", "less than or equal to 1")),
         ({"partition": {"name": "iid", "clients": 0}}, ("partition.clients: 0", "greater than or equal to 1")),
         # Methods that cannot be.
         ({"method": "fedmix-hidden"}, ("method.objective.layer: 2", "mlp has 2 layers", "valid: 1 to 1")),
-        (fedmix(sharing={"threshold": 5000}), ("method.sharing.threshold: 5000", "holds 360", "valid: 1 to 360")),
-        ({**fedmix(), "policy": {"min_mean": 400}}, ("policy.min_mean: 400", "more than 360", "valid: 2 to 360")),
-        (
-            {**fedmix(sharing={"samples_per_mean": 5}), "policy": {"min_mean": 6}},
-            ("policy.min_mean: 6", "more than 5", "samples_per_mean is 5", "valid: 2 to 5"),
-        ),
         (
             {"method": {"name": "local-means", "objective": {"exclude_own": True}}},
             ("method.objective.exclude_own", "'local-means'", "valid: false"),
@@ -248,25 +226,12 @@ def test_clients_that_all_lack_samples_are_told_so_and_not_given_an_empty_range(
     assert "1 to 0" not in outcome.err, "no cohort is valid here: the split is what must change"
 
 
-def test_means_of_single_classes_that_are_all_too_small_are_told_in_the_first_round() -> None:
-    changes = {**fedmix(sharing={"split": "class"}), "policy": {"min_mean": 100}}
-    refused(run(changes), "method.sharing", "nothing was shared before round 1", "split", "policy.min_mean: 100")
-
-
 @pytest.mark.parametrize("method", ["mixfld", pytest.param("mix2fld", marks=pytest.mark.slow)])
 def test_seeds_that_no_client_can_mix_are_told_before_the_first_round(method: str) -> None:
     partition = {"name": "classes", "clients": 10, "classes_per_client": 1}
     refused(
         run({"method": method, "partition": partition}), "method.sharing: 'mixed-seeds'", "before round 1", "two labels"
     )
-
-
-@pytest.mark.parametrize("method", ["fd", "mix2fld"])
-def test_outputs_by_class_need_classes(method: str) -> None:
-    values = np.random.default_rng(0).normal(size=(40, 3))
-    np.savez("numbers.npz", x=values, y=values[:, 0])
-    changes = {"data": {"name": "npz", "path": "numbers.npz"}, "method": method}
-    refused_at_once(run(changes), "method.upload: 'outputs'", "needs classes", "valid: model")
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda", "cuda:99", "mps", "meta"])
@@ -318,24 +283,6 @@ def nothing():
 def test_models_that_cannot_take_the_data(model: Any, words: tuple[str, ...]) -> None:
     Path("bad_nets.py").write_text(NETS)
     refused_at_once(run({"model": model}), *words)
-
-
-BATCH_NORM = """
-from torch import nn
-
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-"""
-
-
-def test_batch_norm_on_a_batch_of_one_sample_is_told_with_the_client_and_a_remedy() -> None:
-    Path("normed.py").write_text(BATCH_NORM)
-    changes = {
-        "model": {"name": "module", "path": "normed:Net"},
-        "partition": {"name": "counts", "counts": [[4] * 10, [4] * 9 + [5]]},
-    }
-    refused(run(changes), "one sample", "client 1", "round 1", "train.last_batch", "train.steps")
 
 
 def test_image_models_refuse_text_and_features() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,6 @@ def test_one_field_for_several_methods_is_set_in_the_file() -> None:
     outcome = run({"methods": ["fedavg", "fedmix"]}, "--set", "method.objective.lambda=0.2")
     refused_at_once(outcome, "method.objective.lambda", "the file lists several methods")
     refused_at_once(run({"methods": ["fedavg"], "method": "fedmix"}), "methods", "'method'")
-    refused_at_once(run({"methods": ["fedavg", "fedavg"]}), "'fedavg-seed0'", "label")
 
 
 def test_a_field_of_the_only_method_of_a_list_can_be_set() -> None:
@@ -97,6 +97,8 @@ def test_words_that_are_no_command(words: tuple[str, ...]) -> None:
     outcome = here(*words)
     assert outcome.code == 2
     assert "Usage: " in outcome.err
+    suggestions = re.findall("did you mean.*", outcome.err, re.IGNORECASE)
+    assert suggestions == (["did you mean 'run'?)."] if words == ("rum",) else [])
     assert "--help" in outcome.err
     assert "Traceback" not in outcome.err
 

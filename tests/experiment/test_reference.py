@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_helpers import here, refused, succeeded
 from helpers import each, slow_except
-from script_helpers import script
+from script_helpers import ROOT, blocks, script, text
 
 import fedblend
 from fedblend.core import registry
@@ -32,7 +32,7 @@ from fedblend.experiment.options import (
 )
 from fedblend.experiment.study import expand
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = "docs/configuration.md"
 REFERENCE = script("docs/site/reference.py")
 
 ENTRIES = [*table_entries(), *(entry for kind in registry.MODULES for entry in kind_entries(kind))]
@@ -45,7 +45,7 @@ def test_examples_of_the_reference_give_what_they_show() -> None:
 
 @pytest.mark.slow
 def test_the_page_begins_with_links_to_all_tables_and_parts() -> None:
-    begin, _, rest = REFERENCE.filled(PAGE.read_text(encoding="utf-8")).partition("## How a file is laid out")
+    begin, _, rest = REFERENCE.filled(text(PAGE)).partition("## How a file is laid out")
     links = set(re.findall(r"\]\((\S+?)\)", begin))
     heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^##+ (.+)$", rest, re.M)]
     parts = {
@@ -59,7 +59,7 @@ def test_the_page_begins_with_links_to_all_tables_and_parts() -> None:
 
 @pytest.mark.slow
 def test_each_family_of_methods_has_a_page_that_says_what_leaves_a_client() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in PAGE.parent.glob("methods/*.md")]
+    texts = [text(path) for path in ROOT.glob("docs/methods/*.md")]
     families = [name for text in texts for name in re.findall(r"<!-- methods: (.+) -->", text)]
     assert sorted(families) == sorted(set(presets.families()) - {"With FedProx's term"})
 
@@ -167,12 +167,8 @@ def test_every_kind_has_a_place_in_a_file() -> None:
     )
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-
-
 def test_the_files_on_the_page_are_valid() -> None:
-    made = [expand(tomllib.loads(block)) for block in blocks()]
+    made = [expand(tomllib.loads(block)) for block in blocks(PAGE, "toml")]
     assert [len(study.experiments) for study in made] == [3, 24]
     assert {e.train.lr for e in made[0].experiments.values()} == {0.05}
     labels = {e.method.label for e in made[1].experiments.values()}
@@ -180,7 +176,7 @@ def test_the_files_on_the_page_are_valid() -> None:
 
 
 def test_top_level_fields_below_a_table_are_refused() -> None:
-    lines = blocks()[0].splitlines()
+    lines = blocks(PAGE, "toml")[0].splitlines()
     wrong = "\n".join([*lines[5:], *lines[:5]])
     with pytest.raises(FedblendError, match=r"train\.name: unknown key"):
         expand(tomllib.loads(wrong))

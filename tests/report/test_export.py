@@ -11,7 +11,8 @@ from fedblend.core.errors import FedblendError
 from fedblend.report.export import LATEX, latex
 from fedblend.report.tables import Cell, PageTable
 from fedblend.runs.directory import find_runs
-from fedblend.runs.summary import curves
+from fedblend.runs.groups import group
+from fedblend.runs.summary import curves_of
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_an_export_has_each_figure_as_svg_pdf_and_csv_and_each_table_as_csv_and_
 
 
 def test_exported_numbers_are_those_of_the_runs(tables, folder):
-    frame = curves(find_runs([folder]))
+    frame = curves_of(group(find_runs([folder])))
     with open(tables / "accuracy.csv", encoding="utf-8", newline="") as file:
         table = csv.DictReader(file)
         rows = list(table)

@@ -21,11 +21,11 @@ from fedblend.report.page import inline_svg
 from fedblend.report.sections import dataset_sections, section_charts, splits
 from fedblend.runs.directory import RunDirectory, find_runs
 from fedblend.runs.groups import group
-from fedblend.runs.summary import curves
+from fedblend.runs.summary import curves_of
 
 
 def test_lines_span_the_seeds_and_unfinished_runs_have_their_own(folder):
-    frame = curves(find_runs([folder]))
+    frame = curves_of(group(find_runs([folder])))
     by_name = {line.name: line for line in lines(frame, "accuracy")}
     assert list(by_name) == ["fedavg", "fedmix", "fedmix, unfinished (seed 2)", "global-mixup", HOSTILE]
     line = by_name["fedmix"]

@@ -29,7 +29,7 @@ from fedblend.runs.api import expand_file
 from fedblend.runs.directory import METRICS, RunDirectory, find_runs
 from fedblend.runs.groups import Outcome, group
 from fedblend.runs.runner import execute
-from fedblend.runs.summary import table
+from fedblend.runs.summary import rows_of
 
 pytestmark = pytest.mark.drawn
 
@@ -172,7 +172,7 @@ def test_a_method_of_the_legend_hides_its_lines_in_every_figure(browsed):
 
 def test_browser_sorts_by_value_both_ways(browsed, folder):
     body = browsed.having("body")[0]
-    finals = sorted(table(find_runs([folder]))["final"])
+    finals = sorted(row["final"] for row in rows_of(group(find_runs([folder]))))
     assert [float(v) for v in body["data-up"].split()] == pytest.approx(finals)
     assert [float(v) for v in body["data-down"].split()] == pytest.approx(finals[::-1])
     assert body["data-sort"] == "ascending"

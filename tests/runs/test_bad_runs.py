@@ -16,7 +16,6 @@ from cli_helpers import (
     contents,
     here,
     lines_of,
-    records,
     refused,
     same_end,
     sites_with_own_data,
@@ -64,30 +63,6 @@ def test_a_resume_and_an_attack_on_changed_data_are_refused(tmp_path):
     first.update_facts({"data": {**first.facts()["data"], "files": {}}})
     save(1)
     succeeded(here("leaks", "a"))
-
-
-def test_a_client_with_fewer_samples_than_a_batch_trains():
-    counts = [[1] + [0] * 9, [2] * 10, [1] * 10, [0] * 9 + [3]]
-    changes = {
-        "partition": {"name": "counts", "counts": counts},
-        "train": {"cohort": 4, "batch_size": 15, "epochs": 2, "lr": 0.1},
-        "method": "fedmix",
-    }
-    succeeded(run(changes, "--out", "out"))
-    made = [line for line in records(Path("out/fedmix-seed0")) if '"uploads": 4' in line]
-    assert len(made) == TINY["rounds"]
-    assert '"NaN"' not in "".join(made)
-    assert "refused" not in "".join(made)
-
-
-def test_an_empty_client_is_never_drawn():
-    counts = [[5] * 10, [0] * 10, [5] * 10, [0] * 10]
-    succeeded(run({"partition": {"name": "counts", "counts": counts}, "rounds": 6}, "--out", "out"))
-    cohorts = [re.search(r'"cohort": (\[.*?\])', line) for line in records(Path("out") / RUN)]
-    assert [c[1] for c in cohorts if c] == ["[0, 2]"] * 6
-    succeeded(here("inspect", "out"))
-    outcome = run({"partition": {"name": "counts", "counts": counts}, "train": {"cohort": 3}})
-    refused(outcome, "train.cohort: 3", "2 of 4 clients hold samples", "valid: 1 to 2")
 
 
 def test_training_that_diverges_names_clients_and_reason():

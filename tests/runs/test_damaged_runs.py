@@ -160,12 +160,24 @@ def test_a_model_is_not_used_without_what_its_facts_say_of_it(study, command, ke
     assert not (study / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("what", slow_except(["a folder"], ["a folder", "a pipe", "a device without end"]))
+DAMAGED = {
+    **{what: REPLACED[what] for what in ("a folder", "a pipe", "a device without end", "other bytes")},
+    "a part of it": lambda path: path.write_bytes((path.with_name("whole")).read_bytes()[:-300]),
+    "nothing": lambda path: path.touch(),
+}
+
+
+@pytest.mark.parametrize("what", slow_except(["a folder", "a part of it", "nothing"], DAMAGED))
 def test_something_else_in_place_of_a_checkpoint(study, what):
-    path = study / RUN / "checkpoint.safetensors"
-    path.unlink(missing_ok=True)
-    REPLACED[what](path)
-    refused(here("resume", study), f"{path}: is not a checkpoint of fedblend or is damaged")
+    run = study / RUN
+    path = run / "checkpoint.safetensors"
+    path.rename(run / "whole")
+    DAMAGED[what](path)
+    before = (run / "metrics.jsonl").read_bytes()
+    outcome = refused(here("resume", study), f"{path}: is not a checkpoint of fedblend", "begin again in another")
+    assert outcome.err.count("is damaged") == 1
+    assert RunDirectory(run).status()["state"] == "done"
+    assert (run / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("what", slow_after_first(["a folder", "a pipe"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_helpers import TINY, finish, here, refused, start_process, write
+from cli_helpers import TINY, finish, here, refused, start_process
 from PIL import Image
 from safetensors.torch import load_file
 from script_helpers import ROOT
@@ -147,22 +147,15 @@ def test_a_program_of_onnx_runs(finished, data, tmp_path):
     assert json.loads(session.get_modelmeta().custom_metadata_map["fedblend"]) == finished.predictor.description
 
 
-def test_a_run_without_one_model_or_without_a_checkpoint_is_refused(tmp_path):
-    experiment = write(tmp_path / "fd.toml", {"method": "fd", "rounds": 1})
-    assert here("run", experiment, "--out", tmp_path / "fd", "--jobs", 1).code == 0
-    refused(
-        here("export", tmp_path / "fd", "--out", tmp_path / "m.safetensors"), "its clients keep models or layers of"
-    )
-
-
 @pytest.mark.parametrize("method", ["fd", {"name": "fedper"}, {"upload": "silent", "stateful_clients": True}])
 def test_the_result_of_a_run_without_one_model_has_its_numbers_alone(method, tmp_path):
     result = run({**TINY, "method": method, "rounds": 1, "holdout": 0.2}, tmp_path / "run")
     assert result.metrics["round"].tolist() == [0, 1]
-    told = f"^{tmp_path / 'run'}: its clients keep models or layers of their own, so that there is no one model$"
+    told = f"{tmp_path / 'run'}: its clients keep models or layers of their own, so that there is no one model"
     for read in (lambda: result.model, lambda: result.predictor, lambda: result.predict(np.zeros((1, 1, 8, 8)))):
-        with pytest.raises(FedblendError, match=told):
+        with pytest.raises(FedblendError, match=f"^{told}$"):
             read()
+    refused(here("export", tmp_path / "run", "--out", tmp_path / "m.safetensors"), told)
 
 
 def test_pictures_archives_and_folders_are_predicted(finished, data, tmp_path):

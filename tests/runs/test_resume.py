@@ -37,7 +37,7 @@ from cli_helpers import (
     write,
 )
 from helpers import same_state, slow_after_first, slow_except
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import fedblend
 from fedblend.core.errors import Stopped
@@ -47,7 +47,8 @@ from fedblend.experiment.config import resolve
 from fedblend.experiment.study import expand
 from fedblend.runs import checkpoint, parallel
 from fedblend.runs.directory import RunDirectory
-from fedblend.runs.summary import table
+from fedblend.runs.groups import group
+from fedblend.runs.summary import rows_of
 
 SLUG = "fedmix-seed0"
 
@@ -162,22 +163,8 @@ def test_a_line_cut_in_half_is_dropped_and_made_again(eventful, tmp_path):
     same_end(run, eventful)
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"\x93" * 500])
-def test_a_damaged_checkpoint_is_told(damage, tiny, tmp_path):
+def test_a_damaged_configuration_is_told(tiny, tmp_path):
     run = copy_of(tiny, tmp_path)
-    (run / CHECKPOINT).write_bytes(damage((run / CHECKPOINT).read_bytes()))
-    before = (run / "metrics.jsonl").read_bytes()
-    told = refused(here("resume", run), f"{CHECKPOINT}: is not a checkpoint of fedblend or is damaged").err
-    assert told.count("is damaged") == 1
-    assert "begin again in another folder" in told
-    assert json.loads((run / "status.json").read_text())["state"] == "done"
-    assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_damaged_status_or_configuration_is_told(tiny, tmp_path):
-    run = copy_of(tiny, tmp_path)
-    (run / "status.json").write_text('{"state": "do')
-    refused(here("inspect", run), "status.json", "damaged")
     other = 'data = "digits"\nrunds = 3'
     mistakes = {"rounds = ": "is not valid TOML", "": "data: is missing", other: "runds: unknown key"}
     for text, told in mistakes.items():
@@ -204,22 +191,6 @@ def test_a_checkpoint_gives_back_who_holds_what(clients, shared_round, tmp_path)
     assert (found.has_pool.dtype, found.shared_sizes.dtype) == (bool, np.int64)
     if shared_round < 0:
         assert (tmp_path / CHECKPOINT).stat().st_size < clients / 8 + 1000
-
-
-def test_a_checkpoint_of_whole_numbers_a_client_is_read_as_well(tmp_path):
-    state = state_of(10, 2)
-    tensors = {
-        "weights/w": state.weights["w"],
-        "owner": torch.from_numpy(state.entries.owner),
-        "holders": torch.from_numpy(state.has_pool),
-        "shared_sizes": torch.from_numpy(state.shared_sizes),
-    }
-    save_file(tensors, tmp_path / CHECKPOINT, {"state": json.dumps({"round": 3, "shared_round": 2})})
-
-    found = checkpoint.read(tmp_path)
-
-    assert found is not None
-    assert same_state(found, state)
 
 
 class Killed(BaseException):
@@ -355,7 +326,7 @@ def test_a_finished_run_may_get_another_target_which_tables_then_have(tiny, tmp_
 
     after = contents(run)
     assert [name for name in before if after[name] != before[name]] == ["config.toml"]
-    (row,) = table([RunDirectory(run)]).to_dict("records")
+    (row,) = rows_of(group([RunDirectory(run)]))
     assert (row["target"], row["target_metric"], row["target_by_seed"]) == (9.0, "loss", {0: 1})
 
 

@@ -73,12 +73,6 @@ def test_early_stopping_ends_a_run_and_a_resumed_run_at_the_same_round(tmp_path)
     assert RunDirectory(whole.path).status()["reason"] == "ended by early-stopping"
 
 
-def test_an_unknown_number_is_named_with_those_that_are_measured(tmp_path):
-    file = write(tmp_path / "x.toml", {"callbacks": [{"name": "early-stopping", "monitor": "f1"}]})
-    told = refused(here("run", file, "--out", tmp_path / "x", "--jobs", 1), "monitor: 'f1' is not measured in this run")
-    assert "accuracy" in told.err
-
-
 @each(
     ("monitor", "lacking", "having"),
     [
@@ -274,16 +268,17 @@ def test_a_time_limit_ends_after_the_round_that_passes_it(monkeypatch):
             {"name": "early-stopping", "monitor": "train_loss", "mode": "max", "patience": 1, "min_delta": 9.0},
             [2, 2, 2],
         ),
+        ({"name": "stop-at-accuracy", "accuracy": 0.01}, [1, 1, 1]),
     ],
 )
-def test_a_resume_goes_on_after_a_time_limit_only(callback, rounds, tmp_path):
-    file = write(tmp_path / "x.toml", {**TINY, "rounds": 4, "callbacks": [callback], "seeds": [0]})
-    made = []
-    for command in (("run", file, "--out", tmp_path / "runs"), *[("resume", tmp_path / "runs")] * 2):
-        succeeded(here(*command, "--jobs", 1))
-        (run,) = {path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl")}
-        made.append(RunDirectory(run).records()[-1].round)
-    assert made == rounds
+def test_a_resume_goes_on_after_a_time_limit_only_or_without_the_callback(callback, rounds, tmp_path):
+    file, runs, made = tmp_path / "x.toml", tmp_path / "runs", []
+    write(file, {"rounds": 4, "callbacks": [callback], "seeds": [0]})
+    without = write(tmp_path / "y.toml", {"rounds": 4, "seeds": [0]})
+    for words in (("run", file), ("resume", runs), ("resume", runs), ("run", without, "--resume")):
+        succeeded(here(*words, *(["--out", runs] if words[0] == "run" else []), "--jobs", 1))
+        made.append(RunDirectory(runs / "fedavg-seed0").records()[-1].round)
+    assert made == [*rounds, 4]
 
 
 def test_a_run_that_a_callback_ends_is_evaluated_in_its_last_round(tmp_path):

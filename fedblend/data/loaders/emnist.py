@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,13 @@ from fedblend.data.loaders.mnist import read_pair
 SIDE = 28
 CHARACTERS = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 """The 62 characters in the order of their labels, in EMNIST "byclass" and in LEAF's FEMNIST."""
+FILES = DataFiles(
+    name="emnist",
+    files=tuple(f"{half}-{kind}-ubyte" for half in ("train", "test") for kind in ("images-idx3", "labels-idx1")),
+    folders=("EMNIST/raw", "EMNIST", "emnist"),
+    address="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    gzipped=True,
+)
 LOWER_CASE = "abdefghnqrt"  # The lower-case letters that are classes of their own in "balanced" and "bymerge"
 
 CLASSES = {
@@ -47,17 +55,7 @@ class Emnist:
 
     def load(self) -> Dataset:
         """Load x uint8 [n, 1, 28, 28], ink as 255, and y int64 [n]."""
-        files = DataFiles(
-            name="emnist",
-            files=tuple(
-                f"emnist-{self.split}-{half}-{kind}-ubyte"
-                for half in ("train", "test")
-                for kind in ("images-idx3", "labels-idx1")
-            ),
-            folders=("EMNIST/raw", "EMNIST", "emnist"),
-            address="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            gzipped=True,
-        )
+        files = replace(FILES, files=tuple(f"emnist-{self.split}-{name}" for name in FILES.files))
         root = files.find(self.folder)
         paths = [files.paths(root)[name] for name in files.files]
         classes = CLASSES[self.split]
