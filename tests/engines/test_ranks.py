@@ -108,16 +108,9 @@ CASES: dict[str, dict[str, Any]] = {
     "pfedme and fedlc": {"method": {"name": "pfedme", "objective": "fedlc"}},
     "fedproto": {"method": {"name": "fedproto"}},
     "silent": {"method": {"upload": "silent", "stateful_clients": True}},
-    "power of choice": {
-        "selection": {"name": "power-of-choice", "candidates": 6},
-        "train": {"cohort": 4, "epochs": 2},
-    },
+    "power of choice": {"selection": {"name": "power-of-choice", "candidates": 6}, "train": {"cohort": 4, "epochs": 2}},
     "late uploads": {"slow": {**SLOW, "late": "next-round"}, "train": {"cohort": 5, "epochs": 2}},
-    "fednova of slow clients": {
-        "method": {"name": "fednova"},
-        "slow": SLOW,
-        "train": {"cohort": 5, "epochs": 2},
-    },
+    "fednova of slow clients": {"method": {"name": "fednova"}, "slow": SLOW, "train": {"cohort": 5, "epochs": 2}},
 }
 
 
