@@ -37,12 +37,12 @@ def train(made: Setup, clients: Iterable[int], round: int = 0) -> dict[int, Clie
     return {trained.client: trained for trained in fed.engine.train(task, clients)}
 
 
-def with_parts(made: Setup, **parts: Any) -> RoundLoop:
-    """A federation in which some parts of the experiment or of its method are these, which no registry has."""
+def with_parts(made: Setup, **parts: Any) -> Setup:
+    """A world in which some parts of the experiment or of its method are these, which no registry has."""
     of_method = {name: part for name, part in parts.items() if name in Method.model_fields}
     rest = {name: part for name, part in parts.items() if name not in of_method}
     update = {"method": made.method.model_copy(update=of_method), **rest}
-    return federation_of(replace(made, experiment=made.experiment.model_copy(update=update)))
+    return replace(made, experiment=made.experiment.model_copy(update=update))
 
 
 def with_calls(engine: LoopEngine, **changed: Callable[..., Any]) -> LoopEngine:

@@ -44,6 +44,9 @@ SMALL = {
 }
 """An experiment of a moment; ``data`` only names what the tests replace."""
 
+RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
+"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
+
 
 def examples(number: int) -> settings:
     """So many examples of a property, always the same ones, however slow the machine."""

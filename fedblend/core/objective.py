@@ -20,17 +20,7 @@ import torch
 from pydantic import BeforeValidator, WithJsonSchema
 from torch import nn
 
-from fedblend.core.context import (
-    Batch,
-    CohortSummary,
-    Context,
-    LocalTraining,
-    ModelSpec,
-    Net,
-    Scale,
-    StepPlan,
-    Task,
-)
+from fedblend.core.context import Batch, CohortSummary, Context, LocalTraining, ModelSpec, Net, Scale, StepPlan, Task
 from fedblend.core.errors import FedblendError
 from fedblend.core.part import Part
 from fedblend.core.registry import build, part

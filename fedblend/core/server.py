@@ -22,14 +22,7 @@ from fedblend.core.setup import Experiment, Setup, model_spec
 from fedblend.core.sharing import Payload, Pool
 from fedblend.core.state import ClientState, RunState, replaced
 from fedblend.core.trees import Tensors, bytes_of, strip_prefix
-from fedblend.core.upload import (
-    all_finite,
-    as_kept,
-    as_model_and_table,
-    finite_fault,
-    form_fault,
-    squares_finite,
-)
+from fedblend.core.upload import all_finite, as_kept, as_model_and_table, finite_fault, form_fault, squares_finite
 
 Weights = dict[str, torch.Tensor]
 

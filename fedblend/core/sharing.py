@@ -164,32 +164,22 @@ class Sharing(Part):
     """Base of all sharings. The base shares nothing."""
 
     to_define = ("share or make_pool",)
-    renamed: ClassVar[Mapping[str, str]] = (
-        {
-            word: 'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words'
-            for word in (
-                *(
-                    "shares_inputs",
-                    "shares_features",
-                    "unsafe",
-                    "for_server",
-                    "each_round",
-                    "after_training",
-                    "of_cohort",
-                ),
-                *("made_by_server", "leaves_client", "own_only", "reads_model", "active"),
-            )
-        }
-        | {
-            word: "make_pool(entries, server) and requests(server)"
-            for word in ("make", "pool_beside", "pool_of_sums", "requests_by_labels")
-        }
-        | {
-            "secure_aggregated": 'plan = SharingPlan(who="groups")',
-            "single_samples": 'made_of = "sample"',
-            "by_label": 'made_of = "label"',
-        }
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("shares_inputs", "shares_features", "unsafe", "for_server", "each_round", "after_training"),
+                *("of_cohort", "made_by_server", "leaves_client", "own_only", "reads_model", "active"),
+            ),
+            'plan = SharingPlan("inputs", when="once", who="all", to="clients", sees_model=False), or other words',
+        ),
+        **dict.fromkeys(
+            ("make", "pool_beside", "pool_of_sums", "requests_by_labels"),
+            "make_pool(entries, server) and requests(server)",
+        ),
+        "secure_aggregated": 'plan = SharingPlan(who="groups")',
+        "single_samples": 'made_of = "sample"',
+        "by_label": 'made_of = "label"',
+    }
     plan = SharingPlan()
     """Who shares what, when, and with whom; a property, where options decide."""
     bytes_kind: str = "shared"

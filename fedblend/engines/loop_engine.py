@@ -511,11 +511,7 @@ class LoopEngine:
     @torch.no_grad()
     @no_tf32()
     def score(
-        self,
-        weights: Tensors,
-        split: Split = "test",
-        share: tuple[int, int] = (0, 1),
-        only: np.ndarray | None = None,
+        self, weights: Tensors, split: Split = "test", share: tuple[int, int] = (0, 1), only: np.ndarray | None = None
     ) -> Scores:
         """Score a split's samples in batches on the device; results are copied to the host once.
 

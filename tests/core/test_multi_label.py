@@ -98,9 +98,7 @@ REMEDY = {"name": "fedmix", "objective": {"remedy": "check"}}
 
 
 @pytest.mark.parametrize(
-    "method",
-    slow_except([REMEDY, "scaffold"], [*WORKING, REMEDY, "ditto", "fedper", "pfedme"]),
-    ids=str,
+    "method", slow_except([REMEDY, "scaffold"], [*WORKING, REMEDY, "ditto", "fedper", "pfedme"]), ids=str
 )
 def test_methods_that_need_no_classes_work_in_all_engines(method: Any) -> None:
     own = {"holdout": 0.2} if method in ("ditto", "fedper", "pfedme") else {}

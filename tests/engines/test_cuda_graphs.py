@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import NoRecorder, images, run, same, same_up_to_rounding, setup, slow_except
+from helpers import RAGGED, NoRecorder, images, run, same, same_up_to_rounding, setup, slow_except
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,9 +22,6 @@ from fedblend.engines.sgd import StackedSGD
 from fedblend.engines.stacked.cuda_graphs import WARM_UP, CudaRecorder, RecordedWork, Work
 from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.engines.stacked.schedule import Stack
-
-RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
-"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
 
 POWER = {"lr": 0.0625, "lr_decay": 0.5}
 """Products with powers of two are exact, so a learning rate in a tensor changes no bit."""

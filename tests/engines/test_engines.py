@@ -13,7 +13,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from helpers import examples, federation, images, needs_of, numbers, run, same, setup, slow_after_first, slow_except
+from helpers import (
+    RAGGED,
+    examples,
+    federation,
+    images,
+    needs_of,
+    numbers,
+    run,
+    same,
+    setup,
+    slow_after_first,
+    slow_except,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -40,11 +52,9 @@ from fedblend.experiment import presets
 
 needs_kernels = pytest.mark.skipif(build.library() is None, reason=build.missing() or "no kernels")
 
-RAGGED = [list(range(0, 9)), [9], list(range(10, 22)), list(range(22, 30)), list(range(30, 34)), list(range(34, 40))]
-"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
-
 LENET = {"model": "lenet5", "scale": "standard"}
 MLP = {"model": {"name": "mlp", "hidden": [7, 5]}}
+DROPOUT = {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}}
 LENET_METHODS = ["fedavg", "naivemix", "fedmix", "global-mixup", "fedmix-hidden", "fed-augmix"]
 LENET_METHODS += ["fedprox+fedmix", "fedprox+fed-augmix"]
 HARD = {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5, "lr_decay": 0.9}
@@ -150,7 +160,7 @@ PASSES = ["fedmix", "fed-augmix", SECOND, "virtual-means", "flea", "moon", "fedn
 
 @pytest.mark.parametrize("method", slow_after_first(PASSES))
 def test_each_pass_draws_the_loops_dropout_masks(method: Any) -> None:
-    agree(ragged(method, {"model": {"name": "mlp", "hidden": [9, 9], "dropout": 0.4}}))
+    agree(ragged(method, DROPOUT))
 
 
 @pytest.mark.parametrize("method", slow_after_first(["localmix", "fedmix", "fedprox+localmix"]))
@@ -159,7 +169,7 @@ def test_short_batches_taken_together_leave_out_what_was_drawn_for_a_longer_one(
     agree(setup(images(side=4), has_pool, method=method, train={"cohort": 3, "epochs": 4, "batch_size": 4}, **MLP))
 
 
-@pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}])
+@pytest.mark.parametrize("model", [LENET, {"model": {"name": "module", "path": "helpers:RowsLSTM"}}, DROPOUT])
 def test_stacked_scores_as_the_loop_does_whatever_the_weights(model: dict[str, Any]) -> None:
     made = ragged("fedavg", model)
     loop, stacked = LoopEngine(made), StackedEngine(made, stack=2)
@@ -551,13 +561,6 @@ def test_large_pictures_are_scored_few_at_a_time(monkeypatch: pytest.MonkeyPatch
 
     assert score_batch(made.data.test.x) == 5 < len(made.data.test)
     np.testing.assert_allclose(few.loss, at_once.loss, rtol=1e-5)
-
-
-def test_scores_of_dropout_models_drop_nothing() -> None:
-    made = setup(model={"name": "mlp", "hidden": [9], "dropout": 0.5})
-    weights = made.weights()
-    loop, stacked = (engine(made).score(weights) for engine in (LoopEngine, StackedEngine))
-    np.testing.assert_allclose(stacked.loss, loop.loss, rtol=1e-5)
 
 
 @pytest.mark.slow

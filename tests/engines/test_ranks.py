@@ -90,52 +90,41 @@ def test_two_ranks_give_what_one_gives(one_rank: Path, tmp_path: Path, engine: s
         assert records(tmp_path / "out" / SLUG) == records(one_rank)
 
 
+def two_and_one(folder: Path, fields: dict[str, Any], slug: str = "one-seed0") -> tuple[Path, Path]:
+    """The folders of an experiment's runs on two ranks, or as many as it says, and on one."""
+    file = write(folder / "file.toml", {**SETTINGS, "rounds": 2, "ranks": 2, **fields})
+    succeeded(here("run", file, "--out", folder / "two"))
+    succeeded(here("run", file, "--ranks", 1, "--out", folder / "one"))
+    return folder / "two" / slug, folder / "one" / slug
+
+
+SLOW = {"epochs": [2, 1, 2, 1, 2, 1, 2]}
+CASES: dict[str, dict[str, Any]] = {
+    "aggenhance": {"method": {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}}},
+    "fd": {"method": {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]}},
+    "scaffold and ditto": {"method": {"name": "scaffold", "personal": "ditto"}},
+    "scaffold by the median": {"method": {"name": "scaffold", "aggregator": "median"}},
+    "fedrep and fednova": {"method": {"name": "fedmix", "personal": "fedrep", "aggregator": "fednova"}},
+    "pfedme and fedlc": {"method": {"name": "pfedme", "objective": "fedlc"}},
+    "fedproto": {"method": {"name": "fedproto"}},
+    "silent": {"method": {"upload": "silent", "stateful_clients": True}},
+    "power of choice": {"selection": {"name": "power-of-choice", "candidates": 6}, "train": {"cohort": 4, "epochs": 2}},
+    "late uploads": {"slow": {**SLOW, "late": "next-round"}, "train": {"cohort": 5, "epochs": 2}},
+    "fednova of slow clients": {"method": {"name": "fednova"}, "slow": SLOW, "train": {"cohort": 5, "epochs": 2}},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "aggenhance", "server_step": {"steps": 5, "epochs": 2}},
-        {"name": "fd", "terms": [{"name": "distill", "beta": 0.5}]},
-        {"name": "scaffold", "personal": "ditto"},
-        {"name": "scaffold", "aggregator": "median"},
-        {"name": "fedmix", "personal": "fedrep", "aggregator": "fednova"},
-        {"name": "pfedme", "objective": "fedlc"},
-        {"name": "fedproto"},
-        {"upload": "silent", "stateful_clients": True},
-        {"selection": {"name": "power-of-choice", "candidates": 6}, "train": {"cohort": 4, "epochs": 2}},
-        {"slow": {"epochs": [2, 1, 2, 1, 2, 1, 2], "late": "next-round"}, "train": {"cohort": 5, "epochs": 2}},
-        {"name": "fednova", "slow": {"epochs": [2, 1, 2, 1, 2, 1, 2]}, "train": {"cohort": 5, "epochs": 2}},
-    ],
-    ids=[
-        "aggenhance",
-        "fd",
-        "scaffold and ditto",
-        "scaffold by the median",
-        "fedrep and fednova",
-        "pfedme and fedlc",
-        "fedproto",
-        "silent",
-        "power of choice",
-        "late uploads",
-        "fednova of slow clients",
-    ],
-)
-def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_path: Path) -> None:
-    rest = {field: method[field] for field in ("selection", "slow", "train") if field in method}
-    method = {field: value for field, value in method.items() if field not in rest}
-    file = write(
-        tmp_path / "file.toml",
-        {**SETTINGS, "rounds": 2, "holdout": 0.2, **rest, "method": {**method, "label": "one"}, "engine": "loop"},
-    )
+@pytest.mark.parametrize("case", CASES)
+def test_queries_and_client_states_are_the_same_on_two_ranks(case: str, tmp_path: Path) -> None:
+    method = {**CASES[case].get("method", {}), "label": "one"}
+    folders = two_and_one(tmp_path, {"holdout": 0.2, "engine": "loop", **CASES[case], "method": method})
 
-    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
-    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
-
-    one, two = (load_file(tmp_path / name / "one-seed0" / CHECKPOINT) for name in ("one", "two"))
+    two, one = (load_file(folder / CHECKPOINT) for folder in folders)
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
-    sent = [json.loads(records(tmp_path / name / "one-seed0")[-1])["bytes_up"] for name in ("one", "two")]
+    sent = [json.loads(records(folder)[-1])["bytes_up"] for folder in folders]
     assert sent[0] == sent[1]
 
 
@@ -150,34 +139,25 @@ def test_queries_and_client_states_are_the_same_on_two_ranks(method: Any, tmp_pa
 )
 def test_metrics_on_two_ranks_are_those_of_one(split: str, changes: dict[str, Any], tmp_path: Path) -> None:
     fields = {
-        "rounds": 2,
         "holdout": 0.2,
         "engine": "loop",
         "metrics": ["f1", "auc", "ece", {"name": "top-k", "k": 2}],
         "validation": {split: 0.1, "metric": "f1"},
     }
-    file = write(tmp_path / "file.toml", {**SETTINGS, **fields, **changes})
+    two, one = map(records, two_and_one(tmp_path, {**fields, **changes}))
 
-    succeeded(here("run", file, "--ranks", 2, "--out", tmp_path / "two"))
-    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
-
-    one, two = (records(tmp_path / folder / "one-seed0") for folder in ("one", "two"))
     assert one == two
     last = json.loads(one[-1])
-    names = {"f1", "auc", "ece", "top-2"}
-    assert (
-        last["metrics"].keys() == last["client_metrics"].keys() == last["validation"][split]["metrics"].keys() == names
-    )
+    for found in (last, last["validation"][split]):
+        assert found["metrics"].keys() == {"f1", "auc", "ece", "top-2"}
+    assert last["client_metrics"].keys() == last["metrics"].keys()
 
 
 @pytest.mark.slow
-def test_more_ranks_than_clients_in_a_round(one_rank: Path, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "rounds": 2, "train": {"cohort": 1}, "ranks": 3}
-    file = write(tmp_path / "file.toml", settings)
-    succeeded(here("run", file, "--out", tmp_path / "three"))
-    succeeded(here("run", file, "--ranks", 1, "--out", tmp_path / "one"))
-    same_weights(tmp_path / "three" / SLUG, tmp_path / "one" / SLUG)
-    assert records(tmp_path / "three" / SLUG) == records(tmp_path / "one" / SLUG)
+def test_more_ranks_than_clients_in_a_round(tmp_path: Path) -> None:
+    three, one = two_and_one(tmp_path, {"train": {"cohort": 1}, "ranks": 3}, SLUG)
+    same_weights(three, one)
+    assert records(three) == records(one)
 
 
 @pytest.mark.slow

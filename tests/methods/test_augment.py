@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    RAGGED,
     each,
     engine_of,
     examples,
@@ -313,13 +314,11 @@ def test_gradients_pass_tables_with_their_slopes() -> None:
 
 
 BOTH = [{"name": "random-crop", "padding": 1}, "horizontal-flip"]
-GROUPS = [range(0, 9), range(9, 10), range(10, 22), range(22, 30), range(30, 34), range(34, 40)]
-"""Nine samples, one, twelve, eight, four and six: so batches of four are full, short or absent."""
 
 
 def federation(**train: Any) -> Setup:
     settings = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05, "augment": BOTH, **train}
-    return setup(images(), GROUPS, train=settings)
+    return setup(images(), RAGGED, train=settings)
 
 
 def test_a_picture_is_shifted_and_mirrored_by_hand() -> None:
@@ -378,9 +377,7 @@ def test_a_client_trains_on_the_pictures_of_its_keyed_stream() -> None:
     assert isinstance(made.scale, Scaler)
     for a, b in pairwise(one.bounds.tolist()):
         rows = one.order[a:b]
-        seen = augmented(
-            made.experiment.train.augment, x[rows], torch.from_numpy(choices[a:b]), made.scale.background(x)
-        )
+        seen = augmented(made.training.augment, x[rows], torch.from_numpy(choices[a:b]), made.scale.background(x))
         step_of_sgd(model, F.cross_entropy(model(made.scale(seen)), y[rows]), made.experiment.train.lr_in(3))
     same_up_to_rounding(update.weights, dict(model.state_dict()), steps=3)
 

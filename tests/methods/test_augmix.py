@@ -168,10 +168,7 @@ def test_every_step_draws_afresh() -> None:
 
 @pytest.mark.parametrize(
     ("x", "task", "told"),
-    [
-        (torch.zeros(2, 5), TASK, "needs images"),
-        (torch.zeros(2, 1, 4, 4), Task("regression", 3), "needs classes"),
-    ],
+    [(torch.zeros(2, 5), TASK, "needs images"), (torch.zeros(2, 1, 4, 4), Task("regression", 3), "needs classes")],
 )
 def test_what_has_no_pictures_or_classes_is_refused(x: torch.Tensor, task: Task, told: str) -> None:
     context = Context(task, Stretched())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation_helpers import BATCH_NORM, with_parts
 from helpers import each, images, run, same_up_to_rounding, setup, slow_except
 
 from fedblend.core.engine import TrainTask
@@ -65,13 +66,8 @@ def run_costs(method: Any, **changes: Any) -> tuple[dict[str, int], dict[str, in
 def test_a_full_gradient_with_batch_norm_has_no_rest_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_engine, "SCORE_BATCH", 4)
     term = {"name": "scaffold", "option": "I"}
-    made = setup(
-        images(),
-        [list(range(5))],
-        method={"name": "scaffold", "terms": [term]},
-        model={"name": "module", "path": "helpers:BatchNormNet"},
-        train={"cohort": 1},
-    )
+    method = {"name": "scaffold", "terms": [term]}
+    made = setup(images(), [list(range(5))], method=method, model=BATCH_NORM, train={"cohort": 1})
     weights = made.weights()
 
     gradient = LoopEngine(made).full_gradient(0, 0, 5, weights)
@@ -96,17 +92,15 @@ class Counting(Objective):
         return context.task.loss(net(batch.x), batch.y) + 0.01 * count * penalty
 
 
-def with_objective(objective: Any, **fields: Any) -> Setup:
-    """A setup with an objective, and other parts, that no registry has."""
-    made = setup(method={"personal": fields.pop("personal", "none")}, train=TRAIN)
-    method = made.experiment.method.model_copy(update={"objective": objective, **fields})
-    return replace(made, experiment=made.experiment.model_copy(update={"method": method}))
+def with_objective(objective: Any, **parts: Any) -> Setup:
+    """A world with an objective, and other parts, that no registry has."""
+    return with_parts(setup(train=TRAIN), objective=objective, **parts)
 
 
 @pytest.mark.parametrize("personal", ["none", "ditto"])
 def test_what_an_objective_keeps_is_of_the_global_models_training(personal: str) -> None:
     """The loop engine trained personal models with the count, stacks without it: weights differed by 0.28."""
-    made = with_objective(Counting(), personal=personal)
+    made = with_parts(setup(method={"personal": personal}, train=TRAIN), objective=Counting())
     (loop, _), (stacked, _) = (run(RoundLoop(made, e), 3) for e in (LoopEngine(made), StackedEngine(made, stack=2)))
     assert all(float(kept.parts["objective/count"]) > 1 for kept in loop.client_states.values())
     same_up_to_rounding(to_tensors(stacked.client_states), to_tensors(loop.client_states), steps=1000)
@@ -122,9 +116,7 @@ class Scaled(Personal):
 
 
 def test_a_personal_model_may_be_made_of_what_the_objective_keeps() -> None:
-    made = with_objective(Counting())
-    method = made.experiment.method.model_copy(update={"personal": Scaled()})
-    made = replace(made, experiment=made.experiment.model_copy(update={"method": method}))
+    made = with_objective(Counting(), personal=Scaled())
     task = TrainTask(0, made.weights(), None, made.sizes(0))
     task = replace(task, client_states={k: ClientState(parts={"objective/count": torch.ones(())}) for k in range(3)})
 

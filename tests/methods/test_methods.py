@@ -9,6 +9,7 @@ import pytest
 import torch
 from baselines_helpers import GROUPS, skewed
 from helpers import (
+    RAGGED,
     each,
     engine_of,
     federation,
@@ -56,14 +57,12 @@ def on_entries(base: str, **options: Any) -> dict[str, Any]:
 NOISE = {"name": "noise", "scale": 0.01, "clip": 1.0}
 PICTURES = {"cohort": 6, "epochs": 2, "batch_size": 4, "lr": 0.05}
 PICTURES["augment"] = [{"name": "random-crop", "padding": 1}, "horizontal-flip"]
-SIX = [range(0, 9), range(9, 10), range(10, 22), range(22, 30), range(30, 34), range(34, 40)]
-"""Batches of four are full, short or absent."""
 FEDAVG = {
     "noise of clients": {"protection": NOISE},
     "noise of the server": {"protection": {**NOISE, "side": "server"}},
     "late uploads": {"slow": {"seconds": [1.0, 1.0, 2.0, 3.0], "deadline": 3.0, "late": "next-round"}, "rounds": 6},
     **{
-        f"augmented, {more}": {"groups": SIX, "train": {**PICTURES, **more}}
+        f"augmented, {more}": {"groups": RAGGED, "train": {**PICTURES, **more}}
         for more in ({}, {"steps": 5}, {"accumulate": 2})
     },
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from baselines_helpers import Reference, near
+from federation_helpers import BATCH_NORM
 from helpers import each, federation_of, images, run, same, setup, slow_after_first
 from torch.nn import functional as F
 
@@ -21,7 +22,6 @@ from fedblend.engines.stacked.engine import StackedEngine
 from fedblend.methods.personal import FedRep
 
 DEEP = {"name": "mlp", "hidden": [5]}
-BATCH_NORM = {"name": "module", "path": "helpers:BatchNormNet"}
 HEAD = ("stages.1.weight", "stages.1.bias")
 BODY = ("stages.0.1.0.weight", "stages.0.1.0.bias")
 Tensors = list[torch.Tensor]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cli_helpers import here, succeeded, write
 from federation_helpers import BATCH_NORM
-from helpers import each, examples, experiment, federation, images, local, run, same, same_state, setup
+from helpers import each, examples, experiment, federation, iid, images, local, run, same, same_state, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,9 +188,8 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
     start = {"w": torch.zeros(300, 300)}
     mean = {"w": torch.full((300, 300), 0.5)}
 
-    released = part.release(mean, start, ReleaseContext(cohort=10, arrived=8, lr=0.1, rng=np.random.default_rng(0)))[
-        "w"
-    ]
+    context = ReleaseContext(cohort=10, arrived=8, lr=0.1, rng=np.random.default_rng(0))
+    released = part.release(mean, start, context)["w"]
 
     # Eight updates of .5 make a sum of 4, over ten: .4; noise of 2 on the sum is .2 on that.
     assert float(released.mean()) == pytest.approx(0.4, abs=0.005)
@@ -200,9 +199,7 @@ def test_the_server_divides_noise_on_the_sum_by_the_clients_that_were_drawn() ->
 
 
 def test_adversaries_are_a_share_of_the_clients_and_the_same_in_all_rounds() -> None:
-    made = setup(
-        partition={"name": "iid", "clients": 10}, adversary={"name": "nan", "share": 0.3}, train={"cohort": 10}
-    )
+    made = setup(adversary={"name": "nan", "share": 0.3}, **iid(10))
     _, records = run(made, 3)
 
     bad = np.flatnonzero(made.adversaries).tolist()
