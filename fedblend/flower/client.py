@@ -144,7 +144,9 @@ class _Answer:
             if what in (SCORES, ANSWERS, LOCAL_LOSS) and not isinstance(error, FedblendError):
                 once.record_sent({}, False, begun=True)
             raise
-        return plain(reply_fields), to_record(leaving)
+        # A loss that is not finite is no number of JSON.
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
+        return finite, to_record(leaving)
 
     def begin(self) -> None:
         """Count a training or a masked payload before it is computed, whether or not something leaves then.
@@ -313,11 +315,6 @@ def engine_of(site: Site, client: int, experiment: str, server_setup: str) -> Lo
         limits.check_agreed(site, asked)
         allow_tf32(asked.precision)
         return LoopEngine(setup_at_site(site, asked, client, json.loads(server_setup)), site.device)
-
-
-def plain(reply_fields: dict[str, Any]) -> dict[str, Any]:
-    """Return message fields that JSON can hold: a loss that is not finite becomes ``None``."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in reply_fields.items()}
 
 
 ANSWERED: tuple[tuple[Callable[[ClientAppCallable], object], str, Work, type[requests.Form]], ...] = (

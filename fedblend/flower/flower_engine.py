@@ -49,7 +49,7 @@ from fedblend.flower.secrets import secret_generator
 from fedblend.flower.secure_aggregation.masked_sum import MaskedSum, NoSum, sum_shared_means
 from fedblend.flower.secure_aggregation.masks import sent_beside, sum_digest
 from fedblend.flower.sites import ClientRequest, Reply, Sites, summarize_faults
-from fedblend.flower.work import LACKS, asked_of, runs_of
+from fedblend.flower.work import LACKS, runs_of
 from fedblend.methods.aggregators.mean import SecureMean, Total
 from fedblend.methods.sharing.means import MaskedSums
 
@@ -100,7 +100,11 @@ class FlowerEngine:
             return
         tables = (to_record(add_prefix("weights/", self.setup.shared(weights))),) if sharing.plan.sees_model else ()
         requests = self.setup.requests(sizes)
-        orders = {client: ClientRequest(asked_of(requests.get(client)), tables) for client in asked}
+        told = {
+            client: {"request": {"wanted": one.wanted.tolist(), "dummies": one.dummies.tolist()}}
+            for client, one in requests.items()
+        }
+        orders = {client: ClientRequest(told.get(client, {}), tables) for client in asked}
         spec, minimum = model_spec(self.setup, self.server_model()), self.setup.experiment.policy.min_mean
 
         def fault_of_payload(client: int, payload: Payload) -> str | None:

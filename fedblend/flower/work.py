@@ -72,15 +72,8 @@ def _require_few(task: ClientTask, number: int, what: str) -> None:
         raise RefusedByPolicy(f"it is asked for {number} {what}, and its policy gives {most} (max_seeds in its file)")
 
 
-def asked_of(request: Request | None) -> dict[str, Any]:
-    """Return a server's request to one client as message fields; empty without a request."""
-    if request is None:
-        return {}
-    return {"request": {"wanted": request.wanted.tolist(), "dummies": request.dummies.tolist()}}
-
-
 def request_of(task: ClientTask, fields: dict[str, Any]) -> Request | None:
-    """Return the request in the fields that :func:`asked_of` made. Raises :class:`FedblendError` for invalid ones."""
+    """Return what the server asks of this client in particular. Raises :class:`FedblendError` if it is invalid."""
     if (asked := fields["request"]) is None:
         return None
     classes, wanted, dummies = task.setup.task.outputs, asked.wanted, asked.dummies

@@ -293,7 +293,9 @@ def sum_shared_means(
         try:
             total, present = _sum_means(one, members, like)
             zeros = {client: {name: torch.zeros_like(t) for name, t in like.items()} for client in present}
-            payloads |= zeros | {present[0]: _unflatten(total, like)}
+            # The numbers of all tensors, in order of name.
+            parts = zip(sorted(like), total.split([like[name].numel() for name in sorted(like)]), strict=True)
+            payloads |= zeros | {present[0]: {name: part.reshape(like[name].shape) for name, part in parts}}
         except NoSum as error:
             faults |= dict.fromkeys(members, f"its group has no sum: {error}")
         faults |= one.faults
@@ -313,10 +315,3 @@ def _sum_means(one: MaskedSum, members: list[int], like: Tensors) -> tuple[torch
         else:
             vectors[client] = reply.tensors["masked"]
     return one.sum(vectors), sorted(vectors)
-
-
-def _unflatten(numbers: torch.Tensor, like: Tensors) -> Payload:
-    """Split concatenated numbers into tensors with the names and shapes of ``like``, in order of name."""
-    names = sorted(like)
-    parts = numbers.split([like[name].numel() for name in names])
-    return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
