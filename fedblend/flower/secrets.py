@@ -110,10 +110,12 @@ def private_folder(folder: Path, what: str) -> None:
 def _create(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read, whole or not at all; leave one that another process created."""
     handle, temporary = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)
-    os.unlink(temporary)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
