@@ -190,7 +190,8 @@ def _given(value: Any) -> Any:
 
 
 def _not_default(value: Any) -> dict[str, Any]:
-    plain = ((name, _given(getattr(value, name)), defaults) for name, defaults in _defaults(type(value)).items())
+    kind: Any = type(value)
+    plain = ((name, _given(getattr(value, name)), defaults) for name, defaults in _defaults(kind).items())
     return {name: one for name, one, defaults in plain if one not in defaults}
 
 
