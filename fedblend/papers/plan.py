@@ -191,22 +191,18 @@ def _given(value: Any) -> Any:
 
 def _not_default(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
-    plain = {
-        name: (_given(own), defaults)
-        for name, (default, *defaults) in _defaults(kind).items()
-        if (own := getattr(value, name)) is not default
-    }
-    return {name: one for name, (one, defaults) in plain.items() if one not in defaults}
+    plain = ((name, _given(getattr(value, name)), defaults) for name, defaults in _defaults(kind).items())
+    return {name: one for name, one, defaults in plain if one not in defaults}
 
 
 @functools.cache
 def _defaults(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Each field's default, and the plain data that stand for it: those of a part, or the part by its name alone."""
+    """The plain data that stand for each field's default: those of a part, or the part by its name alone."""
     if issubclass(kind, BaseModel):
         defaults = {name: field.get_default() for name, field in kind.model_fields.items()}
     else:
         defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
-    return {name: (default, _given(default), {"name": default}) for name, default in defaults.items()}
+    return {name: (_given(default), {"name": default}) for name, default in defaults.items()}
 
 
 def plan_item(

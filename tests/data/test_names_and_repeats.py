@@ -107,11 +107,10 @@ def samples(x: Any, y: Any, kind: torch.dtype = torch.float32) -> Samples:
     return Samples(torch.tensor(x, dtype=kind), torch.tensor(y))
 
 
-@each("kind", [torch.uint8, torch.int64, torch.float32, torch.float64])
-@each("width", [1, 2, 3, 8])
-def test_only_equal_inputs_with_equal_targets_are_repeats(kind: torch.dtype, width: int) -> None:
-    train = samples([[i] * width for i in (1, 2, 3, 3)], [0, 1, 0, 1], kind)
-    test = samples([[i] * width for i in (1, 2, 3, 3, 4)], [0, 0, 1, 1, 0], kind)
+@each("kind", [torch.uint8, torch.int64, torch.float32])
+def test_only_equal_inputs_with_equal_targets_are_repeats(kind: torch.dtype) -> None:
+    train = samples([[i, 0] for i in (1, 2, 3, 3)], [0, 1, 0, 1], kind)
+    test = samples([[i, 0] for i in (1, 2, 3, 3, 4)], [0, 0, 1, 1, 0], kind)
     assert repeats(train, test) == 3
 
 
