@@ -349,12 +349,12 @@ def test_a_target_on_validation_samples_says_so_and_is_no_line_among_test_scores
     [section] = dataset_sections(runs)
     assert section.rows[0]["target_round"] == 2
     assert section.targets == []
-    [(_, why)] = [one for one in results_table(section.rows).headings if one[0] == "rounds to 50 % on validation"]
-    assert "that reached it on the validation samples" in why
+    assert "that reached it on the validation samples" in headings_in_page(runs)["rounds to 50 % on validation"]
     assert "on validation" in printed(runs, 200)
-    [section] = dataset_sections([write_run(tmp_path / "t", made)])
+    runs = [write_run(tmp_path / "t", made)]
+    [section] = dataset_sections(runs)
     assert section.targets == [0.5]
-    assert "rounds to 50 %" in [heading for heading, _ in results_table(section.rows).headings]
+    assert "rounds to 50 %" in headings_in_page(runs)
 
 
 def test_rows_of_different_numbers_of_rounds_have_a_note(tmp_path):
@@ -391,27 +391,23 @@ def test_what_is_taken_over_evaluations_is_not_bold_where_methods_are_evaluated_
     assert told in text if told else "Rounds of evaluation" not in text
 
 
-def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate(tmp_path):
+def headings_in_page(runs):
+    """The headings of the table of results, and what they mean."""
+    [section] = dataset_sections(runs)
+    return dict(results_table(section.rows, "fedavg").headings)
+
+
+def test_differences_are_of_the_round_best_on_validation_where_all_methods_validate_and_else_of_the_last(tmp_path):
     made = [[record(0, 0.1), record(1, best, best_round=1), record(2, 0.4, best_round=1)] for best in (0.8, 0.5)]
     runs = write_runs(tmp_path, {"fedmix": made[:1] * 2, "fedavg": made[1:] * 2})
     text = plain(printed(runs, 200))
     assert "+30.0 [-80.0, +140.0]" in text  # two equal differences: 12.706 * 30 / sqrt(6) / sqrt(2) = 110.0
     assert re.search(r" to fedavg \(best .*\n.* on validation\) ", text)
-    [section] = dataset_sections(runs)
-    [(_, why)] = [
-        one
-        for one in results_table(section.rows, "fedavg").headings
-        if one[0] == "difference to fedavg (best on validation)"
-    ]
+    why = headings_in_page(runs)["difference to fedavg (best on validation)"]
     assert why.startswith("percentage points of accuracy in the round that was best on validation: ")
-
-
-def test_differences_are_of_the_last_round_where_one_method_does_not_validate(tmp_path):
-    best = [record(0, 0.1), record(1, 0.8, best_round=1), record(2, 0.4, best_round=1)]
-    runs = write_runs(tmp_path, {"fedmix": [best] * 2, "fedavg": [curve(0.1, 0.8, 0.4)] * 2})
-    [section] = dataset_sections(runs)
-    headings = dict(results_table(section.rows, "fedavg").headings)
-    assert headings["difference to fedavg"].startswith("percentage points of accuracy after the last round: ")
+    runs = write_runs(tmp_path / "last", {"fedmix": made[:1] * 2, "fedavg": [curve(0.1, 0.8, 0.4)] * 2})
+    why = headings_in_page(runs)["difference to fedavg"]
+    assert why.startswith("percentage points of accuracy after the last round: ")
 
 
 def bold_in_page(runs):
@@ -457,7 +453,7 @@ def test_metrics_have_a_table_of_their_own_in_the_page_and_long_names_are_wrappe
     runs = write_runs(tmp_path, {"fedmix": [made] * 2})
     [section] = dataset_sections(runs)
     assert [heading for heading, _ in section_tables(section)["metrics"].headings] == ["balanced-accuracy", "ece"]
-    assert not {"balanced-accuracy", "ece"} & {heading for heading, _ in results_table(section.rows).headings}
+    assert not {"balanced-accuracy", "ece"} & headings_in_page(runs).keys()
     assert re.search(r" balanced- .*\n.* accuracy ", plain(printed(runs, 200)))
     [section] = dataset_sections([write_run(tmp_path / "none", curve(0.1, 0.2, 0.3))])
     assert "metrics" not in section_tables(section)
