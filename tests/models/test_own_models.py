@@ -12,8 +12,7 @@ import torch
 from helpers import each, federation_of, images, run, same, setup, slow_except
 from own_models import Dense
 
-from fedblend import _kernels
-from fedblend._kernels import simplify
+from fedblend._kernels import operators, simplify
 from fedblend.core.engine import TrainTask
 from fedblend.core.errors import FedblendError
 from fedblend.core.loop import RoundLoop
@@ -80,8 +79,8 @@ def test_a_model_that_a_stack_would_train_otherwise_is_left_to_the_loop(model: s
 
 
 def test_a_trial_finds_differences_between_stack_and_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = _kernels.Convolution.forward
-    monkeypatch.setattr(_kernels.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
+    right = operators.Convolution.forward
+    monkeypatch.setattr(operators.Convolution, "forward", lambda *given, **named: 1.1 * right(*given, **named))
 
     message = unstackable(world_of("InBlocks"))
 
@@ -89,7 +88,7 @@ def test_a_trial_finds_differences_between_stack_and_loop(monkeypatch: pytest.Mo
 
 
 def _has_kernels() -> bool:
-    return any(isinstance(m, _kernels.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
+    return any(isinstance(m, operators.Convolution) for m in StackedEngine(world_of("InBlocks")).stacked.modules())
 
 
 def trained_alike(made: Setup, task: TrainTask) -> None:
