@@ -216,10 +216,11 @@ def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
     assert re.match(r"After this page you (can|have|know)\b", paragraph)
 
 
-def test_the_comparison_names_files_of_fedblend_that_exist():
-    named = re.findall(r"`(fedblend/[^`]+)`", text("docs/comparison.md"))
-    assert named
-    assert all((ROOT / path).exists() for path in named)
+def test_files_of_fedblend_that_pages_name_exist():
+    named = re.findall(r"`fedblend/([^`]+)`", text("docs/comparison.md"))
+    named += re.findall(r"`([\w/]+\.(?:py|html|toml))`", text("docs/architecture.md"))
+    assert len(named) > 30
+    assert [path for path in named if not any((ROOT / "fedblend").rglob(path)) and not (ROOT / path).exists()] == []
 
 
 # The demo --------------------------------------------------------------------------------------------------------
