@@ -255,13 +255,15 @@ def half(monkeypatch: pytest.MonkeyPatch) -> type:
     return made
 
 
-def test_a_users_part_is_named_by_its_dotted_path(half: type) -> None:
+def test_a_users_part_is_named_by_its_dotted_path_and_validated_like_any(half: type) -> None:
     path = f"{__name__}:Half"
     made = build("objective", {"name": path, "share": 0.25})
     assert made == half(share=0.25)
     assert dump(made) == {"name": path, "share": 0.25}
     assert build("objective", dump(made)) == made
     assert known("objective")["half"] is half
+    with pytest.raises(FedblendError, match="share: 'x' is not valid"):
+        build("objective", {"name": path, "share": "x"})
 
 
 def test_a_part_of_an_installed_package_is_found_by_its_name_and_imported_when_it_is_used(

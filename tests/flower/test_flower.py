@@ -24,6 +24,7 @@ from flower_helpers import (
     nodes,
     one_round,
     refusals,
+    tensors_only,
     weights_of,
 )
 from flower_sites import OwnSite, audit, site_files, sites_with_data
@@ -197,6 +198,14 @@ def test_invalid_scores_of_a_site_are_left_out(tmp_path: Path) -> None:
         assert record["clients"] == others, lie
         with pytest.raises(FedblendError, match="holdout: no client sent valid scores"):
             federate(nodes().lying("evaluate", range(4), fields_only(**lie)), asked, tmp_path / f"{number}-all")
+
+
+def test_invalid_scores_of_a_devices_own_model_end_the_run(tmp_path: Path) -> None:
+    asked = experiment("fd", evaluate_model="device", rounds=1)
+    for number, change in enumerate((lambda n, t: t[:-1], lambda n, t: t.double())):
+        grid = nodes().lying("evaluate", range(4), tensors_only(change))
+        with pytest.raises(FedblendError, match="could not be evaluated: its scores are not of this"):
+            federate(grid, asked, tmp_path / str(number))
 
 
 def test_sites_that_begin_with_models_of_their_own_cannot_begin_with_an_earlier_run() -> None:

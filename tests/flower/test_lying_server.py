@@ -562,10 +562,12 @@ def test_a_scale_whose_rounding_moves_more_than_noise_hides_is_refused(tmp_path:
 def test_a_masked_sum_takes_no_objective_whose_training_the_servers_word_on_entries_decides(tmp_path: Path) -> None:
     site = OwnSite(tmp_path, allow=["masked", "keys", "means"], min_sum=4)
     method = {"name": "naivemix", "aggregator": {"name": "secure-mean", "fewest": 4}}
-    for exclude, refused in ((True, True), (False, False)):
-        asked = site.experiment(method=method | {"objective": {"lambda": 1.0, "exclude_own": exclude}})
-        got = site.shared(asked)
-        assert ("exclude_own" in str(got)) == refused
+    for exclude in (True, False):
+        mix = {"name": "naivemix", "lambda": 1.0, "exclude_own": exclude}
+        # Also where the objective is the base of another one.
+        for objective in (mix, {"name": "fedlc", "base": mix}):
+            got = site.shared(site.experiment(method=method | {"objective": objective}))
+            assert ("exclude_own" in str(got)) == exclude
 
 
 def test_losses_of_numbers_count_as_scores(tmp_path: Path) -> None:

@@ -387,6 +387,17 @@ def test_the_sum_covers_the_sites_that_did_not_drop_out(
     assert list(refusals(finished)) == [c for c in range(5) if c not in left]
 
 
+def test_a_signature_is_of_one_run_node_and_sum_and_of_one_kind_of_text() -> None:
+    """Else what a site signed once would serve a server for something else."""
+    node, site, about = b"\3\0\0\0run\1\0\0\0007", b"\1\0\0\0002", b"\6\0\0\0models\3\0\0\0sum"
+    keys, lists = b"\1\0\0\0m\2\0\0\0bb", b"\r\0\0\0[[0, 2], [1]]"
+    signed = masks.keys_text(2, "models", b"sum", {"mask": b"m", "box": b"bb"})
+    assert masks.hello_text("run", 7, 2) == b"fedblend client of a node\0" + node + site
+    assert signed == b"fedblend keys of a masked sum\0" + site + about + keys
+    signed = masks.sites_text(2, "models", b"sum", {2, 0}, {1})
+    assert signed == b"fedblend sites of a masked sum\0" + site + about + lists
+
+
 def test_a_key_that_cannot_sign_is_one_message(tmp_path: Path) -> None:
     assert not masks.is_signed("ecdsa-sha2-nistp384 AAAA", b"text", b"signature")
     (tmp_path / "key").write_text("none")

@@ -217,7 +217,9 @@ def test_an_audit_log_in_rows(tmp_path: Path, capsys: Any) -> None:
     assert second[1:] == ("trial/1", "2", "raw", "refused: no", "", "")
     show_audit(path, None)
     assert "1 payloads, 32 bytes, 1 refusals" in " ".join(capsys.readouterr().out.split())
-    record.record_refused("other/2", 0, 3, "raw", "no")
+    record.record_refused("other/2", 0, 3, "raw", "no\x1b[31m\n" + 9999 * "x")
+    reason = record.lines()[-1]["refused"]
+    assert (reason.isprintable(), len(reason) < 1000) == (True, True)
 
     def printed(*options: object) -> list[tuple[str, int]]:
         lines = map(json.loads, succeeded(here("site", "audit", path, "--json", *options)).out.splitlines())

@@ -213,6 +213,8 @@ def test_what_a_site_says_of_an_error_has_no_paths_and_no_labels_of_its_samples(
     for text in (f"{home}: is damaged", f"cannot read '{home}'", f"open {home} first", "data: ~/ward 7, x"):
         assert "ward" not in reply_text(FedblendError(text)), text
     assert reply_text(FedblendError("a/b: 3 of 4")) == "a/b: 3 of 4"
+    told = reply_text(FedblendError("no\x1b[31m\n" + 9999 * "x"))
+    assert (told.isprintable(), len(told) < 1000) == (True, True)
     told = reply_text(ValueError("secret"))
     assert told == "its app failed; the log of its SuperNode states why"
     assert "secret" in caplog.text
