@@ -189,9 +189,9 @@ Base = Annotated[
 """The type of an option ``base``: an objective with its options, by name or as a table."""
 
 
-def of_base(name: str, default: Any = None) -> Any:
-    """A property of a part with an option ``base``: the base's attribute of that name."""
-    return property(lambda part: getattr(part.base, name, default))
+def of_base(name: str, *default: Any) -> Any:
+    """A property of a part with an option ``base``: the base's attribute of that name, or a default if there is one."""
+    return property(lambda part: getattr(part.base, name, *default))
 
 
 class WithBase(Objective):
@@ -203,7 +203,7 @@ class WithBase(Objective):
     counts_labels = of_base("counts_labels")
     measures = of_base("measures")
     reads_start = of_base("reads_start")
-    layer = of_base("layer")
+    layer = of_base("layer", None)
     """The layer whose hidden states the base mixes; ``None`` for a base that mixes inputs."""
     exclude_own = of_base("exclude_own", False)
     """Whether the base excludes the client's own entries."""

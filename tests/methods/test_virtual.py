@@ -178,9 +178,19 @@ def test_the_loss_on_the_drawn_entries_is_added_to_the_base(task: Task, base: An
     torch.testing.assert_close(weight_gradient(made, model), weight_gradient(wanted, model))
 
 
+class Mistaken(Plain):
+    """An objective whose own code fails."""
+
+    @property
+    def counts_labels(self) -> bool:
+        return bool(self.counted)
+
+
 def test_what_the_base_reads_is_read() -> None:
     assert VirtualSamples(base={"name": "fedlc"}).counts_labels
     assert not VirtualSamples().counts_labels
+    with pytest.raises(AttributeError, match="no attribute 'counted'"):
+        _ = VirtualSamples(base=Mistaken()).counts_labels
 
 
 DEEP = {"name": "mlp", "hidden": [8, 6]}
