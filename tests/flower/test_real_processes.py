@@ -299,7 +299,7 @@ def test_a_killed_server_and_a_run_that_stops_for_want_of_uploads_go_on_with_con
     # Rounds that were not completed were trained again, from the states of the round before.
     assert [times_trained(tmp_path, 1, round) for round in (0, 1, 3)] == [1, 2, 1]
     assert times_trained(tmp_path, 0, 2) == 2
-    planned.ends_as_in_memory(1e-6)
+    planned.ends_as_in_memory()
 
 
 TRIAL = """
