@@ -180,9 +180,9 @@ def read_paper(path: Path) -> Paper:
     table = read_toml(path)
     bases, items = table.get("bases", {}), table.get("items", {})
     known = {kind: table.pop(kind, {}) for kind in ("rows", "quantities")}
-    table["bases"] = {name: _base_table(name, bases) for name in bases}
-    table["items"] = {name: _item_table(name, items, known) for name in items}
     try:
+        table["bases"] = {name: _base_table(name, bases) for name in bases}
+        table["items"] = {name: _item_table(name, items, known) for name in items}
         paper = Paper(**table)
         for name, item in paper.items.items():
             _check_item(item, f"items.{name}")
@@ -194,8 +194,10 @@ def read_paper(path: Path) -> Paper:
 
 
 def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    own = dict(bases[name])
-    parent = _base_table(own.pop("like"), bases) if "like" in own else {"experiment": {}, "methods": {}}
+    own, others = dict(bases[name]), {key: base for key, base in bases.items() if key != name}
+    parent: dict[str, Any] = {"experiment": {}, "methods": {}}
+    if "like" in own:
+        parent = _base_table(_known(own.pop("like"), others, f"bases.{name}.like"), others)
     scales: dict[str, Any] = {key: own.pop(key) for key in ("laptop", "smoke") if key in own}
     methods = parent.pop("methods") | own.pop("methods", {})
     return parent | scales | {"experiment": parent["experiment"] | own, "methods": methods}
@@ -203,15 +205,16 @@ def _base_table(name: str, bases: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 def _item_table(name: str, items: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """An item over the one that it is like, its rows and quantities over ``known`` ones; a claim for each choice."""
-    own = dict(items[name])
-    parent = _item_table(own.pop("like"), items, known) if "like" in own else {}
+    own, others = dict(items[name]), {key: item for key, item in items.items() if key != name}
+    where = f"items.{name}"
+    parent = _item_table(_known(own.pop("like"), others, f"{where}.like"), others, known) if "like" in own else {}
     for kind in known.keys() & own.keys():
-        given = own[kind] if isinstance(own[kind], dict) else {key: known[kind][key] for key in own[kind]}
+        shared, field = known[kind], f"{where}.{kind}"
+        given = own[kind] if isinstance(own[kind], dict) else {_known(key, shared, field): {} for key in own[kind]}
         own[kind] = {}
         for key, fields in given.items():
-            fields = dict(fields)
-            shared = known[kind][fields.pop("like")] if "like" in fields else known[kind].get(key, {})
-            own[kind][key] = shared | fields
+            like = _known(fields["like"], shared, f"{field}.{key}.like") if "like" in fields else key
+            own[kind][key] = shared.get(like, {}) | {name: one for name, one in fields.items() if name != "like"}
     if "claims" in own:
         own["claims"] = [
             {key: value for key, value in {**claim, **choice}.items() if key != "choices"}
@@ -219,6 +222,12 @@ def _item_table(name: str, items: Mapping[str, Any], known: Mapping[str, Mapping
             for choice in claim.get("choices", [{}])
         ]
     return parent | own
+
+
+def _known(name: str, known: Mapping[str, Any], field: str) -> str:
+    if name not in known:
+        raise FedblendError(f"{field}: there is no '{name}'{or_valid(name, known)}")
+    return name
 
 
 def _check_item(item: Item, where: str) -> None:

@@ -77,7 +77,7 @@ def _frozen_of(folder: Path) -> tuple[list[str], str]:
     if not (folder / FROZEN).exists():
         return [], ""
     with _open(folder / FROZEN, "np") as file:
-        return list(file.keys()), _read_fields(file)[CHECKSUM]
+        return list(file.keys()), _read_fields(file, folder / FROZEN)[CHECKSUM]
 
 
 def write_table(
@@ -98,9 +98,9 @@ def write_table(
 def read_table(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Read what :func:`write_table` wrote. Raises one of :data:`DAMAGED`, also where the checksum is another."""
     with _open(path, "pt") as file:
-        scalars = _read_fields(file)
+        scalars = _read_fields(file, path)
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    if scalars.pop(CHECKSUM, None) != _checksum(scalars, tensors):
+    if scalars.pop(CHECKSUM) != _checksum(scalars, tensors):
         raise ValueError("its content does not have the checksum that it was written with")
     return scalars, tensors
 
@@ -117,6 +117,10 @@ def opened(folder: Path) -> Iterator[Any]:
         return
     try:
         with safe_open(path, "pt") as file:
+            try:
+                _read_fields(file, path)
+            except DAMAGED as error:
+                raise SafetensorError(legible(error)) from None
             yield file
     except (SafetensorError, OSError) as error:
         raise FedblendError(f"{path}: is not a checkpoint of fedblend or is damaged: {error}") from None
@@ -210,16 +214,19 @@ def round_of(folder: Path) -> int | None:
     """Return the round of the folder's checkpoint, or ``None`` if it is missing or damaged. Reads no tensors."""
     try:
         with _open(folder / NAME, "np") as file:
-            return _scalars_of(_read_fields(file))["round"]
-    except DAMAGED:
+            return _scalars_of(_read_fields(file, folder / NAME))["round"]
+    except (*DAMAGED, FedblendError):
         return None
 
 
-def _read_fields(file: Any) -> dict[str, Any]:
+def _read_fields(file: Any, path: Path) -> dict[str, Any]:
     """Return the JSON values of the header. Raises :class:`ValueError` for a header that is no table."""
     header = json.loads((file.metadata() or {})["state"])
     if not isinstance(header, dict):
         raise ValueError(f"its header is a {type(header).__name__}, not a table")
+    if CHECKSUM not in header:
+        told = "has no checksum, as no file of fedblend 0.1 has; read the run with fedblend 0.2, or begin again"
+        raise FedblendError(f"{path}: {told} in another folder")
     return header
 
 

@@ -190,6 +190,8 @@ def test_advice_says_who_receives_what_clients_share(tmp_path: Path) -> None:
     advice = read_advice(runs, "accuracy", True, Limits(), {})
     found = {option.method: (option.leaves, option.to_clients) for option in advice.options}
     assert found == {method: (leaves, bool(leaves)) for method, leaves in wanted.items()}
+    strict = read_advice(runs, "accuracy", True, Limits(leaves=frozenset()), {})
+    assert [bool(option.fault) for option in strict.options] == [bool(option.leaves) for option in strict.options]
 
 
 @pytest.mark.parametrize(("sharing", "least", "most"), [("moments", 1.0, 1.0), ("secure-moments", 0.15, 0.9)])

@@ -195,6 +195,7 @@ def test_dirichlet_follows_its_parameter(form):
         values = [m[measure] for m in by_alpha]
         assert values == sorted(values, reverse=True)
     assert [m["classes_mean"] for m in by_alpha] == sorted(m["classes_mean"] for m in by_alpha)
+    assert table({**spec, "alpha": 0.1, "min_samples": 30}).sum(1).min() >= 30
 
 
 def test_dirichlet_proportions_have_the_prior_as_mean_and_equation_17s_variance():

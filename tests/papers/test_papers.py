@@ -154,6 +154,24 @@ def test_what_several_items_or_claims_have_stands_once(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@each(
+    ("text", "told"),
+    [
+        ('items.t.rows = ["fedavgg"]', "items.t.rows: there is no 'fedavgg' (did you mean 'fedavg'?)"),
+        ('items.t.rows.a.like = "fedavgg"', "items.t.rows.a.like: there is no 'fedavgg'"),
+        ('items.t.quantities = ["q"]', "items.t.quantities: there is no 'q'"),
+        ('items.t.like = "t"', "items.t.like: there is no 't'"),
+        ('bases.b.like = "c"', "bases.b.like: there is no 'c'"),
+    ],
+)
+def test_a_name_that_stands_nowhere_is_told_with_its_field(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'title = "mine"\nrows.fedavg = {{ label = "A" }}\n{text}\n')
+    with pytest.raises(FedblendError) as caught:
+        read_paper(path)
+    assert str(caught.value).startswith(f"{path}: {told}")
+
+
 CELLS = {("a", "1"): 5.0, ("b", "1"): 3.0, ("a", "2"): 2.0, ("b", "2"): 3.0}
 
 

@@ -62,7 +62,7 @@ def test_tensors_lie_in_memory_as_those_of_a_run_do(tmp_path):
         ("[" * 100_000, "recursion"),
         ('{"round":' * 100_000, "recursion"),
         ("{", "double quotes"),
-        (json.dumps(SCALARS), "does not have the checksum that it was written with"),
+        (json.dumps(SCALARS | {"sha256": "0"}), "does not have the checksum that it was written with"),
     ],
 )
 def test_a_header_of_another_form(tmp_path, header, words):
@@ -158,6 +158,15 @@ def test_a_run_does_not_go_on_from_anothers_checkpoint(run, tmp_path):
     lines = lines_of(run)
     refused(here("resume", run), f"{run / CHECKPOINT}: is of another model than the run's")
     assert (lines_of(run), status(run)["state"]) == (lines, "done")
+
+
+def test_a_run_of_version_0_1_is_told_what_reads_it(run):
+    path = run / CHECKPOINT
+    save_file(load_file(path), path, {"state": json.dumps({"round": 2, "shared_round": -1, "clients": 4})})
+    assert checkpoint.round_of(run) is None
+    for words in (("resume", run), ("report", run), ("predict", run, run), ("leaks", run)):
+        told = refused(here(*words), f"{path}: has no checksum", "read the run with fedblend 0.2")
+        assert "damaged" not in told.err
 
 
 @pytest.mark.slow
