@@ -141,6 +141,7 @@ def test_something_else_in_place_of_a_file(study, file, what):
         (["data"], "facts.json: data: is missing; "),
         (["scale"], "facts.json: scale: is missing; "),
         (["data", "shape"], "facts.json: data.shape: is missing; "),
+        (["data", "outputs"], "facts.json: data.outputs: is missing; "),
         (["scale", "offset"], "scale: 1 factors and 0 offsets for samples of shape [1, 8, 8]; the run is damaged"),
     ],
 )
