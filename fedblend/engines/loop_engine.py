@@ -264,19 +264,7 @@ class LoopEngine:
         had = ClientState() if task.personal else task.state_of(client)
         terms, frozen = terms_of(method, task), self.setup.frozen
         notes: dict[str, list[torch.Tensor]] = defaultdict(list)
-        context = Context(
-            self.setup.task,
-            self.scale,
-            self.to_device(assignment.pool.tensors),
-            self.to_device(without(task.anchor_of(client), frozen)) if terms or objective.reads_start else {},
-            self.to_device(task.outputs_of(client)),
-            self.to_device(had.parts),
-            self.to_device(task.server_state),
-            note=(lambda name, number: notes[name].append(number)) if self.notes else None,
-            pool_stored=method.sharing.plan.is_stored,
-            counts={} if task.personal else {name: torch.zeros((), device=self.device) for name in objective.measures},
-            renews=objective.tracks,
-        )
+        context = self._context(task, assignment, objective, terms, had.parts, notes)
         loss = LocalLoss(objective, context, terms, settings)
         drawn = {name: torch.from_numpy(a).to(self.device) for name, a in assignment.drawn.items()}
         x, y = (half.to(self.device) for half in self.setup.samples(client, assignment.samples))
@@ -314,13 +302,6 @@ class LoopEngine:
         }
         seen = max(1, len(assignment.order))
         mean_loss, measured = float(total) / seen, {name: float(n) / seen for name, n in loss.context.counts.items()}
-        kept = {}
-        if self.keeps_optimizer(task):
-            kept = {
-                f"{key}/{name}": tensor.cpu().clone()
-                for key, tensors in optimizer.state().items()
-                for name, tensor in zip(self.names, tensors, strict=True)
-            }
         tracked = {name: tensor.cpu() for name, tensor in loss.context.client_state.items()} if objective.tracks else {}
         update = ClientUpdate(
             client,
@@ -328,11 +309,37 @@ class LoopEngine:
             assignment.samples,
             mean_loss,
             means.of() if means else None,
-            ClientState(optimizer=kept),
+            ClientState(optimizer=self._kept(task, optimizer)),
             notes={name: torch.stack(numbers).cpu() for name, numbers in notes.items()},
             measured=measured,
         )
         return self.finish(task, assignment, update, tracked)
+
+    def _context(
+        self,
+        task: TrainTask,
+        assignment: Assignment,
+        objective: Objective,
+        terms: Sequence[tuple[str, Term]],
+        parts: Tensors,
+        notes: Mapping[str, list[torch.Tensor]],
+    ) -> Context:
+        """Return what losses read beside a batch; ``parts`` is what the method's parts keep at the client."""
+        client, measures = assignment.client, () if task.personal else objective.measures
+        start = without(task.anchor_of(client), self.setup.frozen) if terms or objective.reads_start else {}
+        return Context(
+            self.setup.task,
+            self.scale,
+            self.to_device(assignment.pool.tensors),
+            self.to_device(start),
+            self.to_device(task.outputs_of(client)),
+            self.to_device(parts),
+            self.to_device(task.server_state),
+            note=(lambda name, number: notes[name].append(number)) if self.notes else None,
+            pool_stored=self.setup.method.sharing.plan.is_stored,
+            counts={name: torch.zeros((), device=self.device) for name in measures},
+            renews=objective.tracks,
+        )
 
     def augmented(self, x: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """Return stored samples after the augmentations by these random choices."""
@@ -350,6 +357,16 @@ class LoopEngine:
         if self.keeps_optimizer(task):
             optimizer.load({key: [kept[f"{key}/{name}"] for name in self.names] for key in settings.state_keys})
         return optimizer
+
+    def _kept(self, task: TrainTask, optimizer: ClientOptimizer) -> dict[str, torch.Tensor]:
+        """Return the optimiser's state that the client keeps, which :meth:`_optimizer` loads in its next round."""
+        if not self.keeps_optimizer(task):
+            return {}
+        return {
+            f"{key}/{name}": tensor.cpu().clone()
+            for key, tensors in optimizer.state().items()
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the tensors on the engine's device."""
